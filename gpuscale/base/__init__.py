@@ -1,1 +1,1 @@
-"""Modules that import nothing else of gpuscale: errors, units, text, the host, two tables."""
+"""Modules that import no other room of gpuscale: errors, units, text, the host, tables."""

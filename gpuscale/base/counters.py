@@ -1,6 +1,6 @@
-"""The counters of a GPU, one row each: asked, reduced, checked and shown as it says.
+"""The counters of a GPU: a table of how each is read, reduced, checked and shown.
 
-Their meaning is in docs/format.md. Beside it the record of what is read at one moment.
+docs/format.md explains their meaning. `Reading` is the record of one moment.
 """
 
 import math
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A kind of number, its unit and its bounds, both included."""
+    """A kind of number, its unit and its inclusive bounds."""
 
     what: str
     unit: str
@@ -35,16 +35,16 @@ ERRORS = Quantity("a whole number", "", 0, 2**64, whole=True)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One form of a question to NVML, by the names that its binding has for it."""
+    """One form of a question to NVML, in the names of its Python binding."""
 
     call: str
-    """A function, or the field id (`NVML_FI_…`) of a question to nvmlDeviceGetFieldValues."""
+    """A function, or a field id (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
     arguments: tuple[str, ...] = ()
-    """Constants that follow the device."""
+    """Names of constants to pass after the device."""
     member: str | None = None
-    """The part of the answer that counts."""
+    """The attribute of the answer that holds the number."""
     buffer: str | None = None
-    """Of nvmlDeviceGetSamples; what is in it goes before the answers at our own moments."""
+    """A buffer of nvmlDeviceGetSamples; its samples take precedence over answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,57 +52,57 @@ class Field:
     """A counter."""
 
     name: str
-    """In the records of a run."""
+    """Its name in the records of a run."""
     moment: str
-    """Of what is read at one moment, which several fields may share."""
+    """The name of its answer in a `Reading`; several fields may share one."""
     label: str
-    """For people; lines with one label are shown and named absent as one."""
+    """Its name for people; fields with one label are shown as one line."""
     quantity: Quantity
     when: Literal["windows", "load", "run"]
-    """Readings that count: at every tick inside the windows, or once a second from the first
-    window's begin to the last one's end, or such readings from warm-up to the run's end."""
+    """The readings that count: at every tick inside the windows; once a second from the begin of
+    the first window to the end of the last; or once a second from warm-up to the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
-    """The newest first; none for what `nvml` asks in its own way under the moment's name."""
+    """Its forms, the newest first; none if `telemetry.device` has a method for the moment."""
     divisor: int = 1
-    """From NVML's unit to ours."""
+    """Divides the number in NVML's unit into ours."""
     take: Callable[[Any], float | None] = lambda answer: answer
-    """The number in an answer that is not one itself."""
+    """Takes the number from an answer that is not a number itself."""
     mig: tuple[Literal["own", "shared", "summed"], ...] = ()
-    """Asked of a MIG device and not of its GPU; told only for the whole GPU, which other MIG
-    devices share; a sum that says nothing of one MIG device, for a GPU in MIG mode."""
+    """`own`: a MIG device has the counter itself. `shared`: counted only for the whole GPU, which
+    other MIG devices share. `summed`: for a GPU in MIG mode, a sum over all its MIG devices."""
     per_run: bool = False
-    """Left out of single windows, though it counts inside them."""
+    """Left out of the records of single windows, although it counts inside them."""
     meaning: str = ""
-    """For docs/format.md, where the name does not tell it."""
+    """Explanation for docs/format.md, if the name does not suffice."""
     shown: str | None = "{}"
-    """By the doctor, around the number with its unit; None for what another line tells."""
+    """The doctor's words around number and unit; None if another line includes it."""
 
     @property
     def is_number(self) -> bool:
-        """True for what is reduced to a number."""
+        """True for a counter that is reduced to a number."""
         return self.reduce not in ("shares", "events")
 
     @property
     def in_windows(self) -> bool:
-        """True for what single windows have too."""
+        """True for a counter that the records of single windows include."""
         return self.when == "windows" and not self.per_run
 
     def number(self, answer: Any) -> float | None:
-        """The number in what was read at one moment."""
+        """The number in an answer; None without one."""
         return None if answer is None else self.take(answer)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A device at one moment, by the `moment` of what was asked."""
+    """The answers of a device at one moment, by the `moment` of each field."""
 
     answers: dict[str, Any] = {}
-    """Numbers; the names of clock events that hold; of each NVLink whether it is active; NVLink's
-    error counters by kind; the XIDs since the last time, of which the first only starts them."""
+    """Numbers; the names of active clock events; whether each NVLink is active; NVLink's error
+    counters by kind; the XIDs since the last reading."""
     absent: dict[str, str] = {}
-    """The driver's reason for each question without an answer."""
+    """The driver's reason for each missing answer."""
     buffered: dict[str, list[tuple[float, float]]] = {}
-    """Unix times and numbers that the driver itself sampled since the last time, by buffer."""
+    """Unix times and numbers that the driver sampled since the last reading, by buffer."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent
@@ -185,13 +185,13 @@ FIELDS = (
 # fmt: on
 
 NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
-"""Counters that `values` of a summary or a window may hold, by name."""
+"""The counters that `values` of a summary or a window may hold, by name."""
 
 MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""By what is read at one moment: the first field made from it, which tells how to ask."""
+"""The first field of each moment, whose queries read it."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
@@ -213,29 +213,29 @@ _CLOCK_EVENTS = (
     "board_limit",
     "reliability",
 )
-"""By bit of NVML's number; nvidia-smi shows most of them under `clocks_event_reasons.`"""
+"""Names by bit of NVML's number; nvidia-smi shows most of them as `clocks_event_reasons.*`."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """One number of a counter for all samples, runs or devices together; None where none has it."""
+    """Reduce the numbers of a counter over samples, runs or devices; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 
 
 def values_problem(values: Mapping[str, float]) -> str | None:
-    """The first fault of numbers by counter, with its place in a record; None without one."""
+    """The first unknown counter or invalid number, with its place in a record; None if valid."""
     for name, value in values.items():
         if name not in NUMBERS:
             return f"values: unknown counter {name[:60]!r}; known are {', '.join(NUMBERS)}"
-        its = NUMBERS[name].quantity
-        if not its.low <= value <= its.high or (its.whole and value % 1):
-            expected = f"{its.what} between {its.low:.12g} and {its.high:.12g}"
+        quantity = NUMBERS[name].quantity
+        if not quantity.low <= value <= quantity.high or (quantity.whole and value % 1):
+            expected = f"{quantity.what} between {quantity.low:.12g} and {quantity.high:.12g}"
             return f"values.{name}: expected {expected}, found {value:.12g}"
     return None
 
 
 def clock_events(bits: int) -> tuple[str, ...]:
-    """The clock event reasons that hold; one without a name yet is `reason_0x800`."""
+    """The names of the clock event reasons in NVML's bits; `reason_0x800` for an unknown one."""
     return tuple(
         _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
         for bit in range(bits.bit_length())

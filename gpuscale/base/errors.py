@@ -1,4 +1,4 @@
-"""Expected failures, as exceptions that carry what, where and the remedy."""
+"""Expected failures, as exceptions whose text says what happened, where, and the remedy."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/reading.md); the last two are a night's alone."""
+    """The exit codes of `gpuscale` (docs/reading.md); only a night ends with the last two."""
 
     OK = 0
     REGRESSED = 1
@@ -19,12 +19,12 @@ class ExitCode(IntEnum):
 
 
 CANNOT_WRITE = 74
-"""With what a pytest session ends whose results cannot be written (`EX_IOERR` of sysexits.h)."""
+"""The exit code of a pytest session that cannot write its results (`EX_IOERR` of sysexits.h)."""
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """`did you mean 'compare'?` for a mistyped name, or all that are known where none is near."""
-    # Needed only on the way to an error; a long name would make the search slow.
+    """`did you mean 'compare'?` for a mistyped name; all known names if none is similar."""
+    # Imported only for an error message. A long name would make the search slow.
     from difflib import get_close_matches
 
     known = [*known]
@@ -33,24 +33,24 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 class GpuscaleError(Exception):
-    """An expected failure: its text is one line for the user, and no traceback is shown."""
+    """An expected failure, shown to the user as one line without a traceback."""
 
 
 class UsageError(GpuscaleError):
-    """The user asked for something that cannot be done; the message names what can."""
+    """The user asked for something impossible; the message names the alternatives."""
 
 
 READING = ("msgspec", "tabulate", "wcwidth")
-"""The packages that every command needs, by the names under which they are imported."""
+"""The import names of the packages that every command needs."""
 MEASURING = ("torch", "numpy", "pytest", "pytest_benchmark", "pynvml")
-"""The packages that measuring needs besides."""
+"""The import names of the packages that only measuring needs."""
 _NAMES_OF_PIP = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
-    """Raise a UsageError with the command that installs those of the packages that are missing.
+    """Raise a UsageError with an install command if any of the packages is missing.
 
-    Gpuscale can be installed without its requirements: a login node needs no torch to compare.
+    gpuscale can be installed without its requirements: a login node needs no torch to compare.
     """
     missing = [_NAMES_OF_PIP.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
@@ -59,7 +59,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """A file that cannot be read or written: path, place in the file, problem and remedy."""
+    """A file that cannot be read or written, with path, place in the file, problem and remedy."""
 
     def __init__(
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
@@ -74,9 +74,9 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Data that is not a valid record: the place, such as `runs[2].measured`, and the problem.
+    """Data that is not a valid record, with the place, such as `runs[2].measured`, and the problem.
 
-    The line is known of a text only; `key` is a field that the object at the place may not have.
+    `line` is known only for text; `key` is a field that the object at the place may not have.
     """
 
     def __init__(
@@ -100,27 +100,27 @@ class FieldError(ValueError):
 
 
 class CaseError(GpuscaleError):
-    """A training case that cannot be built or run as it was asked for."""
+    """A training case that cannot be built or run as requested."""
 
 
 class InvalidTrainingError(CaseError):
-    """Ranks that do not train one model together: what they measured is no speedup."""
+    """Ranks that do not train one model together, so that their speedup is meaningless."""
 
 
 class MachineError(GpuscaleError):
-    """GPUs or nodes that are missing or do not answer: the machine's fault, and no option's."""
+    """GPUs or nodes that are missing or do not answer: a fault of the machine, not of an option."""
 
     def __init__(self, problem: str, *, hosts: Sequence[str] = ()) -> None:
-        """Takes the whole message, and the hosts that are at fault where they are known."""
+        """`problem` is the whole message; `hosts` are those at fault, if known."""
         super().__init__(problem)
         self.hosts = tuple(hosts)
 
 
 class SchedulerError(GpuscaleError):
-    """A batch scheduler that is not there, did not take a job, or lost one; with what it said."""
+    """A batch scheduler that is absent, rejected a job, or lost one; with its own message."""
 
 
 def as_place(file: str, line: int | None) -> str:
-    """A line of a file as seen from the current folder, `test_mine.py:12`."""
+    """A line of a file, relative to the current folder: `test_mine.py:12`."""
     path, here = Path(file), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

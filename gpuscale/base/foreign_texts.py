@@ -1,7 +1,7 @@
-"""The texts of torch, CUDA, NCCL, gloo and Python that gpuscale recognises, all of them.
+"""All texts of torch, CUDA, NCCL, gloo and Python that gpuscale recognises.
 
-tests/test_foreign_texts.py holds them against what each supported torch says on a CPU, and against
-reports of CUDA's and NCCL's.
+tests/test_foreign_texts.py checks them against the messages of every supported torch on a CPU, and
+against reports of CUDA's and NCCL's messages.
 """
 
 import re
@@ -19,7 +19,7 @@ SHAPES = re.compile(
     r"|Using a target size .* different|multi-target not supported|Target \d+ is out of bounds"
     r"|not one number$"
 )
-"""A batch that does not fit a model or a loss, on torch's meta device and on the CPU; the last is
+"""A batch does not fit a model or a loss, on torch's meta device or on the CPU; the last text is
 gpuscale's own."""
 
 OUT_OF_MEMORY = re.compile(
@@ -30,32 +30,32 @@ OUT_OF_MEMORY = re.compile(
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
 )
-"""Memory of a GPU or of the host that is out, by the last line of a traceback."""
+"""A GPU or the host is out of memory, by the last line of a traceback."""
 
 NO_ENGINE = re.compile("unable to find an engine to execute this computation")
-"""No way of cuDNN to convolve worked, perhaps because each ran out of memory for its workspace."""
+"""Every convolution algorithm of cuDNN failed, perhaps for lack of memory for its workspace."""
 
 LOST_PEER = re.compile(r"gloo|NCCL")
-"""The message of a rank that failed to talk to another one, which most likely ended before."""
+"""A rank failed to communicate with another one, which most likely ended before."""
 
 LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-"""The same among the last lines of a command."""
+"""`LOST_PEER` among the last lines of a command."""
 
 _OF_RANK = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_OF_RANK}Traceback \(most recent call last\):")
-"""The first line of a traceback of Python's; torch writes the rank before each of its lines."""
+"""The first line of a Python traceback; torch writes the rank before each of its lines."""
 
 EXCEPTION = re.compile(rf"{_OF_RANK}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
-"""Its last line."""
+"""The last line of a Python traceback."""
 
 OF_STARTER = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
-"""An exception of whoever started the process that failed: torchrun, accelerate."""
+"""An exception of the program that started the failed process: torchrun, accelerate."""
 
 TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
-"""One rank of torchrun's summary, which ends with the rank that failed first."""
+"""One rank in torchrun's summary, which ends with the rank that failed first."""
 
 NCCL_ERROR = re.compile("NCCL error")
-"""The first line of a message of NCCL's; what failed, and its last error, are in those after it."""
+"""The first line of an NCCL message; the lines after it contain the cause."""
 
 SYSTEM = re.compile(
     r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
@@ -66,22 +66,22 @@ SYSTEM = re.compile(
     r"|No space left on device|Disk quota exceeded|Read-only file system",
     re.IGNORECASE,
 )
-"""A device, network or file system that failed, rather than the case."""
+"""A device, network or file system failed, not the case."""
 
 SHARDS = re.compile(r"DTensor|sharding strategy|placement")
-"""An operator that has no way to work on the sharded parameters of fsdp."""
+"""An operator cannot work on the sharded parameters of fsdp."""
 
 MAYBE_NOT_OWN = re.compile(
-    # A device-side assertion is what CUDA says of a wrong index.
+    # A device-side assertion is CUDA's message for an index out of bounds.
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,
 )
-"""What devices and other ranks cause, too, so that a case may not be broken by itself."""
+"""A failure that devices or other ranks may have caused, so that the case may be fine."""
 
 MAYBE_TRANSIENT = re.compile(
-    # But not paths that are absent or must not be read.
+    # Except errors 2 and 13: a path that is absent or not readable stays so.
     r"(?:OS|EOF|HTTP|URL)Error|\[Errno (?!2\]|13\])|connection|time[d-]? ?out|unavailable"
     r"|DataLoader worker \(pid",
     re.IGNORECASE,
 )
-"""A file or connection that may work the next time."""
+"""A failure of a file or connection that may work the next time."""

@@ -1,8 +1,8 @@
-"""This host, and a process's place on it, found without a library: CPU, variables, parent's death.
+"""This host and its processes: CPU model, environment variables, process trees, signals.
 
-The file is also run by its path, as `python host.py PARENT COMMAND …`: it becomes a command that
-gets SIGTERM when that parent dies. `srun` and `mpirun` end all their processes at SIGTERM; when
-pytest is killed with SIGKILL, nobody else would tell them. So it imports nothing of gpuscale.
+`python host.py PARENT COMMAND …` becomes a command that gets SIGTERM when that parent dies. `srun`
+and `mpirun` end all their processes at SIGTERM, and would not notice that pytest was killed with
+SIGKILL. Since it runs by its path, this file imports nothing of gpuscale.
 """
 
 import os
@@ -16,19 +16,19 @@ VARIABLE_FAMILIES = (
     *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
     *("TORCHINDUCTOR_", "UCX_"),
 )
-"""How the environment variables begin that tell ranks how to compute and to communicate."""
+"""Prefixes of the environment variables that affect how ranks compute and communicate."""
 
 VARIABLES_OF_THE_JOB = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 )
-"""Those of them that tell what a job was given on one node, which is another in the next job."""
+"""Variables among these that hold the devices of one job on one node."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def cpu_model() -> str | None:
-    """The model of the CPU; None where the system does not name it."""
+    """The model of the CPU; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -47,7 +47,7 @@ def signal_at_parent_death(number: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Ask the kernel that this process becomes the parent of descendants whose own has ended."""
+    """Ask the kernel to make this process the parent of descendants whose parent has ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -55,9 +55,9 @@ def descendants() -> set[int]:
     """The process ids of this process's children, their children and so on (Linux; else none)."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        # A process may end while it is looked at.
+        # A process may end meanwhile.
         with suppress(OSError):
-            # Its name, in brackets, may hold anything.
+            # The name, in parentheses, may contain anything.
             _, _, rest = path.read_text(errors="replace").rpartition(")")
             children.setdefault(int(rest.split()[1]), []).append(int(path.parent.name))
     found, left = set[int](), [os.getpid()]
@@ -68,7 +68,7 @@ def descendants() -> set[int]:
 
 
 def _prctl(what: int, value: int) -> None:
-    # Only ranks and what starts them need it; a comparison does not wait for its import.
+    # Imported here, since a comparison does not need it.
     import ctypes
 
     if sys.platform == "linux":
@@ -85,16 +85,16 @@ def die_with_parent() -> None:
 
 
 def end_at_interrupt() -> None:
-    """Let Ctrl-C end this process at once, also inside a collective that Python cannot leave.
+    """Let Ctrl-C end this process at once, even inside a collective that Python cannot leave.
 
-    The fork server holds the signal back, and what it forks inherits that.
+    The fork server blocks the signal, and the processes that it forks inherit that.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def python_environment() -> dict[str, str]:
-    """The variables of a Python that is to import gpuscale even where it is not installed."""
+    """The environment for a Python that must import gpuscale even if it is not installed."""
     folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 

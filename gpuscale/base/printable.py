@@ -1,4 +1,4 @@
-"""Text that is safe to print: what strings of a file may hold, and how a bad value is shown."""
+"""Text that is safe to print: check and clean strings, and show invalid values."""
 
 import codecs
 import io
@@ -7,9 +7,9 @@ import re
 from typing import TextIO
 
 LINE_LIMIT = 10_000
-"""Characters in a string of one line."""
+"""The most characters of a string with one line."""
 DETAIL_LIMIT = 200_000
-"""Characters in a string of many lines, such as a traceback."""
+"""The most characters of a string with many lines, such as a traceback."""
 _LONGEST_SHOWN = 40
 
 # Control characters (terminal escapes among them), line and paragraph separators,
@@ -17,8 +17,8 @@ _LONGEST_SHOWN = 40
 _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
 UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
-"""As character classes of a regular expression; text of several lines has breaks and tabs."""
-# Without quotes and backslashes, since what is spelt out may be JSON.
+"""Character classes of a regular expression; text of several lines may have breaks and tabs."""
+# No replacement contains quotes or backslashes, since the text may be JSON.
 _IN_ASCII = {
     **dict.fromkeys("−–—━─│║╸╺\u2011", "-"),
     **dict.fromkeys("█▌▓", "#"),
@@ -39,15 +39,15 @@ _IN_ASCII = {
     "⚠": "!",
     "❌": "x",
 }
-# In tables, as wide as it was: a spread, and an arrow that more columns stand behind.
+# Replacements of equal width in tables: a spread, and an arrow with more columns behind it.
 _AS_WIDE = re.compile(r"±([\d.]+) %|→ (?=[^\n]*\S {2,}\S)")
 SPELT_OUT = "gpuscale-spelt-out"
-"""The error handler of streams that `spell_out` has changed."""
+"""The name of the error handler that `spell_out` sets."""
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
 def text_problem(text: str) -> str | None:
-    """The reason why a line may not stand in a file, with the remedy; None where it may."""
+    """The reason why a file may not contain this line, with the remedy; None if it may."""
     if len(text) > LINE_LIMIT:
         return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
     found = re.search(f"[{UNPRINTABLE}]", text)
@@ -55,10 +55,10 @@ def text_problem(text: str) -> str | None:
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """The text as a file may hold it; text without a problem is returned as it is.
+    """The text in a form that a file may contain; valid text is returned unchanged.
 
-    Line breaks become spaces (where only one line is allowed), other unprintable characters
-    become visible escapes, and of a text that is too long the middle is left out.
+    Line breaks become spaces (unless `multiline`), other unprintable characters become visible
+    escapes, and a text that is too long loses its middle.
     """
     text = re.sub(r"\r\n?", "\n", text) if multiline else _LINE_BREAK.sub(" ", text)
     text = visible(text, multiline=multiline)
@@ -70,18 +70,18 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 
 def visible(text: str, *, multiline: bool = False) -> str:
-    r"""The text with every unprintable character as its escape, such as `\x1b`."""
+    r"""The text with every unprintable character escaped, such as `\x1b`."""
     return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
 
 
 def escaped(text: str) -> str:
-    r"""The text with all that has no glyph as its escape, such as `\ufeff` within a word too."""
+    r"""The text with every character without a glyph escaped, such as `\ufeff`."""
     signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
     return "".join(signs)
 
 
 def shown(value: object) -> str:
-    """A JSON value in an error message: its kind, and its text cut where it is long."""
+    """A JSON value for an error message: its type, and text shortened if long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -97,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    r"""Let streams write in ASCII what their encoding lacks: `-9.1 %`, and `\u0416` for `Ж`."""
+    r"""Let streams replace characters that their encoding lacks: `-9.1 %`, `\u0416` for `Ж`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)
@@ -110,7 +110,7 @@ def _spelt_out(error: UnicodeError) -> tuple[str, int]:
         return f"+-{found[1]}%" if found[1] else "->", found.end()
     sign = error.object[error.start]
     if sign not in _IN_ASCII:
-        # Costs a millisecond that hardly anybody needs.
+        # Imported here, since it takes a millisecond and is rarely needed.
         from unicodedata import normalize
 
         letters = normalize("NFKD", sign).encode("ascii", "ignore").decode()

@@ -1,7 +1,7 @@
-"""The demands of each strategy on a run; how its ranks work is in worker/strategies, a file each.
+"""The table of strategies and of their demands on a run.
 
-A new strategy is such a file and its entry in `STRATEGIES`. Records may name others, which other
-tools have measured: a reader asks with `STRATEGIES.get`.
+A new strategy is a file in measure/worker/strategies and its entry in `STRATEGIES`. Records may
+name strategies of other tools, so readers use `STRATEGIES.get`.
 """
 
 import re
@@ -14,49 +14,49 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """A strategy, as far as it must be known where there is no torch."""
+    """The properties of a strategy that are needed without torch."""
 
     words: str
-    """How it makes a case parallel, for docs."""
+    """Its description for docs."""
     single: str
-    """The meaning of T(1), which S(n) and E(n) are taken over."""
+    """The meaning of T(1), the base of S(n) and E(n)."""
     implementation: str | None
-    """The module and the class that a rank uses; None where a case cannot choose it."""
+    """The module and class of its ranks; None if a case cannot choose it."""
     one_process: bool = False
-    """True where a single rank drives all GPUs, and not a rank each."""
+    """True if a single rank drives all GPUs."""
     ranks_agree: bool
-    """All ranks have the same parameters after training, bit for bit, or the run is invalid."""
+    """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
-    """The communication that no step can leave out; None where synchronisation can be paused."""
+    """The communication that no step can leave out; None if synchronisation can be paused."""
     paused: str = "communication"
-    """The communication that is left out where it is paused."""
+    """The communication that a step without synchronisation leaves out."""
     not_on_cpu: str | None = None
-    """Why several CPU ranks cannot stand in for its GPUs; None where they can."""
+    """The reason why CPU ranks cannot stand in for its GPUs; None if they can."""
     not_compiled: str | None = None
-    """Why it cannot be measured with --compile; None where it can."""
+    """The reason why --compile does not work with it; None if it does."""
     oldest_torch: tuple[int, int] = (2, 6)
-    """The first torch that it can be measured with."""
+    """The first version of torch that it works with."""
     not_older: str | None = None
-    """Why not with an older one; None where gpuscale has none."""
+    """The reason why it does not work with an older one; None if gpuscale supports none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
-    """What a case can say of it in `strategy_options`: the type of each, or the words it takes."""
+    """Its options in a case's `strategy_options`, each with its type or its allowed words."""
     not_accumulated: str | None = None
-    """Why it cannot be measured with --accumulate; None where it can."""
+    """The reason why --accumulate does not work with it; None if it does."""
     not_fp16: str | None = None
-    """Why it cannot be measured with --precision fp16; None where it can."""
+    """The reason why --precision fp16 does not work with it; None if it does."""
     in_blocks: bool = False
-    """It cuts the model among the GPUs, between the blocks that the case gives."""
+    """True if it divides the model among the GPUs, between the blocks of the case."""
     micro_batches: bool = False
-    """It divides a batch, so that the GPUs compute on parts of it at the same time."""
+    """True if it divides a batch, so that the GPUs compute on its parts at the same time."""
     below_table: str | None = None
-    """What to know of its speedups; None where they are as one would think."""
+    """A remark below its tables on how to read its speedups; None if they need none."""
     package: str | None = None
-    """What it needs beside torch, which an extra of gpuscale of that name installs."""
+    """The package that it needs besides torch, and the name of gpuscale's extra for it."""
     wraps: str | None = None
-    """The strategy beneath it, whose published figures count for it; tables have their ratio."""
+    """The strategy that it builds on, whose published figures apply; tables show their ratio."""
 
     def processes(self, gpus: int) -> int:
-        """The number of ranks that so many GPUs take."""
+        """The number of ranks for a number of GPUs."""
         return 1 if self.one_process else gpus
 
 
@@ -67,7 +67,7 @@ def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
 
 
 COMMAND = "command"
-"""The strategy of a `CommandCase`: whatever its command does."""
+"""The strategy of a `CommandCase`, whatever its command does."""
 
 STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
@@ -154,9 +154,9 @@ STRATEGIES: Mapping[str, Demands] = {
     ),
 }
 CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
-"""Those that a `TrainingCase` can name."""
+"""The strategies that a `TrainingCase` can name."""
 SCHEDULE: Schedule = "gpipe"
 MICRO_BATCHES = 4
-"""Of each GPU's share of a batch: with four for each stage of a pipeline less than a fifth of its
-time is lost to filling and draining it, however many stages there are."""
+"""Micro-batches per GPU: with four for each stage of a pipeline, filling and draining it take less
+than a fifth of its time, however many stages there are."""
 ONE_PROCESS_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)

@@ -1,4 +1,4 @@
-"""Numbers with units, written the way a person reads them."""
+"""Format numbers with units for people."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def format_seconds(seconds: float) -> str:
     if round(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
-    # The unit of the rounded number: 0.9996 s are 1.00 s, not 1000 ms.
+    # The rounded number decides the unit: 0.9996 s are 1.00 s, not 1000 ms.
     rounded = float(f"{seconds:.3g}")
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if rounded * factor >= 1:
@@ -49,9 +49,9 @@ def whole_percent(fraction: float) -> str:
 
 
 def rough_percent(fraction: float, more: int = 0) -> str:
-    """A percentage with two significant digits, where intervals leave no more: `7.0 %`, `12 %`.
+    """A percentage with two significant digits, or `more`: `7.0 %`, `12 %`.
 
-    A part of the whole never becomes 100 %: `99.7 %`.
+    A fraction below 1 never becomes 100 %: `99.7 %`.
     """
     if fraction > 10:
         return "over 1000 %"
@@ -62,9 +62,9 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 
 
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
-    """The values as text, with as few digits as tell apart those that differ.
+    """Format values with as few digits as distinguish those that differ.
 
-    `form` gets the number of digits beyond its usual ones.
+    `form` takes a value and the number of additional digits.
     """
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]
@@ -77,7 +77,7 @@ def significant(number: float, digits: int = 3) -> str:
     """A positive number with that many significant digits and no exponent: `0.0412`, `1520`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
-    # Of the rounded number: 99.96 has three digits as 100, not as 100.0.
+    # The rounded number decides: 99.96 has three digits as 100, not as 100.0.
     exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
     decimals = max(0, digits - 1 - exponent)
     return f"{number:.{decimals}f}"

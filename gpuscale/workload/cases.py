@@ -1,4 +1,4 @@
-"""A training case, the one class that users write. Free of torch until a rank builds it."""
+"""Training cases, the class that users write. Imports torch only when a rank builds one."""
 
 import inspect
 import re
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a case is trained: batch and sample shape."""
+    """Batch and sample shape of a training."""
 
     batch: int
-    """Samples per GPU under weak scaling; samples over all GPUs under strong scaling."""
+    """Samples per GPU under weak scaling, over all GPUs under strong scaling."""
     sample_shape: tuple[int, ...]
 
 
 class Case:
-    """Anything that can be measured on several GPUs: a `TrainingCase` or a `CommandCase`."""
+    """A workload that can be measured on several GPUs: `TrainingCase` or `CommandCase`."""
 
     strategies: ClassVar[tuple[str, ...]]
 
     def __init__(self, *marked: object) -> None:
         if marked:
-            # Of a mark with a class alone pytest takes the class for what is marked.
+            # pytest takes a class that is the only argument of a mark for the marked object.
             name = type(self).__name__
             raise CaseError(
                 f"{name} takes no arguments; of a mark write @pytest.mark.gpuscale(case={name})"
@@ -47,7 +47,7 @@ class Case:
 
     @classmethod
     def divided(cls, batch: int, gpus: int) -> int:
-        """Each GPU's part of a global batch; a CaseError where it is no whole number."""
+        """Each GPU's part of a global batch; CaseError if it cannot be divided."""
         if batch % gpus:
             raise CaseError(
                 f"{cls.name()}: a global batch of {batch} cannot be divided among {gpus} GPUs; "
@@ -71,23 +71,23 @@ class TrainingCase(Case):
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
-    """Length of one epoch: of synthetic data, and of the times per epoch in tables."""
+    """Length of an epoch, of synthetic data and for the times per epoch in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
-    """Height and width (and 3 for colour) of the images that `transform` takes; None without."""
+    """Height and width (and 3 for colour) of the images that `transform` takes, if any."""
     size: Size
-    """The one that is trained, for models that depend on it; ranks set it before `model()`."""
+    """The size being trained; ranks set it before they call `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
-    """Named sizes; without any, `batch` and `sample_shape` are the size of every name."""
+    """Sizes by name; if empty, `batch` and `sample_shape` are the size of every name."""
 
     def model(self) -> "torch.nn.Module":
-        """The model, on the CPU, freshly initialised; ranks call it with one seed."""
+        """The model, on the CPU, freshly initialised; all ranks use one seed."""
         raise NotImplementedError
 
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
-        """The model as modules in a row, among which `pipeline` and `mp` cut it.
+        """The model as a sequence of modules, between which `pipeline` and `mp` cut it.
 
-        Each takes what the one before it returned, one tensor, and the first the inputs; together
-        they are what `forward` does. Those of an `nn.Sequential` by default, else none.
+        Each takes the one tensor that the module before it returned, and the first the inputs;
+        together they do what `forward` does. The default is the modules of an `nn.Sequential`.
         """
         from torch import nn
 
@@ -98,29 +98,29 @@ class TrainingCase(Case):
         raise NotImplementedError
 
     def optimizer(self, model: "torch.nn.Module", gpus: int) -> "torch.optim.Optimizer":
-        """The optimiser of the model that `model()` gave, which is on its device by now.
+        """The optimiser of the model that `model()` returned, now on its device.
 
-        `gpus` is there for learning rates that scale with it.
+        `gpus` is for learning rates that scale with the number of GPUs.
         """
         raise NotImplementedError
 
     def scheduler(
         self, optimizer: "torch.optim.Optimizer"
     ) -> "torch.optim.lr_scheduler.LRScheduler | None":
-        """A learning-rate schedule that is stepped after each epoch, or None."""
+        """A learning-rate schedule, stepped after each epoch, or None."""
         return None
 
     def forward(self, model: Callable[..., Any], inputs: Any) -> Any:
-        """The model's output for a batch; override it for models with other signatures."""
+        """The model's output for a batch; override it if the model takes other arguments."""
         return model(inputs)
 
     def sample(self, index: int, size: Size) -> Any:
         """The sample of synthetic data with that index, always the same.
 
         It is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole; parts
-        are tensors, numbers, or dicts, lists and tuples of them. By default it is a picture for
-        `transform`, where the case has one, or floats in the sample shape. Each class has a
-        pattern of its own under noise, so that the loss falls as in real training.
+        are tensors, numbers, or dicts, lists and tuples of them. The default is an image for
+        `transform`, if the case has one, or else floats in the sample shape: noise over a pattern
+        of the sample's class, so that the loss falls as in real training.
         """
         import torch
 
@@ -141,18 +141,18 @@ class TrainingCase(Case):
 
     @classmethod
     def options_text(cls, strategy: str) -> str | None:
-        """The case's options of a strategy, `bucket_cap_mb=50`; None where it has none."""
+        """The case's options for a strategy, `bucket_cap_mb=50`; None without any."""
         options = cls.strategy_options.get(strategy, {})
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
+        """Samples per GPU in a step; CaseError if the batch cannot be divided."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
-        """The transforms from a PIL image to inputs, or None where data are tensors already.
+        """The transforms from a PIL image to inputs, or None if data are tensors already.
 
-        By default floats from 0 to 1, resized from `raw_image_shape` where samples have another.
+        The default makes floats from 0 to 1 in the sample shape.
         """
         if self.raw_image_shape is None:
             return None
@@ -160,7 +160,7 @@ class TrainingCase(Case):
         from torchvision.transforms import v2
 
         shape = size.sample_shape[1:]
-        # Of bytes, which takes a fifth of the time that it takes of floats.
+        # Resizing bytes takes a fifth of the time that floats take.
         resized = () if self.raw_image_shape[:2] == shape else (v2.Resize(shape, antialias=True),)
         steps: Callable[[Any], Any] = v2.Compose(
             [v2.ToImage(), *resized, v2.ToDtype(torch.float32, scale=True)]
@@ -168,14 +168,14 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """The real training data below `root`: samples as `sample` gives them, transformed."""
+        """The real training data below `root`: samples in the form of `sample`, transformed."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
         )
 
     def named_size(self, name: str | None) -> Size:
-        """The size of that name; a CaseError where the case has none."""
+        """The size of that name; CaseError if the case has none."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
@@ -185,7 +185,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, which names line and part, for what would fail only once ranks run."""
+    """Raise a CaseError, with file and line, for a mistake that would fail only in the ranks."""
     try:
         _validate_parts(case)
     except CaseError as error:
@@ -227,8 +227,8 @@ def _validate_parts(case: type[TrainingCase]) -> None:
 
 
 def _validate_sizes(case: type[TrainingCase]) -> None:
-    for each, size in case.sizes.items() or (("", case),):
-        where = f"{case.__name__}.sizes[{each!r}]" if each else case.__name__
+    for name, size in case.sizes.items() or (("", case),):
+        where = f"{case.__name__}.sizes[{name!r}]" if name else case.__name__
         validate_count(f"{where}.batch", getattr(size, "batch", None))
         shape = getattr(size, "sample_shape", None)
         _validate_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
@@ -246,8 +246,8 @@ def _validate_options(where: str, strategy: str, options: Mapping[str, object]) 
     for option, value in options.items():
         kind = known.get(option)
         if kind is None:
-            its = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
-            raise CaseError(f"{where}: there is no option {option!r}; {its}")
+            remedy = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
+            raise CaseError(f"{where}: there is no option {option!r}; {remedy}")
         if kind is int:
             validate_count(f"{where}[{option!r}]", value)
         elif kind is bool and not isinstance(value, bool):
@@ -257,7 +257,7 @@ def _validate_options(where: str, strategy: str, options: Mapping[str, object]) 
 
 
 def validate_count(what: str, found: object) -> None:
-    """Raise a CaseError for what is no whole number of at least 1."""
+    """Raise a CaseError unless the value is a whole number of at least 1."""
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
 
@@ -267,7 +267,7 @@ def _validate_arguments(
 ) -> None:
     given = inspect.signature(expected).parameters
     found = inspect.signature(getattr(case(), method))
-    by_name = [name for name, each in given.items() if each.kind is each.KEYWORD_ONLY]
+    by_name = [name for name, one in given.items() if one.kind is one.KEYWORD_ONLY]
     try:
         found.bind(*range(len(given) - len(by_name) - 1), **dict.fromkeys(by_name))
     except TypeError:
@@ -278,10 +278,9 @@ def _validate_arguments(
 
 
 def validate_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
-    """Checks that a model can be cut among so many GPUs, without memory for its parameters.
+    """Raise a CaseError unless the blocks of a model hold all of it and suffice for the GPUs.
 
-    Raises:
-        CaseError: it is not in blocks, they leave some of it out, or they are too few.
+    The model is built without memory for its parameters.
     """
     import torch
 

@@ -1,9 +1,10 @@
-"""A command as a case: a script of one's own, judged by the lines that it prints."""
+"""A command as a case: the user's own training script, measured by the lines that it prints."""
 
 import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from string import Formatter
 from typing import ClassVar, Literal
@@ -16,7 +17,7 @@ from gpuscale.workload.cases import Case
 from gpuscale.workload.log_formats import FORMATS, by_regex
 
 LAUNCHES = ("plain", "torchrun")
-"""How a command is started on one node: once, or once a GPU with the variables of torchrun."""
+"""How a command is started on one node: once, or once per GPU with torchrun's variables."""
 PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
 _STARTERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
@@ -24,31 +25,31 @@ _STARTERS = {
     "accelerate": "--num_processes",
     "deepspeed": "--num_gpus",
 }
-"""Programs that start ranks, each with its option for their number."""
+"""Programs that start ranks, with the option that takes their number."""
 _ON_ALL_GPUS = ("accelerate", "deepspeed")
-"""Those that start a rank on each GPU they see, unless they are given a number."""
+"""Programs that start a rank on every visible GPU, unless they are given a number."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 class CommandCase(Case):
-    """A training script of one's own, which is started as it is and measured by its lines.
+    """The user's own training script, started as it is and measured by the lines that it prints.
 
-    Subclass it and set `command`, and `batch` or `global_batch` unless its lines tell how many
-    samples a step has. `{gpus}` and the other `PLACEHOLDERS` are filled in; `{{` is a brace.
+    Subclass it and set `command`, and `batch` or `global_batch` unless its lines report the samples
+    of a step. `{gpus}` and the other `PLACEHOLDERS` are filled in; `{{` is a brace.
     """
 
     strategies = (COMMAND,)
     command: ClassVar[str] = ""
-    """As typed into a shell; variables, pipes and the like need `sh -c`."""
+    """The command line as in a shell; variables, pipes and the like need `sh -c`."""
     batch: ClassVar[int | None] = None
-    """Samples that each GPU trains on between two counts of its step."""
+    """Samples per GPU of each counted step."""
     global_batch: ClassVar[int | None] = None
-    """The same over all GPUs, where their number does not change it."""
+    """Samples over all GPUs of each counted step, if the number of GPUs does not change them."""
     launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
     log_format: ClassVar[str | None] = None
-    """The format of its lines (`gpuscale.workload.log_formats`); None for the one that they fit."""
+    """The format of its lines (`gpuscale.workload.log_formats`); None to recognise it."""
     step_regex: ClassVar[str | None] = None
-    """A format of its own: a regular expression with the group `step`."""
+    """A regular expression with the group `step`, in place of a format."""
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -57,9 +58,9 @@ class CommandCase(Case):
 
     @classmethod
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
-        """Samples of a step on each GPU; None where the command's lines are to tell it.
+        """Samples per GPU of a step; None if the command's lines are to report them.
 
-        Another batch than the case's own is one per GPU, or over all where that is its own.
+        `batch` replaces the case's `global_batch` if it has one, else its `batch`.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -71,17 +72,17 @@ class CommandCase(Case):
 
     @classmethod
     def starts_ranks(cls) -> bool:
-        """True of a command that starts the processes of all GPUs by itself."""
+        """True if the command starts the processes of all GPUs itself."""
         return starter_of(cls.words()) is not None
 
     @classmethod
     def placeholders(cls) -> set[str]:
-        """The names in braces that the command has."""
+        """The names in braces that the command contains."""
         return fields_of(cls.words())
 
 
 def validate_command(case: type[CommandCase]) -> None:
-    """Raises a CaseError for a command that could not be started, or not be understood."""
+    """Raise a CaseError for a command that cannot be started or is unclear."""
     name = case.name()
     if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
         raise CaseError(
@@ -93,10 +94,10 @@ def validate_command(case: type[CommandCase]) -> None:
 
 
 def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
-    """Raise a CaseError if the command would do the same on each of several numbers of GPUs.
+    """Raise a CaseError if the command would do the same on any number of GPUs.
 
-    It need not be given the number if gpuscale starts the ranks, or if they take all GPUs that
-    `CUDA_VISIBLE_DEVICES` leaves them.
+    The command needs no `{gpus}` if gpuscale starts the ranks, or if it starts one on every GPU in
+    `CUDA_VISIBLE_DEVICES`.
     """
     if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
         return
@@ -106,7 +107,7 @@ def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: 
         option, text = _STARTERS[starter], case.command.replace("-", "_")
         remedy = f"such as {starter} {option} {{gpus}}"
         given = re.search(rf"{option.replace('-', '_')}[= ]+(\S+)", text)
-        # torchrun has words for all GPUs.
+        # torchrun takes these words for all GPUs.
         takes_all = starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
     if not (takes_all and on_gpu):
         kind = "GPUs" if on_gpu else "CPU ranks"
@@ -163,7 +164,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
 
 
 def _fields(word: str) -> Iterator[str]:
-    """The placeholders of a word; a ValueError where braces do not match or hold more."""
+    """The placeholders of a word; ValueError if braces do not match or hold anything else."""
     for _, name, form, conversion in Formatter().parse(word):
         if name is None:
             continue
@@ -173,29 +174,27 @@ def _fields(word: str) -> Iterator[str]:
 
 
 def fields_of(words: Iterable[str]) -> set[str]:
-    """The names of all placeholders in these words."""
+    """The names of all placeholders in the words."""
     return {name for word in words for name in _fields(word)}
 
 
 def starter_of(words: Iterable[str]) -> str | None:
-    """The program among the words, or in a shell's script, that starts the ranks."""
-    names = (Path(part).name for word in words for part in _words_of_script(word))
-    return next((name for name in names if name in _STARTERS), None)
-
-
-def _words_of_script(word: str) -> list[str]:
-    """The words of a shell's script that is given as one word."""
-    try:
-        return shlex.split(word)
-    except ValueError:
-        return [word]
+    """The first program among the words that starts ranks, also in a word with a shell script."""
+    for word in words:
+        parts = [word]
+        with suppress(ValueError):
+            parts = shlex.split(word)
+        for part in parts:
+            if (name := Path(part).name) in _STARTERS:
+                return name
+    return None
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The arguments with their placeholders filled in."""
+    """The words with their placeholders replaced by values."""
     return [word.format_map(values) for word in words]
 
 
 def joined(words: Sequence[str]) -> str:
-    """A command line that splits into these words; braces stay readable."""
+    """A command line that splits into the words; braces stay unquoted."""
     return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

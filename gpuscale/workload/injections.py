@@ -1,4 +1,4 @@
-"""Faults that are made on purpose, to see whether gpuscale finds them: the texts of `--inject`."""
+"""Faults injected on purpose, to see whether gpuscale finds them: the values of `--inject`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "hang": ("hang=1@50", "step", "@"),
     "crash": ("crash=0@20", "step", "@"),
 }
-"""Of each kind an example, the field of its number, and what parts the rank from that number."""
+"""An example of each kind, the field of its number, and the sign between rank and number."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
-"""The least and the most of each."""
+"""The smallest and the largest value of each field."""
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
@@ -27,21 +27,21 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """One fault; the fields that its kind does not use are None."""
+    """One fault; fields that its kind does not use are None."""
 
     kind: str
     rank: int | None = None
-    """The rank that it happens to; None is all of them."""
+    """The affected rank; None for all."""
     seconds: float | None = None
-    """`data`: how much longer every rank waits for each batch."""
+    """For `data`: the extra wait of every rank for each batch."""
     factor: float | None = None
-    """`slow-rank` and `compute`: how many times its time a step's computation takes."""
+    """For `slow-rank` and `compute`: the factor by which a step's computation takes longer."""
     step: int | None = None
-    """`hang` and `crash`: the training step, counted from 1, in which it happens."""
+    """For `hang` and `crash`: the training step of the fault, counted from 1."""
 
 
 def parse_injection(text: str) -> Injection:
-    """The fault that a text such as `slow-rank=1:1.2` stands for; a UsageError where it is none."""
+    """Parse a fault such as `slow-rank=1:1.2`; UsageError if it is not valid."""
     kind, equals, value = text.strip().partition("=")
     if not equals or kind not in _KINDS:
         examples = ", ".join(example for example, *_ in _KINDS.values())
@@ -58,20 +58,20 @@ def parse_injection(text: str) -> Injection:
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """The faults of several texts; a UsageError where two hit one rank in the same way."""
-    found: dict[tuple[str, int | None], tuple[str, Injection]] = {}
+    """Parse several faults; UsageError if two of one kind hit the same rank."""
+    found: list[Injection] = []
+    first_of: dict[tuple[str, int | None], str] = {}
     for text in texts:
         injection = parse_injection(text)
-        place = injection.kind, injection.rank
-        if place in found:
-            first, _ = found[place]
+        first = first_of.setdefault((injection.kind, injection.rank), text)
+        if len(first_of) == len(found):
             raise UsageError(f"--inject: {first} and {text} are of one kind; give only one of them")
-        found[place] = text, injection
-    return tuple(injection for _, injection in found.values())
+        found.append(injection)
+    return tuple(found)
 
 
 def _number(field: str, value: str, text: str) -> float:
-    """The value of a field of the fault that the text stands for, within its bounds."""
+    """Parse the value of a field of the fault in `text`; UsageError outside its bounds."""
     if field == "seconds":
         written = _DURATION.fullmatch(value)
         number = float(written[1]) * _UNITS[written[2]] if written else 0.0

@@ -1,4 +1,4 @@
-"""The request for a run where nobody asks for anything else, by the machine it is made on."""
+"""The default request for a run, by case and machine."""
 
 import dataclasses
 import math
@@ -31,10 +31,10 @@ def default_request(
     size: str | None = None,
     batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a case; a `CaseError` says why it cannot be trained so.
+    """The request for one run of a case; CaseError if it cannot be trained so.
 
-    None is `default_strategy`, and the batch of the size, which is per GPU, or over all GPUs under
-    strong scaling.
+    By default it takes `default_strategy` and the batch of the size, which is per GPU, or over all
+    GPUs under strong scaling.
     """
     built, strategy = case(), strategy or default_strategy(case)
     has_micro_batches = STRATEGIES[strategy].micro_batches
@@ -76,9 +76,9 @@ def command_request(
     run: int,
     batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a command; a `CaseError` where its batch cannot be divided.
+    """The request for one run of a command; CaseError if its batch cannot be divided.
 
-    The batch is per GPU, or over all GPUs for a case with a global one; None is the case's own.
+    `batch` is per GPU, or over all GPUs for a case with a global one; None for the case's own.
     """
     own = case.global_batch or case.batch
     batch_per_gpu = case.batch_per_gpu(gpus, batch)
@@ -110,7 +110,6 @@ def _request(
     run: int,
     batch_per_gpu: int | None,
 ) -> RunRequest:
-    """What the requests of training cases and of commands have in common."""
     return RunRequest(
         configuration=configuration,
         gpus=gpus,
@@ -125,20 +124,20 @@ def _request(
 
 
 def default_strategy(case: type[TrainingCase]) -> str:
-    """The first of the case's strategies that has a rank for each GPU, if one has."""
+    """The case's first strategy with a rank per GPU; its first one if none has."""
     return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
 
 
 def file_of_case(case: type[Case]) -> str:
-    """The path of the file that a case was imported from."""
+    """The path of the file that defines a case."""
     return str(sys.modules[case.__module__].__file__)
 
 
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
-    """Length and number of a run's windows; None is the device's own budget.
+    """Length and number of a run's windows; None for the default budget of the device.
 
-    All that is asked for beyond that goes into windows: more of them first, since they tell
-    whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
+    A larger budget goes into more windows first, since they show whether a run is steady, and then
+    into longer ones. With a smaller budget the ranks shorten the windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -154,7 +153,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Loader processes of a rank: the same on every number of GPUs, or T(1) had more help."""
+    """Loader processes per rank, the same on any number of GPUs, or T(1) would have more help."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
@@ -162,9 +161,9 @@ def data_workers(environment: Environment) -> int:
 
 
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
-    """The most ranks on one GPU, where a node has fewer GPUs than were asked for.
+    """The most ranks on one GPU, if a node has fewer GPUs than were asked for.
 
-    None where each has its own, on CPU, and of a strategy whose one process drives all.
+    None if each rank has its own GPU, on CPU, and for a strategy with a single process.
     """
     if environment.device == "cpu" or environment.nodes or not environment.gpus:
         return None
@@ -175,16 +174,16 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
     """The CUDA devices of a run by local rank, the same on each of its nodes; none on CPU.
 
-    Successive runs take the next block of devices, so that T(1) is not always that of GPU 0; a
-    pair such as (1, 2), across two blocks, may have another link between them than (0, 1).
+    Successive runs take successive blocks of devices, so that T(1) is not always that of GPU 0. The
+    blocks do not overlap: the link between GPUs 1 and 2 may differ from that between 0 and 1.
     """
     count = environment.gpus_per_node
     if environment.device == "cpu" or not count:
         return ()
     on_each_node = math.ceil(gpus / math.ceil(gpus / count))
     blocks = count // math.gcd(count, on_each_node)
-    # Runs begin with the next node, too. When both are back at the first together, blocks go one
-    # ahead, or each node would only ever be met with some of its devices.
+    # Runs also rotate over the nodes. When both are back at the first together, blocks move one
+    # ahead; otherwise each node would be measured with some of its devices only.
     rounds = (run - 1) // math.lcm(environment.node_count, blocks)
     ahead = rounds % math.gcd(environment.node_count, blocks)
     start = (run - 1 + ahead) * on_each_node

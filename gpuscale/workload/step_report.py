@@ -1,4 +1,4 @@
-"""The lines by which one's own training loop tells its steps to `gpuscale run`."""
+"""`gpuscale.report`: lines by which a training loop reports its steps to `gpuscale run`."""
 
 import json
 import math
@@ -11,17 +11,17 @@ from typing import Protocol, SupportsFloat
 
 PREFIX = "GPUSCALE "
 ASKED_BY = "GPUSCALE_REPORT"
-"""The environment variable without which nothing is printed; `gpuscale run` sets it to 1."""
+"""The environment variable that `gpuscale run` sets to 1; without it nothing is printed."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _BETWEEN_LINES_S = 0.05
 _epochs = count()
 
 
 class StepDone(Protocol):
-    """Called once after each step."""
+    """The function to call once after each step."""
 
     def __call__(self, loss: SupportsFloat | None = None) -> None:
-        """Count the step; the loss is looked at only when a line is printed."""
+        """Count the step; the loss is read only when a line is printed."""
 
 
 @contextmanager
@@ -31,23 +31,23 @@ def report(
     rank: int | None = None,
     synchronize: Callable[[], object] | None = None,
 ) -> Iterator[StepDone]:
-    """Returns a function to call after each step, so that `gpuscale run` can time the steps.
+    """Yield a function to call after each step, so that `gpuscale run` can time the steps.
 
         with report(samples=batch_size * world_size) as step_done:
             for inputs, targets in loader:
                 ...
                 step_done(loss)
 
-    Use it around each epoch: what comes between two is not timed. Only rank 0 prints, only where
-    `gpuscale run` asks for it, and at most 20 lines a second.
+    Use it around each epoch: the time between two epochs is not measured. Only rank 0 prints, only
+    under `gpuscale run`, and at most 20 lines a second.
 
     A loop on GPUs runs ahead of them, by as much as their queues hold. With a loss, or with
     `synchronize=torch.cuda.synchronize`, each line waits until its step is really done; without
     either, only windows much longer than a queue are right.
 
     Args:
-        samples: Of one step over all ranks; None where `--batch` or `--samples-per-step` tells it.
-        rank: Of this process; by default what torchrun, Slurm or MPI says, or 0.
+        samples: Samples of one step over all ranks; None if an option of `gpuscale run` gives them.
+        rank: Rank of this process; by default from the variables of torchrun, Slurm or MPI, or 0.
         synchronize: Called before each line.
     """
     if os.environ.get(ASKED_BY) != "1" or (_rank() if rank is None else rank) != 0:
@@ -63,12 +63,12 @@ def report(
         if samples is not None:
             line["samples"] = samples
         if loss is not None:
-            # Of a tensor with a gradient torch lets float() warn, and item() not.
+            # float() of a tensor with a gradient makes torch warn, unlike item().
             number = float(loss.item() if hasattr(loss, "item") else loss)
             line["loss"] = number if math.isfinite(number) else str(number)
         if synchronize is not None:
             synchronize()
-        # One system call a line, or the lines of processes that share a pipe would mix.
+        # One system call per line, so that lines of processes that share a pipe do not mix.
         os.write(1, f"{PREFIX}{json.dumps(line)}\n".encode())
         told, next_line_s = steps, time.perf_counter() + _BETWEEN_LINES_S
 

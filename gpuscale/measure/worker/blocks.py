@@ -1,4 +1,4 @@
-"""A model cut into stages of like cost, by the floating-point operations of its blocks."""
+"""Cut a model into stages of similar cost, by the floating-point operations of its blocks."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,12 +13,9 @@ from gpuscale.base.units import counted
 
 
 def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> list[nn.Sequential]:
-    """The blocks as so many stages in a row, cut at the same places every time for such inputs.
+    """Group the blocks into `count` stages; CaseError with too few blocks or shared parameters.
 
-    By the time that blocks take, the cut would differ from one start to the next.
-
-    Raises:
-        CaseError: there are too few blocks, or two stages would share a parameter.
+    Operations are counted and not timed, so that the cut is the same in every run.
     """
     groups = with_parameters(blocks)
     if len(groups) < count:
@@ -37,7 +34,7 @@ def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> 
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The positions at which so many parts in a row begin, so that the costliest costs least."""
+    """The start positions of consecutive parts whose largest cost is as small as possible."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
@@ -53,7 +50,7 @@ def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """The blocks in groups that each have a parameter, since no optimiser is without."""
+    """Group the blocks so that each group has a parameter, as every optimiser needs one."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
         if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):
@@ -68,7 +65,7 @@ def _has_parameters(group: Iterable[nn.Module]) -> bool:
 
 
 def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> list[int]:
-    """Those of each group for such inputs, forward and backward; nothing is computed."""
+    """Count the operations of each group, forward and backward, without computing anything."""
     values = inputs.to("meta")
     counts = []
     for group in groups:

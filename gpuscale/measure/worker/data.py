@@ -1,4 +1,4 @@
-"""Batches without end: from a pool made once, or samples through a DataLoader."""
+"""Endless batches, from a pool that is made once or through a DataLoader."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from gpuscale.workload.cases import Size, TrainingCase
 Batch = Any
 """Inputs and targets, or a dict of both, however nested."""
 
-# So many samples are generated and then shared by all indices: at ImageNet's size the
-# generator would otherwise be what is measured.
+# The number of generated samples, which all indices share: at ImageNet's size the generator would
+# otherwise dominate the measurement.
 _POOL = 64
 _INPUTS_AND_TARGET = 2
 _IMAGE_DIMENSIONS = 4
@@ -31,9 +31,9 @@ _SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic stand-in for a case's data: its first samples, over and over.
+    """A deterministic replacement for a case's data: its first samples, over and over.
 
-    Where the case has transforms, inputs pass through them each time, as a file's would.
+    Inputs pass through the transforms of the case each time, as those of a file would.
     """
 
     def __init__(self, case: TrainingCase, size: Size) -> None:
@@ -50,7 +50,7 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
-    """A batch of the first and the last class: of one sample, batch norm refuses single values."""
+    """A batch of the first and the last class; batch norm rejects a batch of one sample."""
     indices = (0, min(case.classes, _POOL) - 1)
     made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
     return default_collate(made)
@@ -64,7 +64,7 @@ def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
 
 
 def validate_samples(samples: Sequence[Any], source: str) -> None:
-    """Raise a CaseError where samples, which came from a method of the case, make no batch."""
+    """Raise a CaseError unless samples of `source`, a method of the case, form a batch."""
     try:
         default_collate(list(samples))
         problem = None
@@ -82,7 +82,7 @@ def validate_samples(samples: Sequence[Any], source: str) -> None:
 def on_device(
     batch: Batch, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Any, Any]:
-    """The inputs and targets of a batch on a device; images alone take the memory format."""
+    """The inputs and targets of a batch on a device; only images take the memory format."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
@@ -97,17 +97,16 @@ class Batches(Protocol):
     """An endless iterator over one rank's share of the data."""
 
     epoch: int
-    """Epochs that have ended."""
+    """The number of epochs that have ended."""
 
     def __next__(self) -> Batch:
         """The next batch, in host memory."""
-        ...
 
 
 class PooledBatches:
-    """Batches of synthetic samples that are made once, so that no loader takes part in a step.
+    """Batches of synthetic samples, made once, so that no loader takes part in a step.
 
-    Each rank has others. They have no end of an epoch, whose first batch comes late.
+    Each rank has its own batches, and there is no end of an epoch, after which a batch is late.
     """
 
     epoch = 0
@@ -128,8 +127,7 @@ class PooledBatches:
     def __next__(self) -> Batch:
         batch = self._pool[self._given % len(self._pool)]
         self._given += 1
-        # The copy to a GPU leaves the pool as it is. A CPU rank has none, and a model that works
-        # in place would change the samples.
+        # A GPU gets a copy anyway; on a CPU, a model that works in place would change the pool.
         return batch if self._pinned else map_tensors(torch.Tensor.clone, batch)
 
 
@@ -158,8 +156,8 @@ class LoadedBatches:
             persistent_workers=workers > 0,
             prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
             worker_init_fn=_end_with_rank,
-            # A rank that came out of a fork server would start one more, whose child a worker is:
-            # neither would see the rank end, and each worker would first import torch.
+            # Workers of a second fork server would not notice the end of the rank, and each would
+            # first import torch.
             multiprocessing_context="fork" if workers else None,
             drop_last=True,
         )
@@ -184,12 +182,9 @@ class LoadedBatches:
 def validate_shared_memory(
     dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
 ) -> None:
-    """Checks that batches can be handed over from loader processes to the ranks of this node.
+    """Raise a CaseError if `free_bytes` of shared memory do not hold the loaders' batches.
 
-    A worker that writes past the end is killed by SIGBUS, which names no reason.
-
-    Raises:
-        CaseError: `free_bytes` of shared memory do not hold the batches that are made in advance.
+    Without this check, a loader process that runs out of it would be killed by SIGBUS.
     """
     sample = default_collate([dataset[0]])
     batch_bytes = batch * sum(tensor.nbytes for tensor in tensors_in(sample))
@@ -203,15 +198,15 @@ def validate_shared_memory(
 
 
 def _end_with_rank(worker: int) -> None:
-    # By itself a worker looks for its rank every five seconds; until then it would hold the
-    # device of a rank that crashed, and in exclusive mode the next run could not have it.
+    # By default a worker checks every five seconds whether its rank is alive. Until then it would
+    # hold the device of a crashed rank, which in exclusive mode blocks the next run.
     die_with_parent()
 
 
 def real_dataset(
     case: TrainingCase, request: RunRequest, size: Size, *, download: bool
 ) -> Dataset[Any]:
-    """The case's real data below `--data-root`."""
+    """The case's real data below `--data-root`; CaseError if they cannot be read."""
     root = Path(request.data_root or "")
     try:
         return case.real_dataset(root, size, download=download)
@@ -236,9 +231,9 @@ def training_batches(
     world_size: int,
     ranks_on_node: int = 1,
 ) -> Batches:
-    """The batches that one rank trains on, from the source that its configuration names.
+    """The batches of one rank, from the source that its configuration names.
 
-    `world_size` are the ranks that share the samples of a step.
+    `world_size` is the number of ranks that share the samples of a step.
     """
     pin_memory = request.configuration.device == "cuda"
     if request.configuration.data == "synthetic":

@@ -1,4 +1,4 @@
-"""Faults that are made on purpose (`--inject`), to see whether they show where they belong."""
+"""Inject faults (`--inject`) into the steps of a rank."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ _CALIBRATION_CYCLES = 50_000_000
 
 
 class Faults:
-    """The faults of one rank; without any, every method returns at once."""
+    """The faults of one rank; without faults, every method returns at once."""
 
     def __init__(self, injections: Sequence[Injection], *, rank: int, device: torch.device) -> None:
         mine = [injection for injection in injections if injection.rank in (None, rank)]
         self.any_is_slow = any(injection.factor is not None for injection in injections)
-        """True where some rank is to be slow, this one or another."""
+        """True if any rank is to be slow."""
         self._data_s = sum(i.seconds or 0.0 for i in mine if i.kind == "data")
         self._slower_by = sum(i.factor - 1 for i in mine if i.factor is not None)
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
@@ -29,15 +29,15 @@ class Faults:
         self._delay_cycles, self._delay_s = 0, 0.0
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
-        """By step, of all of its parts."""
+        """The seconds of the forward pass in each step."""
         self._steps_per_forward: float | None = None
         self._steps = 0
 
     def know_pace(self, pace_s: float) -> None:
-        """Take the rank's own seconds per step, of which slowness is a part."""
+        """Take the rank's own seconds per step, which its slowness is relative to."""
         if not self._slower_by:
             return
-        # Late data are another fault, which being slow must not enlarge.
+        # Late data are another fault, which slowness must not enlarge.
         pace_s -= self._data_s
         if self._device.type == "cuda":
             self._delay_s = self._slower_by * pace_s
@@ -46,36 +46,36 @@ class Faults:
             self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
     def at_step(self) -> None:
-        """Hang or crash, if this is the step for it."""
+        """Hang or crash, if the step has come."""
         self._steps += 1
         if self._slower_by and self._steps_per_forward is None:
             self._forward_times_s.append(0.0)
         if self._steps in self._hang_at:
-            # For ever: signals that are handled would end a single pause.
+            # In a loop, since a handled signal ends a pause.
             while True:
                 signal.pause()
         if self._steps in self._crash_at:
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def in_data(self) -> None:
-        """Be late with the batch."""
+        """Delay the batch."""
         if self._data_s:
             self._data_pause.lengthen(self._data_s)
 
     def begin_forward(self, share: float = 1.0) -> None:
-        """Take longer over a share of a step, on a GPU; on a CPU, see how long it takes."""
+        """On a GPU, delay a share of a step; on a CPU, start to time the forward pass."""
         if self._delay_cycles:
-            # torch's own tests keep a stream busy in this way; there is no public one.
+            # torch's own tests keep a stream busy in this way; there is no public function.
             torch.cuda._sleep(int(self._delay_cycles * share))
-            # The host as well: a GPU that waits for its host has time for this kernel.
+            # The host as well: a GPU that waits for its host would hide this kernel.
             self._forward_pause.lengthen(self._delay_s * share)
         elif self._slower_by:
             self._forward_began_s = time.perf_counter()
 
     def end_forward(self) -> None:
-        """Take longer over the computation, on a CPU."""
-        # By the time that this forward took, and not by a fixed one: what else runs on the machine
-        # makes steps longer and shorter, and the rank is to be slower by its factor all the same.
+        """On a CPU, delay the computation."""
+        # In proportion to this forward pass: other load on the machine changes the length of steps,
+        # and the rank must be slower by its factor all the same.
         if not self._slower_by or self._device.type == "cuda":
             return
         forward_s = time.perf_counter() - self._forward_began_s
@@ -86,13 +86,13 @@ class Faults:
 
 
 class Pause:
-    """Pauses that are together as long as was asked for, although a sleep always takes longer."""
+    """Pauses of the right total length, although each sleep takes longer than asked for."""
 
     def __init__(self) -> None:
         self._owed_s = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Sleep for what was asked for so far and has not been slept yet."""
+        """Sleep for all seconds that were asked for and have not been slept yet."""
         self._owed_s += seconds
         if self._owed_s > 0:
             began = time.perf_counter()

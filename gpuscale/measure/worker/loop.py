@@ -1,4 +1,4 @@
-"""The measuring loop: warm-up, then windows of steps between barriers."""
+"""The measuring loop: a warm-up, then windows of steps between barriers."""
 
 import math
 import statistics
@@ -13,59 +13,50 @@ _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5
 _STEPS_OF_A_PACE = 3
 _EVENT_S = 20e-6 / 7
-"""Of the host, for a CUDA event; a step of one batch has seven between its phases."""
+"""Host time of a CUDA event; a step of one batch has seven between its phases."""
 _SHARE_FOR_MARKS = 0.005
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
-"""Of a division that is meant to come out even."""
+"""Tolerance of a division that is meant to come out even."""
 
 Report = Callable[[str, int, int], None]
-"""Takes note of a stage, how much of it is done, and of how much."""
+"""Takes the name of a stage, how much of it is done, and its total."""
 
 
 class Stepper(Protocol):
-    """The subject of a measurement: it makes steps and can wait for its device."""
+    """The subject of a measurement, which makes steps and can wait for its device."""
 
     def step(self, *, synchronized: bool = True) -> None:
         """Make one step; it may return before the device is done."""
-        ...
 
     def synchronize(self) -> None:
         """Return once the device is done."""
-        ...
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start to take the phases of a window, in one step of so many."""
-        ...
+        """Start the phases of a window, marked in one of every `marked_every` steps."""
 
     def phases(self) -> Phases:
         """The phases since `begin_window`, in seconds."""
-        ...
 
     @property
     def events_per_step(self) -> int:
-        """The events that mark the phases of a step."""
-        ...
+        """The number of events that mark the phases of a step."""
 
     def remember(self) -> None:
         """Prepare for steps that are not synchronised."""
-        ...
 
     def realign(self) -> None:
         """Undo what steps without synchronisation did to the ranks' agreement."""
-        ...
 
 
 class Peers(Protocol):
-    """The other ranks, as far as measuring must agree with them."""
+    """The other ranks, with which a measurement must agree."""
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
-        ...
+        """Return once every rank has reached this point."""
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values, the same on every rank."""
-        ...
 
 
 def measure(
@@ -79,28 +70,28 @@ def measure(
 ) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
-    The window length follows from the slowest rank's pace in warm-up, so all ranks agree on it.
-    Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
-    `loaders` is the number of each rank's loader processes.
+    The length of a window follows from the slowest rank's pace in warm-up, so all ranks agree on
+    it. With `pausing`, windows without gradient synchronisation come in between. `loaders` is the
+    number of loader processes per rank.
     """
     started = time.perf_counter()
     step_time_s, warmup_steps = warm_up(training, peers, timing, report)
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, timing, pausing=pausing, loaders=loaders)
-    # Of the batches of a burst the first is late: all steps are marked then.
+    # Only the first batch of a burst is late, so all steps must be marked.
     marked_every = 1 if loaders else steps_per_mark(step_time_s, training.events_per_step)
     measured = []
     for number in range(windows):
         report("window", number, windows)
-        # In turn, so that both see the same machine; the last one is synchronised training,
-        # which is what the checks after the windows look at.
+        # In turn, so that both see the same machine. The last window is synchronised training,
+        # which the checks after the windows need.
         if number % _SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
             measured.append(
                 timed_window(training, peers, steps, synchronized=False, marked_every=marked_every)
             )
             training.realign()
-            # Such windows are quicker, and leave fewer batches waiting than there were.
+            # Windows without synchronisation are faster, and use up batches made in advance.
             for _ in range(loaders):
                 training.step()
         measured.append(timed_window(training, peers, steps, marked_every=marked_every))
@@ -114,10 +105,10 @@ def measure(
 
 
 def own_pace_s(training: Stepper, peers: Peers) -> float:
-    """Seconds per step of this rank alone, before anything is measured."""
+    """Seconds per step of this rank alone, before the measurement."""
     timed_window(training, peers, 1)
     training.remember()
-    # Several steps each: a step by itself has all of its launches before it.
+    # Several steps each: a single step would include all of its kernel launches.
     alone = [
         timed_window(training, peers, _STEPS_OF_A_PACE, synchronized=False)
         for _ in range(_PACE_WINDOWS)
@@ -127,7 +118,7 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
 
 
 def steps_per_mark(step_time_s: float, events: int) -> int:
-    """Of how many steps one has its phases marked, so that marks cost at most 0.5% of the time."""
+    """The steps per marked step, such that marks take at most 0.5% of the time."""
     return max(1, math.ceil(events * _EVENT_S / (_SHARE_FOR_MARKS * step_time_s) - _ROUNDING))
 
 
@@ -136,12 +127,12 @@ def window_plan(
 ) -> tuple[int, int]:
     """Steps per window and number of synchronised windows for a pace.
 
-    Windows are as long as the plan aims at, and shorter where the run's budget would not hold
-    ten of them. Of steps that are longer than such a window, ten windows have one step each,
-    whatever they take. Windows without synchronisation are paid for out of the same budget.
+    Windows are as long as the plan aims at, or shorter if the run's budget does not hold ten of
+    them. If a single step is longer than that, there are ten windows of one step, whatever they
+    take. Windows without synchronisation count against the same budget.
 
-    Loader processes start together and take as long, so their batches come all at once: a window
-    holds whole bursts, or some windows would meet a burst and others the wait for one.
+    Loader processes start together and take equally long, so their batches come in bursts. A window
+    holds whole bursts; otherwise some windows would meet a burst and others the wait for one.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     fewest = min(_FEWEST_WINDOWS, timing.windows)
@@ -157,20 +148,20 @@ def window_plan(
 
 
 def _all_windows(synced: int, *, pausing: bool) -> int:
-    """So many synchronised windows and those that come between them."""
+    """The number of synchronised windows and of those that come between them."""
     return synced + (synced + 1) // _SYNCED_PER_UNSYNCED if pausing else synced
 
 
 def warm_up(
     training: Stepper, peers: Peers, timing: TimingPlan, report: Report
 ) -> tuple[float, int]:
-    """The seconds per step of the last stretch, the same on every rank, and how many steps it took.
+    """Make steps until both limits of the plan have passed.
 
-    Steps are made until both limits of the plan have passed.
+    Returns the seconds per step of the last stretch, the same on every rank, and all steps made.
     """
     report("first step", 0, 1)
-    # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
-    # warm-up's count, or a cold start would be all the warm-up there is.
+    # Loading kernels, autotuning and the first all-reduce can take seconds. They do not count, or a
+    # cold start would use up the whole warm-up.
     timed_window(training, peers, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
@@ -181,7 +172,7 @@ def warm_up(
         step_time_s = stretch_s / stretch
         if elapsed_s >= timing.warmup_s:
             return step_time_s, done + 1
-        # Never a single step where more were asked for: the windows are planned by its pace.
+        # Never fewer steps than the plan asks for: the pace of this stretch plans the windows.
         missing = math.ceil((timing.warmup_s - elapsed_s) / step_time_s)
         stretch = max(missing, 1, timing.warmup_steps)
 
@@ -194,10 +185,10 @@ def timed_window(
     synchronized: bool = True,
     marked_every: int = 1,
 ) -> RankWindow:
-    """One window: so many steps from a barrier to this rank's synchronisation."""
+    """Time one window of steps, from a barrier to this rank's synchronisation."""
     training.synchronize()
     peers.barrier()
-    # Not before the barrier: what telemetry saw of the wait for others is no part of the window.
+    # After the barrier: telemetry during the wait for other ranks is no part of the window.
     started_at_s = time.time()
     opened = time.perf_counter()
     training.begin_window(marked_every=marked_every)

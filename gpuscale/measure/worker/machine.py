@@ -19,6 +19,7 @@ import torch.distributed as dist
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
 from gpuscale.measure.nvml import (
+    DeviceAbsentError,
     DriverAbsentError,
     NvmlError,
     all_handles,
@@ -136,7 +137,9 @@ def known_to_driver() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
         for number, handle in all_handles():
-            # A lost GPU reports nothing, and has no fields.
+            # A GPU may be lost from the beginning, or only now.
+            if isinstance(handle, DeviceAbsentError):
+                continue
             with contextlib.suppress(NvmlError):
                 uuid = str(ask("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
                 address = str(ask("nvmlDeviceGetPciInfo", handle).busId)

@@ -1,4 +1,4 @@
-"""From the arrival of a command's lines to windows of equal numbers of steps."""
+"""Turn the arrival times of a command's lines into windows with equal numbers of steps."""
 
 import math
 import statistics
@@ -18,41 +18,42 @@ _BURST_SHARE = 0.05
 
 
 class Point(NamedTuple):
-    """The moment at which a step was told."""
+    """A step and the moment at which its line arrived."""
 
     step: float
     at_s: float
 
 
 class Windows(NamedTuple):
-    """Windows as far as lines have come; as many as the plan wants where it is enough."""
+    """The windows of the lines so far."""
 
     warmup_steps: int
     warmup_s: float
     steps: int
-    """Of each."""
+    """Steps of each window."""
     wanted: int
+    """The number of windows that the plan wants."""
     spans: list[tuple[float, float]]
-    """Begin and end of each, in order."""
+    """Begin and end of each window, in order."""
 
 
 class Series:
-    """The steps that one process has told.
+    """The steps in the lines of one process, in stretches.
 
-    They are kept in stretches: of one epoch, and without a validation or another loop in between.
+    A stretch lies in one epoch, without a validation or another loop in between.
     """
 
     def __init__(self, *, shared: bool) -> None:
-        """Takes whether several ranks may print into one pipe: they tell each step again."""
+        """`shared` is True if several ranks may print each step into one pipe."""
         self._loops: dict[int | None, list[list[Point]]] = {}
         self._latest: deque[float] = deque(maxlen=2 if shared else 1)
         self.figures: list[tuple[float, float]] = []
         """The moment and the figure of each line that reports one, in the format's unit."""
         self._place: tuple[int | None, int | None] | None = None
-        """The loop and the epoch of the latest step; None where the next one begins a stretch."""
+        """The loop and the epoch of the latest step; None if the next step begins a stretch."""
 
     def add(self, mark: Mark, step: float, at_s: float) -> None:
-        """Take down that a step was told."""
+        """Add a step."""
         place = (mark.total_steps, mark.epoch)
         if place == self._place and step in self._latest:
             return
@@ -65,31 +66,31 @@ class Series:
         self._latest.append(step)
 
     def interrupt(self) -> None:
-        """Take down that the time to the next step is not that of training."""
+        """Exclude the interval up to the next step."""
         self._place = None
 
     @property
     def latest(self) -> float:
-        """The last step that was told; 0 before the first."""
+        """The latest step; 0 before the first."""
         return self._latest[-1] if self._latest else 0
 
     @property
     def stretches(self) -> list[list[Point]]:
-        """Those of the loop that took longest: another one validates, or loads data."""
+        """The stretches of the longest loop; others validate, or load data."""
 
         def seconds(stretches: Sequence[Sequence[Point]]) -> float:
-            return sum(each[-1].at_s - each[0].at_s for each in stretches)
+            return sum(points[-1].at_s - points[0].at_s for points in stretches)
 
         return max(self._loops.values(), key=seconds, default=[])
 
 
 def count_of(stretches: Sequence[Sequence[Point]]) -> int:
-    """The number of points of all stretches."""
+    """The number of points in all stretches."""
     return sum(map(len, stretches))
 
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
-    """The windows that these points tell; None where nothing came after the warm-up."""
+    """The windows of these points; None before the end of the warm-up."""
     if not stretches:
         return None
     left, warmup_steps, warmup_s = _after_warmup(stretches, timing)
@@ -97,21 +98,21 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
     if not left:
         return None
     stride = statistics.median_low(
-        [later.step - earlier.step for each in left for earlier, later in pairwise(each)]
+        [later.step - earlier.step for points in left for earlier, later in pairwise(points)]
     )
-    told = sum(each[-1].step - each[0].step for each in left)
-    stride_s = stride * sum(each[-1].at_s - each[0].at_s for each in left) / told
+    told = sum(points[-1].step - points[0].step for points in left)
+    stride_s = stride * sum(points[-1].at_s - points[0].at_s for points in left) / told
     strides, wanted = window_plan(max(stride_s, 1e-9), timing, pausing=False)
     # Counters of samples need not come at whole steps.
     steps = math.ceil(strides * stride - _ROUNDING)
-    spans = [span for each in left for span in _spans(each, steps)]
+    spans = [span for points in left for span in _spans(points, steps)]
     return Windows(warmup_steps, warmup_s, steps, wanted, spans)
 
 
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float]:
-    """The points from the end of the warm-up on, and its steps and seconds after the first one."""
+    """The points after the warm-up, and the steps and seconds of the warm-up."""
     first_s, before = stretches[0][0].at_s, 0.0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -123,11 +124,10 @@ def _after_warmup(
 
 
 def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]]:
-    """Begin and end of each group of so many steps.
+    """Begin and end of each group of `steps` steps.
 
-    Lines that come every so many steps end them; between others, such as those of a progress bar
-    that is drawn now and then, moments are interpolated, and so they are between lines that were
-    read at once, such as those that came while this process had to wait for a core.
+    If no line comes at the end of a group, its moment is interpolated, as between the updates of a
+    progress bar. Of lines that were read at once, as after a wait for a core, only the last counts.
     """
     stretch = [
         *(point for point, after in pairwise(stretch) if point.at_s < after.at_s),
@@ -143,9 +143,9 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 
 
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
-    """True where lines came many at a time, with pauses between: their moments tell nothing.
+    """True if lines came in groups with pauses in between, so that their moments mean nothing.
 
-    Lines of steps that are really that quick follow each other all the time.
+    Lines of steps that really are that fast come all the time, without pauses.
     """
     moments = [point.at_s for stretch in stretches for point in stretch]
     bursts: list[list[float]] = []
@@ -154,7 +154,7 @@ def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> b
             bursts[-1].append(moment)
         else:
             bursts.append([moment])
-    # One burst among single lines, such as of steps that were skipped, says nothing of the others.
+    # One burst among single lines, such as of skipped steps, does not discredit the others.
     if len(moments) < 4 or statistics.median(map(len, bursts)) < 2:
         return False
     busy_s = sum(burst[-1] - burst[0] for burst in bursts)

@@ -13,32 +13,32 @@ _LINE_END = re.compile(rb"[\r\n]")
 
 
 OF_COMMAND = "the command"
-"""The source of what the command itself prints, and all ranks that have no pipe of their own."""
+"""The source of lines of the command itself, and of all ranks without a pipe of their own."""
 
 
 class Line(NamedTuple):
-    """A line that was printed."""
+    """A printed line."""
 
     source: str
-    """Whose it is, such as `rank 0`."""
+    """The process that printed it, such as `rank 0`."""
     text: str
     arrived_s: float
-    """By `time.monotonic`, when its last character came; its end may have come later."""
+    """When its last character came, by `time.monotonic`; its line break may have come later."""
 
 
 class Output:
-    """Pipes that are read as soon as anything is in them."""
+    """Pipes that are read as soon as they have data."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def listen(self, descriptor: int, source: str) -> None:
-        """Read this end of a pipe, too."""
+        """Read from this end of a pipe as well."""
         os.set_blocking(descriptor, False)
         self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
 
     def lines(self, patience_s: float) -> list[Line]:
-        """The lines that ended since the last time; nothing comes before so many seconds pass."""
+        """The lines that ended since the last call; waits at most `patience_s` for data."""
         found: list[Line] = []
         for key, _ in self._selector.select(patience_s if self._selector.get_map() else 0):
             now_s = time.monotonic()
@@ -57,7 +57,7 @@ class _Pipe:
         self._arrived_s = 0.0
 
     def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
-        """The lines that this part of the output ends; nothing of it ends the last one."""
+        """The lines that this part of the output completes; an empty part completes the last."""
         *ended, rest = _LINE_END.split(text) if text else (b"", b"")
         for part in ended:
             arrived_s = now_s if part else self._arrived_s
@@ -65,6 +65,6 @@ class _Pipe:
                 yield Line(self._source, line.decode("utf-8", errors="replace"), arrived_s)
             self._begun = b""
         if rest:
-            # What never ends is no line.
+            # Output without a line break is cut.
             self._begun = (self._begun + rest)[-_READ_BYTES:]
             self._arrived_s = now_s

@@ -9,7 +9,7 @@ from gpuscale.records import Phases
 
 
 class Phase(IntEnum):
-    """The work of a rank between two marks, in the order of the fields of `Phases`."""
+    """A rank's work between two marks, in the order of the fields of `Phases`."""
 
     DATA = 0
     H2D = 1
@@ -20,13 +20,13 @@ class Phase(IntEnum):
 
 
 class PhaseClock:
-    """Takes the phases of a window, in all of its steps or in one of so many."""
+    """Times the phases of a window, in all of its steps or in one of several."""
 
     def __init__(self) -> None:
         self.begin(1)
 
     def begin(self, marked_every: int) -> None:
-        """Start a window; its first step is marked, and every such step after it."""
+        """Start a window whose first step is marked, and each `marked_every`-th after it."""
         self._marked_every = marked_every
         self._steps = 0
         self._marked_steps = self._marks = 0
@@ -34,48 +34,48 @@ class PhaseClock:
         self._begin_marks()
 
     def begin_step(self) -> None:
-        """Note that a step begins."""
+        """Begin a step."""
         was_marking, self._is_marking = self._is_marking, self._steps % self._marked_every == 0
         self._steps += 1
         self._marked_steps += self._is_marking
-        # From a marked step to the next there is no gap.
+        # Two marked steps in a row have no gap between them.
         if self._is_marking and not was_marking:
             self._restart()
 
     def mark(self, phase: Phase) -> None:
-        """The time since the last mark was spent in this phase."""
+        """Count the time since the last mark as this phase."""
         if self._is_marking:
             self._marks += 1
             self._mark(phase)
 
     @property
     def events_per_step(self) -> int:
-        """The marks of each marked step since `begin`, and the one that it begins with."""
+        """The number of marks of a marked step since `begin`, with the one at its start."""
         return 1 + round(self._marks / max(1, self._marked_steps))
 
     def phases(self) -> Phases:
-        """The phases since `begin`, in seconds, as if all steps were like those marked."""
+        """The phases since `begin`, in seconds, extrapolated from the marked steps to all."""
         share = self._marked_steps / max(1, self._steps)
-        seconds = [each / (share or 1.0) for each in self._seconds_of_marks()]
+        seconds = [phase_s / (share or 1.0) for phase_s in self._seconds_of_marks()]
         return Phases(**dict(zip(Phases.__struct_fields__, seconds, strict=True)))
 
     def _begin_marks(self) -> None:
         raise NotImplementedError
 
     def _restart(self) -> None:
-        """Count from here, and not from the last mark."""
+        """Count the next mark from here instead of from the last mark."""
         raise NotImplementedError
 
     def _mark(self, phase: Phase) -> None:
         raise NotImplementedError
 
     def _seconds_of_marks(self) -> list[float]:
-        """By phase."""
+        """The seconds of each phase."""
         raise NotImplementedError
 
 
 class HostPhaseClock(PhaseClock):
-    """For the CPU, where work is done when a call returns."""
+    """A clock for the CPU, where work is done when a call returns."""
 
     def _begin_marks(self) -> None:
         self._seconds = [0.0] * len(Phase)
@@ -94,10 +94,10 @@ class HostPhaseClock(PhaseClock):
 
 
 class CudaPhaseClock(PhaseClock):
-    """For CUDA: events on the current stream, read after the window, when the device is done.
+    """A clock for CUDA: events on the current stream, read after the window, when all are passed.
 
-    An event is passed when the device has done what was asked before it. Where the host is
-    late, as with slow data, the device waits, and the wait lies between the same two events.
+    The device passes an event when it has done all work enqueued before it. If the host is late, as
+    with slow data, the device waits, and the wait lies between the same two events.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,5 +131,5 @@ class CudaPhaseClock(PhaseClock):
 
 
 def phase_clock(device: torch.device) -> PhaseClock:
-    """The clock for a device."""
+    """The clock for steps on a device."""
     return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()

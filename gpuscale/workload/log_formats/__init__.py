@@ -1,6 +1,6 @@
-"""What training scripts print: a table of formats, each with its unit and whose figure it has.
+"""The formats of lines that training scripts print, in one table.
 
-A new format is an entry of one of the modules here. `LogFormat.read` takes a line without colours
+A new format is an entry in one of the modules here. `LogFormat.read` takes a line without colours
 (`plain`), split at carriage returns too, and returns a `Mark`, or None for any other line.
 """
 
@@ -24,16 +24,16 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 
 def plain(line: str) -> str:
-    """The line without colours, other escape sequences and backspaces, and not its far end.
+    """The beginning of a line, without colours, other escape sequences and backspaces.
 
-    No line that counts is long; a pattern may take the square of a line's length.
+    No line that counts is long, and a pattern may take time quadratic in the length of a line.
     """
     line = line[:LONGEST]
     return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
 
 
 class Recognition:
-    """Looks for the formats that fit the lines of one script."""
+    """Recognise which formats fit the lines of one script."""
 
     def __init__(self) -> None:
         self._waiting = dict(FORMATS)
@@ -41,7 +41,7 @@ class Recognition:
         self._fitting: list[LogFormat] = []
 
     def take(self, line: str) -> None:
-        """Look at the next line, as `plain` returns it."""
+        """Examine the next line, as `plain` returns it."""
         for one in list(self._waiting.values()):
             if one.known_by and one.known_by in line:
                 self._known.add(one.name)
@@ -54,17 +54,15 @@ class Recognition:
 
     @property
     def fitting(self) -> tuple[LogFormat, ...]:
-        """None, or one, or several to choose from; bars count only where nothing else fits."""
+        """The formats that fit; generic ones, such as bars, only if no other one fits."""
         special = tuple(one for one in self._fitting if not one.generic)
         return special or tuple(self._fitting)
 
 
 def by_regex(pattern: str) -> LogFormat:
-    """The format of a user's own pattern (`--step-regex`); a single group is that of the step.
+    """The format of a user's own pattern (`--step-regex`); a single unnamed group is the step.
 
-    Raises:
-        UsageError: the pattern is no regular expression, or its groups are not as they must be;
-            or, when it reads a line, what it takes from it is no number.
+    Raises UsageError for an invalid pattern or group, and in `read` for a match that is no number.
     """
 
     def refused(problem: object) -> UsageError:

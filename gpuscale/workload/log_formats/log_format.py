@@ -1,4 +1,4 @@
-"""One line of a training's output, and a format that reads such lines."""
+"""The parts of a log format: how lines are read, and what they report."""
 
 import re
 from collections.abc import Callable
@@ -6,64 +6,62 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
-"""What a counter counts: steps; blocks of steps whose length the line does not tell; epochs;
-samples or tokens that were trained on."""
+"""The unit of a counter; `iterations` are blocks of steps whose length the line does not report."""
 
 Unit = Literal["s/step", "steps/s", "samples/s", "tokens/s"]
 
 Span = Literal["step", "interval", "run"]
-"""What a figure is of: this step, the steps since about the last line, or all since the start of
-the run or the epoch."""
+"""The steps that a figure covers: this one, those since about the last line, or all since the start
+of the run or the epoch."""
 
 NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What one line tells; None for what it does not."""
+    """The content of one line; None for anything that it does not report."""
 
     step: int | None = None
-    """The counter; None in a line that tells only other things of the run."""
+    """The counter; None in a line that reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Where the counter ends; marks with different ends belong to different loops or bars."""
+    """The end of the counter; marks with different ends belong to different loops or bars."""
     samples_per_step: int | None = None
     """Over all ranks."""
     figure: float | None = None
-    """The speed that the script reports, in its format's unit."""
+    """The speed that the script reports, in the unit of the format."""
     loss: float | None = None
     validated: bool = False
-    """The time between the marks before and after, or up to this one if it has a step, holds a
-    validation."""
+    """The interval around this mark, or up to it if it has a step, includes a validation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """How the lines of one kind of script are read, and what they mean."""
+    """How to read the lines of one kind of script."""
 
     name: str
     project: str
     example: str
     """A real line."""
     read: Callable[[str], Mark | None]
-    """What a line tells, without colours (`plain`); None for any other line."""
+    """Reads a line without colours (`plain`); returns None for any other line."""
     counts: Counts = "steps"
     since_last: bool = False
-    """True where the number is of what was done since the last such line, and no running count."""
+    """True if the number counts since the last such line, and is no running count."""
     unit: Unit | None = None
-    """Of the reported figure; None where there is none."""
+    """Unit of the reported figure; None without one."""
     span: Span | None = None
     of_all_ranks: bool = True
-    """False where the figure is that of the one rank, or process, that prints it."""
+    """False if the figure is that of the rank, or process, that prints it."""
     every_rank_prints: bool = False
     known_by: str = ""
-    """Text without which the format is not recognised, where others read the same lines."""
+    """Text that some line must contain, to tell the format from others that read the same lines."""
     generic: bool = False
-    """Many scripts print such lines beside their own: another format goes before it."""
+    """Many scripts print such lines besides their own, so any other format takes precedence."""
 
 
 def number(value: Any) -> float | None:
-    """The number that JSON has, or that a text says with or without commas between thousands."""
+    """Parse a number of JSON, or of a text with or without commas between thousands."""
     try:
         return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
@@ -71,7 +69,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """The whole number that a text says, with or without commas between thousands."""
+    """Parse a whole number, with or without commas between thousands."""
     return None if text is None else int(text.replace(",", ""))
 
 
@@ -81,15 +79,13 @@ VALIDATION = Mark(validated=True)
 def reader(
     pattern: str, *, holds: str, validation: str | None = None, figure_scale: float = 1
 ) -> Callable[[str], Mark | None]:
-    """Returns a function that reads the lines in which a pattern is found.
-
-    Groups of the pattern: step, epoch, total, samples, figure, loss.
+    """Return a function that reads the lines in which a pattern is found.
 
     Args:
-        pattern: A regular expression, searched for anywhere in the line.
-        holds: Text in each such line, since looking for it is much quicker than the pattern.
-        validation: Text of the lines that tell of a validation, where these hold it.
-        figure_scale: From the line's unit to the format's.
+        pattern: Regular expression with the groups step, epoch, total, samples, figure, loss.
+        holds: Text in each such line; to search for it is much faster than for the pattern.
+        validation: Text of lines that report a validation.
+        figure_scale: Factor from the line's unit to the format's.
     """
     search = re.compile(pattern).search
 
@@ -105,7 +101,7 @@ def reader(
 
 
 def mark_of(told: dict[str, str | None], figure_scale: float = 1) -> Mark:
-    """What named texts of a line say."""
+    """The mark of named texts from a line."""
     figure = number(told.get("figure"))
     return Mark(
         step=whole(told.get("step")),

@@ -1,4 +1,4 @@
-"""Formats whose lines hold JSON."""
+"""Formats whose lines contain JSON."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What follows `GPUSCALE` in a line."""
+    """The object after `GPUSCALE` in a line."""
 
     step: int
     samples: int | None = None
-    """Of one step, over all ranks."""
+    """Samples of one step over all ranks."""
     epoch: int | None = None
     loss: float | str | None = None
-    """As a text where it is no number of JSON: `"nan"`, `"inf"`."""
+    """As text if JSON has no such number: `"nan"`, `"inf"`."""
 
 
 def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
-    """The JSON object of that kind that follows a prefix somewhere in the line."""
+    """Parse the JSON object of a type after a prefix in the line; None without one."""
     start = line.find(f"{prefix}{{")
     if start < 0:
         return None
@@ -34,7 +34,7 @@ def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
 
 
 def read_reported(line: str) -> Mark | None:
-    """What a line of `gpuscale.report` tells."""
+    """Read a line of `gpuscale.report`."""
     told = json_after(PREFIX, line, Reported)
     if told is None:
         return None
@@ -42,7 +42,7 @@ def read_reported(line: str) -> Mark | None:
 
 
 def read_dllogger(line: str) -> Mark | None:
-    """What DLLogger's JSON tells of one step; a step of validation has three numbers."""
+    """Read DLLogger's JSON of one step; a step of validation has three numbers."""
     match json_after("DLLL ", line, dict):
         case {"type": "LOG", "step": [int(epoch), int(step)], "data": dict(data)}:
             return Mark(
@@ -55,7 +55,7 @@ def read_dllogger(line: str) -> Mark | None:
 
 
 def mlperf_reader(key: str) -> Callable[[str], Mark | None]:
-    """Returns a function that reads `tracked_stats` of MLPerf with that key."""
+    """Return a function that reads `tracked_stats` of MLPerf with that key."""
 
     def read(line: str) -> Mark | None:
         match json_after(":::MLLOG ", line, dict):

@@ -1,4 +1,4 @@
-"""Lines that count something and that no format reads: which they are, and a pattern for them."""
+"""Find lines that count something but that no format reads, and a pattern that reads them."""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import NamedTuple
 _FEWEST_RISES = 20
 _SHORTEST_S = 10.0
 _FALLS_PER_RISE = 0.1
-"""A counter falls at the end of an epoch; a measured number does so half of the time."""
+"""A counter falls at the end of an epoch, a measured quantity half of the time."""
 _MOST_KINDS = 100
 # Dates, times and decimals are one number each.
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
 _ANY_NUMBER = r"[-+.,:\deE]+"
 _MOST_DIGITS = 9
-"""More have the seconds since 1970."""
-# Seconds, shares and sizes grow as well.
+"""Numbers with more digits, such as the seconds since 1970, are no counters."""
+# Seconds, shares and sizes grow too, but count no steps.
 _NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
 _OF_STEPS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
 _OF_TRAINING = re.compile(
@@ -27,44 +27,44 @@ _LONGEST_SHOWN = 100
 
 
 class Counting(NamedTuple):
-    """Lines of one kind with a number in them that grows."""
+    """Lines of one kind that contain a growing number."""
 
     line: str
-    """The latest, cut where it is long."""
+    """The latest line, shortened if long."""
     pattern: str
-    """What reads its counter, as `--step-regex` takes it; without single quotes."""
+    """A pattern for its counter, for `--step-regex`; without single quotes."""
     of_training: bool
-    """It speaks of steps or of a loss: what only starts up counts other things."""
+    """It mentions steps or a loss; a script that is only starting counts other things."""
 
 
 class UnreadLines:
-    """Looks at the lines of one script for a number that grows."""
+    """Search the lines of one script for a growing number."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, int, str], _Kind] = {}
 
     def take(self, source: str, text: str, arrived_s: float) -> None:
-        """Look at the next line, as `plain` returns it, of one process."""
+        """Examine the next line of a process, as `plain` returns it."""
         numbers = [*_NUMBER.finditer(text)]
         if not numbers:
             return
         name = (source, len(numbers), " ".join(_NUMBER.sub("#", text).split()))
         kind = self._kinds.pop(name, None) or _Kind(text, arrived_s, len(numbers))
         kind.add(text, arrived_s, numbers)
-        # The one that came last stands last.
+        # The latest kind is last.
         self._kinds[name] = kind
         if len(self._kinds) > _MOST_KINDS:
             del self._kinds[next(iter(self._kinds))]
 
     @property
     def counting(self) -> Counting | None:
-        """The lines that surely count something, those of a training first; None without any."""
+        """Lines that surely count something, preferably of a training; None without any."""
         found = (counting for kind in self._kinds.values() for counting in kind.counting())
         return max(found, key=lambda counting: counting.of_training, default=None)
 
 
 class _Kind:
-    """Lines that differ in their numbers only."""
+    """Lines that differ only in their numbers."""
 
     def __init__(self, text: str, arrived_s: float, numbers: int) -> None:
         self._first = self._latest = text
@@ -82,7 +82,6 @@ class _Kind:
             self._values[place] = now
 
     def counting(self) -> Iterator[Counting]:
-        """These lines, if they count."""
         if self._ended_s - self._began_s < _SHORTEST_S:
             return
         growing = (
@@ -98,7 +97,7 @@ class _Kind:
             yield Counting(line, pattern, _OF_TRAINING.search(line) is not None)
 
     def _pattern(self, place: int) -> str | None:
-        """The shortest pattern that finds the counter in the first line and in the latest."""
+        """The shortest pattern that finds the counter in both the first and the latest line."""
         texts = (self._first, self._latest)
         begins = [[*_NUMBER.finditer(text)][place].start() for text in texts]
         before = self._first[: begins[0]]
@@ -112,14 +111,14 @@ class _Kind:
 
 
 def _count(number: re.Match[str]) -> int | None:
-    """The whole number that is there, where it may count something."""
+    """The matched number if it is whole and may count something; else None."""
     is_other = _NO_COUNTER_BEFORE.match(number.string, number.end())
     is_count = number[0].isdecimal() and len(number[0]) <= _MOST_DIGITS and not is_other
     return int(number[0]) if is_count else None
 
 
 def _literal(text: str) -> str:
-    """A pattern of this text, with any number where it has one."""
+    """A pattern for this text that takes any number in place of its numbers."""
     numbers = [r"\d+" if number.isdecimal() else _ANY_NUMBER for number in _NUMBER.findall(text)]
     between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
     pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
