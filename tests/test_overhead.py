@@ -142,9 +142,7 @@ def test_a_sampler_stands_still_while_the_bare_loop_runs() -> None:
 def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     # All 40 pairs of a run would keep two cores busy for half a minute.
-    fewer = (
-        "import gpuscale.campaigns.trials as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
-    )
+    fewer = "import gpuscale.campaigns.trials as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
     answer = subprocess.run(
         [
             *(sys.executable, "-c", f"{fewer}raise SystemExit(cli.main())"),
