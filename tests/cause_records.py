@@ -12,8 +12,9 @@ from comparison_records import entry
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.attribution import Step, changes_of
-from gpuscale.judge.diagnose.evidence import Point, Row
+from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence
 from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Baseline,
     CauseKind,
@@ -196,9 +197,9 @@ def row_of(
     gpus: int,
     said: EntryVerdict | None = None,
     configuration: Configuration = CNN,
-) -> Row:
+) -> RowEvidence:
     """A row whose runs are taken apart already, in one environment."""
-    point = Point(
+    point = PointEvidence(
         key=PointKey.of(run(gpus, 9.0, configuration=configuration)),
         before=tuple(before),
         after=tuple(after),
@@ -206,12 +207,12 @@ def row_of(
         environments_before=(environment(),),
         environments_after=(environment(),),
     )
-    return Row(entry=said or entry(Verdict.REGRESSED, gpus=gpus), points={gpus: point})
+    return RowEvidence(entry=said or entry(Verdict.REGRESSED, gpus=gpus), points={gpus: point})
 
 
 def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict]:
     """Verdicts with causes, by number of GPUs."""
-    comparison = diagnose(baseline, nights, compare(baseline, nights))
+    comparison = diagnose(sides_of(baseline, nights), compare(baseline, nights))
     return {entry.key.gpus: entry for entry in comparison.entries}
 
 

@@ -8,8 +8,8 @@ from statements import known
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.hardware import machine_mismatch, same_gpu_model
-from gpuscale.judge.compare.matching import side_of_results
 from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.sides import side_of_results
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.codec import decode_baseline, encode_baseline

@@ -18,6 +18,7 @@ from gpuscale.cli import main
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -249,7 +250,7 @@ def test_an_open_row_tells_the_rank_that_lags_in_all_its_runs_and_no_other(
     then = two_ranks((1.0, 1.05), (1.05, 1.045), (0.95, 0.955), (1.08, 1.075))
     before = baseline_from_results([then], name="x", cluster="x")
     now = two_ranks(*factors)
-    row = view_of(diagnose(before, [now], compare(before, [now])), [now]).rows[-1]
+    row = view_of(diagnose(sides_of(before, [now]), compare(before, [now])), [now]).rows[-1]
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert [cause.line[:11] for cause in row.causes] == found
 

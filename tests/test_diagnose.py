@@ -28,6 +28,7 @@ from changing import replace
 
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Baseline,
     EntryVerdict,
@@ -111,7 +112,7 @@ def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:
         for n, uuid in enumerate(("another", slow))
     )
     found = replace(now, environment=replace(now.environment, host="node1", gpus=gpus))
-    comparison = diagnose(usual, [found], compare(usual, [found]))
+    comparison = diagnose(sides_of(usual, [found]), compare(usual, [found]))
     (places,) = [note.facts["places"] for note in comparison.notes if note.code == "gpu_places"]
     assert places == {slow: "GPU 5 at 0000:C1:00.0 of node1"}
 
@@ -199,7 +200,7 @@ def with_verdict(
     """The row with the causes that it would have if the comparison had called it so."""
     comparison = compare(before, [now])
     called = tuple(replace(entry, verdict=verdict) for entry in comparison.entries)
-    rows = diagnose(before, [now], replace(comparison, entries=called)).entries
+    rows = diagnose(sides_of(before, [now]), replace(comparison, entries=called)).entries
     return next(row for row in rows if row.key.gpus == gpus)
 
 

@@ -16,7 +16,7 @@ from gpuscale.judge.diagnose import lost_parts
 from gpuscale.judge.diagnose.attribution import Rank, Step
 from gpuscale.judge.diagnose.causes import device_faults, lost_to_ideal, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed
-from gpuscale.judge.diagnose.evidence import Row
+from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import (
     Configuration,
     EntryKey,
@@ -60,7 +60,7 @@ def row(
     said: EntryVerdict | None = None,
     gpus: int = 2,
     configuration: Configuration = CNN,
-) -> Row:
+) -> RowEvidence:
     """Three steady runs of each."""
     olds, news = (before or step(),) * 3, (after,) * 3
     return row_of(olds, news, gpus=gpus, said=said, configuration=configuration)

@@ -9,7 +9,7 @@ from changing import replace
 
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.judge.diagnose.devices import explaining_clocks, symptoms_of
-from gpuscale.judge.diagnose.evidence import Point, Row, onset_of
+from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence, onset_of
 from gpuscale.judge.diagnose.stragglers import slow_device, stragglers, stragglers_of
 from gpuscale.records import GpuSummary, PointKey
 from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
@@ -220,7 +220,7 @@ def on_one_gpu(
     *,
     clock_mhz: float = 1000,
     gpus: int = 1,
-) -> Row:
+) -> RowEvidence:
     """Runs of one rank with these step times, by device; A has that clock now, and had 1 GHz."""
 
     def steps(times_s: Mapping[str, Sequence[float]], clock_mhz: float) -> tuple[Step, ...]:
@@ -386,14 +386,14 @@ def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of
 
 def point(
     gpus: int, lost_s: float | None, *, time_s: float = 9.0, noise_s: float = 0.1, nodes: int = 1
-) -> Point:
+) -> PointEvidence:
     """Steps on so many GPUs, of which communication lost so much."""
     part = Part.COMMUNICATION
     lost = lost_s or 0.0
     change = Change(
         part=part, before_s=1.0, after_s=1.0 + lost, lost_s=lost, noise_s=noise_s, share=1.0
     )
-    return Point(
+    return PointEvidence(
         key=PointKey.of(run(gpus, 9.0)),
         before=(replace(paced(1.0), time_s=time_s),),
         after=(step(*(rank(n, 1.0, host=f"node{n % nodes}") for n in range(gpus))),),
@@ -413,7 +413,7 @@ def point(
     ],
 )
 def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_noise(
-    others: list[Point],
+    others: list[PointEvidence],
     lost_on: tuple[int, ...],
     spared_on: tuple[int, ...],
     spared_nodes: int | None,

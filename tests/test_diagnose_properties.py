@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
 from gpuscale.reports.cause_words import evidence, next_step, whole_line
 
@@ -69,7 +70,7 @@ def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
     now = replace(night, runs=tuple(data.draw(with_evidence(run)) for run in night.runs))
     comparison = compare(before, [now])
     called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)
-    (row,) = diagnose(before, [now], replace(comparison, entries=called)).entries
+    (row,) = diagnose(sides_of(before, [now]), replace(comparison, entries=called)).entries
     assert row.causes
     for cause in row.causes:
         assert whole_line(cause)

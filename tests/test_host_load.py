@@ -16,6 +16,7 @@ from statements import facts_of
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.causes import busy_host
+from gpuscale.judge.sides import sides_of
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import Baseline, HostLoad, Results, Run
 
@@ -91,7 +92,7 @@ def test_a_comparison_names_a_busy_host_and_a_loss_puts_it_among_its_causes(
     then: HostLoad | None, now: HostLoad | None, codes: set[str], is_cause: bool
 ) -> None:
     recorded, after = beside(then, now)
-    comparison = diagnose(recorded, after, compare(recorded, after))
+    comparison = diagnose(sides_of(recorded, after), compare(recorded, after))
     named = {note.code for note in comparison.notes}
     assert named & {"busy_host", "busy_host_before"} == codes
     causes = {cause.code for entry in comparison.entries for cause in entry.causes}

@@ -12,6 +12,7 @@ from gpuscale.cli.baseline import last_valid_day
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.hardware import foreign_note
 from gpuscale.judge.compare.notes import expiry_note, with_validity
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import Environment, GpuDevice, Statement
 
 THEN = baseline({1: [1.0] * 6})
@@ -74,7 +75,7 @@ def of_cpu(cpu_model: str | None) -> Environment:
 )
 def test_gpus_in_another_host(known: str | None, here: str | None, is_foreign: bool) -> None:
     hardware = replace(THEN.hardware, cpu_model=known)
-    note = foreign_note(replace(THEN, hardware=hardware), [of_cpu(here)])
+    note = foreign_note(hardware, [of_cpu(here)])
     assert (note is not None) == is_foreign
     cpu = Statement.of("host_has_other_cpu", before=known, now=here)
     assert note is None or note.facts["differences"] == [cpu]
@@ -82,8 +83,8 @@ def test_gpus_in_another_host(known: str | None, here: str | None, is_foreign: b
 
 def test_a_job_may_see_fewer_gpus_than_the_node_has_but_not_more() -> None:
     device = GpuDevice(index=0, name="V100")
-    assert foreign_note(THEN, [replace(environment(), gpus=(device,))]) is None
-    note = foreign_note(THEN, [replace(environment(), gpus=(device,) * 8)] * 2)
+    assert foreign_note(THEN.hardware, [replace(environment(), gpus=(device,))]) is None
+    note = foreign_note(THEN.hardware, [replace(environment(), gpus=(device,) * 8)] * 2)
     assert note is not None
     more = Statement.of("host_has_more_gpus", before=4, now=8)
     assert note.facts["differences"] == [more]
@@ -92,9 +93,9 @@ def test_a_job_may_see_fewer_gpus_than_the_node_has_but_not_more() -> None:
 def test_a_comparison_says_that_its_baseline_has_expired_and_keeps_its_verdicts() -> None:
     now = results()
     plain = compare(THEN, [now])
-    assert with_validity(plain, THEN, [now], today=date(2030, 1, 1)) == plain
+    assert with_validity(plain, sides_of(THEN, [now]), today=date(2030, 1, 1)) == plain
     expired = replace(THEN, expires_on="2029-12-31")
-    noted = with_validity(plain, expired, [now], today=date(2030, 1, 1))
+    noted = with_validity(plain, sides_of(expired, [now]), today=date(2030, 1, 1))
     assert noted.entries == plain.entries
     assert noted.notes[:-1] == plain.notes
     assert noted.notes[-1].facts["on"] == "2029-12-31"

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import References, known_mean, scaling_points, valid_by_point
+from gpuscale.analysis.scaling import Entry, References, grouped, known_mean, valid_by_point
 from gpuscale.analysis.statistics.distributions import f_tail
 from gpuscale.analysis.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 from gpuscale.base.strategies import STRATEGIES
@@ -25,7 +25,6 @@ from gpuscale.records import (
     PointKey,
     RankReport,
     Run,
-    ScalingPoint,
 )
 
 PARTS = ("communication", "data", "skew")
@@ -93,33 +92,36 @@ class RankSkew:
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """The budget of every point on more than one GPU that has a reference on one.
+    """The budgets of these runs, as `budgets_of` gives them."""
+    return budgets_of(grouped(runs))
 
-    Times are means over the valid runs, since a part that only some runs had has lost its share
-    of the efficiency that `scaling_points` gives; the parts add up to that loss.
+
+def budgets_of(entries: Iterable[Entry]) -> tuple[EfficiencyBudget, ...]:
+    """The budget of every entry on more than one GPU that has a reference on one.
+
+    Times are means over the valid runs, so a part that only some runs had counts by its share,
+    and the parts add up to the loss of efficiency that the entry's point shows.
     """
-    valid = valid_by_point(runs)
+    valid = {entry.key: entry for entry in entries if entry.logs}
     references = References(valid)
     return tuple(
-        _budget(point, valid[point.point_key], valid[reference])
-        for point in scaling_points(runs)
-        if point.key.gpus > 1
-        and point.efficiency is not None
-        and (reference := references.of(point.point_key)) is not None
+        _budget(entry, valid[reference])
+        for key, entry in valid.items()
+        if key.gpus > 1 and (reference := references.of(key)) is not None
     )
 
 
-def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) -> EfficiencyBudget:
-    assert point.efficiency is not None, "only a point with an efficiency has a budget"
+def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
+    point = entry.point
+    assert point.efficiency is not None, "a valid entry with a reference has an efficiency"
     assert point.step_time_s is not None, "a point with an efficiency has a step time"
     efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
-    # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
-    on_one = PointKey.of(reference[0]).global_batch
-    ideal = point.point_key.global_batch / (point.key.gpus * on_one)
+    # If the batch is divided among the GPUs, the ideal step has only its share of the data.
+    ideal = entry.key.global_batch / (entry.key.gpus * reference.key.global_batch)
     parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
     parts = {
         name: seconds / step_time_s
-        for name, seconds in parts_s(runs, reference, ideal).items()
+        for name, seconds in parts_s(entry.valid, reference.valid, ideal).items()
         if seconds is not None
     }
     return EfficiencyBudget(

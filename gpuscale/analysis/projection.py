@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
 
-from gpuscale.analysis.budget import efficiency_budgets
-from gpuscale.analysis.scaling import scaling_points
+from gpuscale.analysis.budget import budgets_of
+from gpuscale.analysis.scaling import grouped
 from gpuscale.analysis.statistics.estimates import (
     CONFIDENCE,
     Term,
@@ -77,12 +77,13 @@ class NotProjected(NamedTuple):
 def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | NotProjected]:
     """Each configuration on those of the numbers of GPUs that it was not measured on."""
     exposed: dict[Configuration, dict[int, float]] = defaultdict(dict)
-    for each in efficiency_budgets(runs):
+    entries = grouped(runs)
+    for each in budgets_of(entries):
         if "communication" in each.parts:
             over_ideal = each.parts["communication"] / each.efficiency
             exposed[each.configuration][each.key.gpus] = over_ideal
     curves: dict[Configuration, list[ScalingPoint]] = {}
-    for point in scaling_points(runs):
+    for point in (entry.point for entry in entries):
         curves.setdefault(point.configuration, [])
         if point.step_time_s is not None:
             curves[point.configuration].append(point)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -24,8 +25,31 @@ UNIT_ERROR_EFFICIENCY = 1.1
 Figures = Mapping[EntryKey, PublishedFigure]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The runs of one configuration on one number of GPUs, with the numbers that they give."""
+
+    key: PointKey
+    point: ScalingPoint
+    runs: Mapping[str, Sequence[Run]]
+    """Valid runs by allocation."""
+    logs: Mapping[str, tuple[float, ...]]
+    """Logarithms of the step times of the valid runs, by allocation."""
+    failed: Sequence[Run]
+
+    @property
+    def valid(self) -> list[Run]:
+        """The valid runs of all allocations."""
+        return [run for runs in self.runs.values() for run in runs]
+
+    @property
+    def sample(self) -> Sample:
+        """The logarithms of all allocations, of which there must be one."""
+        return log_sample([log for logs in self.logs.values() for log in logs])
+
+
 class References:
-    """The points on 1 GPU among others; found by their configuration, since there are many."""
+    """The points on 1 GPU among others, looked up by configuration and sample shape."""
 
     def __init__(self, points: Iterable[PointKey]) -> None:
         self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
@@ -34,61 +58,84 @@ class References:
                 self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
 
     def of(self, key: PointKey) -> PointKey | None:
-        """The point on 1 GPU that a speedup is taken over, or None where there is none.
+        """The point on 1 GPU that a speedup is taken over; None if there is none.
 
         Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
-        it); of several, the one with the same batch per GPU is taken, or else the first.
+        it). If there are several, the one with the same batch per GPU is taken, or else the first.
         """
         found = self._found.get((key.configuration, key.sample_shape), ())
-        return max(found, key=lambda each: each.batch_per_gpu == key.batch_per_gpu, default=None)
+        return max(found, key=lambda one: one.batch_per_gpu == key.batch_per_gpu, default=None)
+
+
+def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
+    """Group runs by configuration and number of GPUs, and reduce each group to T, S and E.
+
+    Configurations come in the order in which they first appear, each with its numbers of GPUs
+    ascending. Runs that differ in batch or sample shape form separate entries. Intervals are 95%
+    by Student's t on per-run log medians; a single run gives none. `allocations` has that of each
+    run; without it the runs count as one allocation.
+    """
+    places = _places_by_point(runs)
+    valid: dict[PointKey, dict[str, list[Run]]] = {}
+    for key, its in places.items():
+        valid[key] = {}
+        for place in its:
+            if runs[place].is_valid:
+                allocation = "" if allocations is None else allocations[place]
+                valid[key].setdefault(allocation, []).append(runs[place])
+    logs = {
+        key: {name: tuple(run.log_step_time for run in its) for name, its in by_name.items()}
+        for key, by_name in valid.items()
+    }
+    samples = {
+        key: log_sample([log for its in by_name.values() for log in its])
+        for key, by_name in logs.items()
+        if by_name
+    }
+    references = References(samples)
+    return tuple(
+        Entry(
+            key=key,
+            point=_point(key, [runs[place] for place in its], samples, references.of(key)),
+            runs=valid[key],
+            logs=logs[key],
+            failed=[runs[place] for place in its if not runs[place].is_valid],
+        )
+        for key, its in places.items()
+    )
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-    """One point for each configuration and number of GPUs.
-
-    Configurations come in the order in which they first appear, each with its numbers of
-    GPUs ascending. Runs that differ in batch or sample shape are points of their own.
-    Intervals are 95% by Student's t on per-run log medians, and absent with a single run.
-    """
-    groups = _by_point(runs)
-    samples = _samples(groups)
-    references = References(samples)
-    return tuple(_point(key, its, samples, references) for key, its in groups.items())
+    """The points of the scaling curves of these runs, in the order of `grouped`."""
+    return tuple(entry.point for entry in grouped(runs))
 
 
 def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """The valid runs of each point that has any, in the order of scaling points."""
-    return _by_point([run for run in runs if run.is_valid])
+    """The valid runs of each point that has any, in the order of `grouped`."""
+    valid = [run for run in runs if run.is_valid]
+    return {key: [valid[i] for i in places] for key, places in _places_by_point(valid).items()}
 
 
-def _by_point(runs: Sequence[Run]) -> dict[PointKey, list[Run]]:
-    groups: dict[PointKey, list[Run]] = {}
-    for key, run in zip(point_keys(runs), runs, strict=True):
-        groups.setdefault(key, []).append(run)
-    appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
-    ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
-    return {key: groups[key] for key in ordered}
+def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
+    """The indices of the runs of each point."""
+    places: dict[PointKey, list[int]] = {}
+    for place, key in enumerate(point_keys(runs)):
+        places.setdefault(key, []).append(place)
+    appearance = {key.configuration: i for i, key in reversed(list(enumerate(places)))}
+    ordered = sorted(places, key=lambda key: (appearance[key.configuration], key.gpus))
+    return {key: places[key] for key in ordered}
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """The point of each run; of a command whose lines told no batch, that of its other runs."""
+    """The point of each run; a command's run of unknown batch joins the other runs of its row."""
     keys = [PointKey.of(run) for run in runs]
-    told = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
-    return [told.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
-
-
-def _samples(groups: Mapping[PointKey, Sequence[Run]]) -> dict[PointKey, Sample]:
-    """The logarithms of the step times, of points that have a valid run."""
-    return {
-        key: log_sample(logs)
-        for key, group in groups.items()
-        if (logs := [run.log_step_time for run in group if run.is_valid])
-    }
+    known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
+    return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
 
 
 def step_time_ratios(runs: Sequence[Run]) -> dict[PointKey, Estimate]:
-    """T(n) of a strategy over T(n) of the one that it wraps, where both were measured alike."""
-    samples = _samples(_by_point(runs))
+    """T(n) of a strategy over T(n) of the strategy that it wraps, if both were measured alike."""
+    samples = {entry.key: entry.sample for entry in grouped(runs) if entry.logs}
     ratios = {}
     for key, sample in samples.items():
         demands = STRATEGIES.get(key.configuration.strategy)
@@ -105,11 +152,11 @@ def _point(
     key: PointKey,
     runs: Sequence[Run],
     samples: Mapping[PointKey, Sample],
-    references: References,
+    reference: PointKey | None,
 ) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
     step_time = geometric_mean(samples[key]) if valid else None
-    speedup = _speedup(key, samples, references.of(key)) if valid else None
+    speedup = _speedup(key, samples, reference) if valid else None
     samples_per_s = None if step_time is None else step_time.inverse(key.global_batch)
     epoch = runs[0].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
@@ -128,7 +175,7 @@ def _point(
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
         gpu_utilization=known_mean(
-            each.values.get("utilization_mean") for run in valid for each in run.gpu_summaries
+            summary.values.get("utilization_mean") for run in valid for summary in run.gpu_summaries
         ),
         peak_memory_bytes=_largest(rank.peak_memory_bytes for rank in ranks),
         peak_host_memory_bytes=_largest(rank.peak_host_memory_bytes for rank in ranks),
@@ -136,7 +183,7 @@ def _point(
 
 
 def geometric_mean(sample: Sample) -> Estimate:
-    """The geometric mean that a sample of logarithms stands for, with its interval."""
+    """The geometric mean of the values whose logarithms the sample holds, with its interval."""
     return difference(sample.mean, [sample.term()]).exponential()
 
 
@@ -171,7 +218,7 @@ def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is known; None where nothing is."""
+    """The mean of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -181,10 +228,10 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
 
 
 def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
-    """The speedup that the publication itself reports, over its figure for 1 GPU.
+    """The speedup over the publication's own figure for 1 GPU; None if it has none of that kind.
 
-    Times are of a fixed amount of training, so their ratio is the speedup under weak and
-    strong scaling alike. None where there is no figure for 1 GPU of the same kind.
+    Times are for a fixed amount of training, so their ratio is the speedup under weak and
+    strong scaling alike.
     """
     one = figures.get(figure.key._replace(gpus=1))
     if figure.gpus == 1 or one is None:
@@ -232,16 +279,13 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """A warning on speedups of commands, whose ranks need not train one model together."""
-    named = sorted({each.label for each in configurations if each.strategy == COMMAND})
+    """Warn of speedups of commands, whose ranks need not train one model together."""
+    named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """A warning where the efficiency is above 1.1: a unit error until proven otherwise.
-
-    Where its interval holds 1 it is noise.
-    """
+    """Warn of an efficiency above 1.1: noise if its interval includes 1, or else a unit error."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     value, low, high = efficiency.value, efficiency.low, efficiency.high

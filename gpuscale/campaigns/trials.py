@@ -18,9 +18,10 @@ from gpuscale.analysis.statistics.significance import rate_of
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_seconds
-from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.comparison import Choice, compare_sides
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.sides import sides_of
 from gpuscale.measure.telemetry.summary import sample_run
 from gpuscale.records import (
     Configuration,
@@ -129,7 +130,8 @@ class Trials:
                 baseline = baseline_from_results(
                     before, name="before", cluster="here", minimum_runs=_FEWEST_BASELINE_RUNS
                 )
-                judged = diagnose(baseline, [results], compare(baseline, [results]))
+                sides = sides_of(baseline, [results])
+                judged = diagnose(sides, compare_sides(sides, Choice()))
                 self._judged.append((fault, judged.entries))
         if fault is None:
             self._clean.append(results)

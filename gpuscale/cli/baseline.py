@@ -10,12 +10,13 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean
 from gpuscale.base.units import rough_percent
 from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.matching import Entry, side_of_baseline
 from gpuscale.judge.recording import EntryId, entries_of, results_of
+from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.show.baseline_text import baseline_text, step_time_text

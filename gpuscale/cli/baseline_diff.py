@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli.baseline import measured_entries
 from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.matching import Entry
 from gpuscale.judge.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.records.environment_diff import change_text, listed

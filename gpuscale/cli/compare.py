@@ -23,11 +23,12 @@ from gpuscale.cli.inputs import (
     say_left_out,
     without_collecting,
 )
-from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.comparison import Choice, compare_sides
 from gpuscale.judge.compare.notes import with_validity
 from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import as_baseline, baseline_of_results
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import FORMATS
@@ -122,11 +123,12 @@ def judged(
     """The comparison of the rows asked for, with causes and notes, and the files of both sides."""
     before, after = files
     baseline = as_baseline(content, before.stem)
-    chosen = compare(baseline, results, cases=arguments.case, gpus=arguments.gpus)
-    comparison = diagnose(baseline, results, chosen)
+    sides = sides_of(baseline, results)
+    chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
+    comparison = diagnose(sides, chosen)
     if history is not None:
         comparison = with_levels(comparison, history)
-    comparison = with_validity(comparison, baseline, results, today=date.today())
+    comparison = with_validity(comparison, sides, today=date.today())
     kind: BaselineKind = "nights" if history else "baseline" if content is baseline else "results"
     return replace(
         comparison,

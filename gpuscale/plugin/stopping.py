@@ -123,7 +123,7 @@ class BaselineJudge:
         """The reason why a run would tell nothing more; None where it is needed."""
         if request.index <= self.plan.fewest_runs:
             return None
-        step = self._step_after(results)
+        step = self.step_after(results)
         wanted = (request.key, request.configuration)
         if wanted in step.needs_runs:
             return None
@@ -136,9 +136,10 @@ class BaselineJudge:
 
     def comparison(self, results: Results) -> Comparison:
         """The verdict on everything that the session measured."""
-        return self._step_after(results).comparison
+        return self.step_after(results).comparison
 
-    def _step_after(self, results: Results) -> Step:
+    def step_after(self, results: Results) -> Step:
+        """The verdict on everything that the session measured."""
         # Judging analyses every run again, and pytest asks before each item.
         if self._judged is None or self._judged[0] != len(results.runs):
             step = next_step(

@@ -135,9 +135,9 @@ def verdict_lines(
     judge: BaselineJudge, results: Results, colour: bool, exit_code: int
 ) -> Iterator[str]:
     """The verdict against the baseline, with the exit code of the whole session."""
-    baseline = judge.baseline
-    comparison = diagnose(baseline, [results], judge.comparison(results))
-    comparison = with_validity(comparison, baseline, [results], today=date.today())
+    step = judge.step_after(results)
+    comparison = diagnose(step.sides, step.comparison)
+    comparison = with_validity(comparison, step.sides, today=date.today())
     screen = replace(Screen.of(sys.stdout), colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
     yield from as_text.render(view).splitlines()

@@ -1,4 +1,4 @@
-"""A whole comparison: match the rows, judge those that can be judged, and say the rest."""
+"""A whole comparison: match the rows, judge those that can be judged, and note the rest."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -7,11 +7,11 @@ from gpuscale.analysis.statistics.estimates import exponential
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare.decision import ErrorRates, Judgement
 from gpuscale.judge.compare.hardware import hardware_label, machine_mismatch
-from gpuscale.judge.compare.matching import Side, match, side_of_baseline, side_of_results
+from gpuscale.judge.compare.matching import match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import beside_the_others, notes_of
-from gpuscale.judge.compare.origins import origin_of_baseline, origin_of_results
 from gpuscale.judge.compare.published import judge_published
+from gpuscale.judge.sides import Sides, sides_of
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -27,16 +27,16 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows that were asked for; None is all."""
+    """The rows to judge; None is all."""
 
     cases: Collection[str] | None = None
     """Each as `mnist_cnn` or `mnist_cnn/ddp`."""
     gpus: Collection[int] | None = None
 
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
-        """The keys that were asked for, with those that are nowhere, of cases without any other.
+        """The chosen keys, case by case, each with its numbers of GPUs ascending.
 
-        They come case by case, as they first appear, each with its numbers of GPUs ascending.
+        A case that is chosen but has none of the chosen numbers gets keys that no side has.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [
@@ -51,9 +51,9 @@ class Choice:
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
     def refuse_unknown(self, keys: Collection[EntryKey]) -> None:
-        """Raises UsageError for a case or number of GPUs, given by name, that is nowhere.
+        """Raise UsageError for a case or number of GPUs that neither side has.
 
-        Else a comparison of the others could end with 0.
+        Otherwise a comparison of the remaining rows could pass.
         """
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
@@ -73,9 +73,23 @@ class Assessment:
     """The judgement on each row of a comparison."""
 
     judgements: Sequence[Judgement]
-    known_keys: Collection[EntryKey]
-    """The rows that any side has, asked for or not, the baseline's first."""
-    after: Side
+    sides: Sides
+
+    def comparison(self, entries: Sequence[EntryVerdict]) -> Comparison:
+        """The record of these entries, with both machines and the notes on the runs."""
+        baseline, after = self.sides.baseline, self.sides.after
+        machines = dict.fromkeys(where.hardware_label for where, _ in after.files)
+        rows = [judgement.row for judgement in self.judgements]
+        return Comparison(
+            cluster=baseline.cluster,
+            baseline_name=baseline.name,
+            baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
+            current_machine="; ".join(machines) or "no results",
+            entries=tuple(entries),
+            notes=notes_of(self.sides, rows, entries),
+            before=self.sides.before.origin_of([row.before for row in rows if row.before]),
+            after=after.origin_of([row.after for row in rows if row.after]),
+        )
 
 
 def compare(
@@ -85,66 +99,42 @@ def compare(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> Comparison:
-    """The verdict on every row of the results and of the baseline.
+    """The verdict on every row of the results and of the baseline, as `compare_sides` gives it."""
+    return compare_sides(sides_of(baseline, results), Choice(cases=cases, gpus=gpus))
 
-    Several results are taken together. Of cases, each as `mnist_cnn` or `mnist_cnn/ddp`, and of
-    numbers of GPUs only those given are judged; runs on 1 GPU still serve as the reference of the
-    speedups. Raises UsageError for one that neither side has.
+
+def compare_sides(sides: Sides, choice: Choice) -> Comparison:
+    """The verdict on every chosen row of either side.
+
+    Runs on 1 GPU serve as the reference of the speedups even if their row is not chosen. Raises
+    UsageError for a choice that neither side has.
     """
-    choice = Choice(cases=cases, gpus=gpus)
-    rates = ErrorRates(significance=baseline.tolerances.significance)
-    assessment = assess(baseline, results, choice, rates)
-    if assessment.known_keys:
-        choice.refuse_unknown(assessment.known_keys)
-    entries = [judgement.entry for judgement in assessment.judgements]
-    return comparison_of(assessment, baseline, results, entries)
+    rates = ErrorRates(significance=sides.baseline.tolerances.significance)
+    assessment = assess(sides, choice, rates)
+    if sides.keys:
+        choice.refuse_unknown(sides.keys)
+    return assessment.comparison([judgement.entry for judgement in assessment.judgements])
 
 
-def comparison_of(
-    assessment: Assessment,
-    baseline: Baseline,
-    results: Sequence[Results],
-    entries: Sequence[EntryVerdict],
-) -> Comparison:
-    """The record of these entries, with both machines and what a reader must know beside."""
-    machines = dict.fromkeys(result.environment.hardware_label for result in results)
-    rows = [judgement.row for judgement in assessment.judgements]
-    return Comparison(
-        cluster=baseline.cluster,
-        baseline_name=baseline.name,
-        baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
-        current_machine="; ".join(machines) or "no results",
-        entries=tuple(entries),
-        notes=notes_of(baseline, rows, entries, assessment.after),
-        before=origin_of_baseline(baseline, [row.before for row in rows if row.before]),
-        after=origin_of_results(results, [row.after for row in rows if row.after]),
-    )
-
-
-def assess(
-    baseline: Baseline, results: Sequence[Results], choice: Choice, rates: ErrorRates
-) -> Assessment:
-    """The judgement on every row that was asked for."""
-    before, after = side_of_baseline(baseline), side_of_results(results)
-    figures = {figure.key: figure for figure in baseline.published}
-    keys = tuple(dict.fromkeys((*before.by_row, *figures, *after.by_row)))
-    rows = match(baseline, before, after, choice.rows_of(keys))
-    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
+def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
+    """The judgement on every chosen row."""
+    rows = match(sides, choice.rows_of(sides.keys))
+    mismatch = machine_mismatch(sides.baseline.hardware, sides.environments[1])
     if mismatch:
         rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
     measured = [row for row in rows if row.obstacle is None and row.before is not None]
-    by_measurement = iter(judge_measured(measured, baseline.tolerances, before, after, rates))
+    by_measurement = iter(judge_measured(measured, sides, rates))
     judgements = []
     for row in rows:
         if row.obstacle is not None and row.reason is not None:
-            judgements.append(Judgement(row=row, entry=row.told(row.obstacle, row.reason)))
+            judgements.append(Judgement(row=row, entry=row.verdict_of(row.obstacle, row.reason)))
         elif row.before is not None:
             judgements.append(next(by_measurement))
         else:
-            judgements.append(judge_published(row, figures, baseline.tolerances, after, rates))
+            judgements.append(judge_published(row, sides, rates))
     judgements = [_no_pass_by_too_few(each) for each in _reference_alone_is_no_pass(judgements)]
-    judgements = [_no_pass_by_a_slow_night(each, baseline.tolerances) for each in judgements]
-    return Assessment(judgements=judgements, known_keys=keys, after=after)
+    judgements = [_no_pass_by_a_slow_night(each, sides.baseline.tolerances) for each in judgements]
+    return Assessment(judgements=judgements, sides=sides)
 
 
 def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
@@ -154,7 +144,7 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
         return judgements
     reason = Statement.of("only_speedup_reference")
     return [
-        Judgement(row=each.row, entry=each.row.told(Verdict.INCONCLUSIVE, reason))
+        Judgement(row=each.row, entry=each.row.verdict_of(Verdict.INCONCLUSIVE, reason))
         if each.entry.verdict.is_judged
         else each
         for each in judgements
@@ -164,7 +154,7 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
 def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     """The judgement, which is no pass where most runs gave no number."""
     row, entry = judgement.row, judgement.entry
-    few = None if row.after is None else row.after.too_few_valid_runs
+    few = too_few_valid_runs(row.after)
     if few is None or not entry.verdict.is_pass:
         return judgement
     reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})

@@ -14,7 +14,7 @@ from gpuscale.analysis.statistics.estimates import (
     Difference,
     exponential,
 )
-from gpuscale.judge.compare.matching import Row
+from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
 
 
@@ -239,7 +239,7 @@ def _doubt(quantity: Quantity) -> float:
 class Judgement:
     """The judgement on one row, whatever kind of baseline the row stood against."""
 
-    row: Row
+    row: MatchedRow
     entry: EntryVerdict
     excess_losses: Mapping[str, float] = field(default_factory=dict)
     """By how much each judged quantity lies beyond its margin, to the worse; negative within."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gpuscale.records import Baseline, Environment, Hardware, Statement
+from gpuscale.records import Environment, Hardware, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
@@ -97,17 +97,17 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
     return f"{cluster}, {machine}"
 
 
-def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Statement | None:
-    """The note on results of another machine than the baseline's, with the same GPUs.
+def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
+    """The note on results from another host than the baseline's, with the same GPUs; None if alike.
 
     Results on other GPUs are not compared at all; a host of another kind still feeds the same
-    GPUs differently. None where nothing speaks against one machine.
+    GPUs differently.
     """
-    # Ranks on the CPU are compared on the same CPU only; that is not for a note.
-    if baseline.hardware.device == "cpu":
+    # Ranks on the CPU are compared on the same CPU only; that needs no note.
+    if baseline.device == "cpu":
         return None
     on_gpus = [environment for environment in environments if environment.device != "cpu"]
-    then, per_node = baseline.hardware.cpu_model, baseline.hardware.gpus_per_node
+    then, per_node = baseline.cpu_model, baseline.gpus_per_node
     found = [
         Statement.of("host_has_other_cpu", before=then, now=model)
         for model in dict.fromkeys(environment.cpu_model for environment in on_gpus)

@@ -20,7 +20,7 @@ from gpuscale.judge.compare.decision import (
     decide,
     required_runs,
 )
-from gpuscale.judge.compare.matching import Row, Side, usual_logs
+from gpuscale.judge.compare.matching import MatchedRow, usual_logs
 from gpuscale.judge.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.judge.compare.spread import (
     RunSample,
@@ -30,6 +30,7 @@ from gpuscale.judge.compare.spread import (
     largest_spread,
     moderated_samples,
 )
+from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     EntryVerdict,
     Estimate,
@@ -81,7 +82,7 @@ class _Rule:
 class _Pairing:
     """Both sides of one row, with the runs on 1 GPU where both sides have them."""
 
-    row: Row
+    row: MatchedRow
     before: SideSample
     after: SideSample
     without_speedup: Statement | None = None
@@ -133,11 +134,11 @@ class _Pairing:
             ),
         )
 
-    def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
+    def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """The row with this verdict; its baseline is the one that the change is relative to."""
-        entry = self.row.told(verdict, reason)
+        entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
-        step_time, batch = self._usual(1), self.row.before.point.point_key.global_batch
+        step_time, batch = self._usual(1), self.row.before.key.global_batch
         shown = replace(
             entry.baseline, step_time_s=step_time, samples_per_s=step_time.inverse(batch)
         )
@@ -166,16 +167,15 @@ class _Pairing:
         return largest_spread(*alone, quantities.time.gain, further_runs=most)
 
 
-def judge_measured(
-    rows: Sequence[Row], tolerances: Tolerances, before: Side, after: Side, rates: ErrorRates
-) -> list[Judgement]:
+def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) -> list[Judgement]:
     """The judgement on each of the rows, all of which have valid runs on both sides.
 
     The tests of all rows are one family: their p are adjusted after Benjamini and Hochberg.
     """
-    pairings = _pairings(rows, before, after)
+    tolerances = sides.baseline.tolerances
+    pairings = _pairings(rows, sides)
     quantities = [pairing.quantities(tolerances, rates) for pairing in pairings]
-    metrics = metric_changes(rows, before, after, tolerances, rates)
+    metrics = metric_changes(rows, sides, rates)
     tests = [
         test
         for its, others in zip(quantities, metrics, strict=True)
@@ -192,28 +192,25 @@ def judge_measured(
     return judgements
 
 
-def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
+def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
     """The pairing of each row, all of which have valid runs on both sides.
 
     Every sample is moderated by all the others of the comparison, also by those of rows that
     are not judged: how much runs differ is told by all of them. Outlying runs are left out of the
     baseline alone: tonight's may be the loss.
     """
-    configurations = {entry.point.configuration for entry in before.entries}
+    before, after = sides.before.by_point, sides.after.by_point
+    configurations = {entry.key.configuration for entry in sides.before.entries}
     then, now = moderated_samples(
-        {key: usual_logs(entry, after.by_point.get(key)) for key, entry in before.by_point.items()},
-        {
-            key: entry.logs
-            for key, entry in after.by_point.items()
-            if key.configuration in configurations
-        },
+        {key: usual_logs(entry, after.get(key)) for key, entry in before.items()},
+        {key: entry.logs for key, entry in after.items() if key.configuration in configurations},
     )
-    references = References(before.by_point), References(after.by_point)
+    references = References(before), References(after)
     points, same_ones = [], defaultdict(list)
     for row in rows:
         assert row.before is not None, "a row of measured runs has them on both sides"
         assert row.after is not None, "a row of measured runs has them on both sides"
-        keys = row.before.point.point_key, row.after.point.point_key
+        keys = row.before.key, row.after.key
         ones = references[0].of(keys[0]), references[1].of(keys[1])
         points.append((row, keys, ones))
         if row.key.gpus > 1:
@@ -293,7 +290,7 @@ def _judgement(
     return Judgement(
         row=pairing.row,
         entry=replace(
-            pairing.told(verdict, reason),
+            pairing.verdict_of(verdict, reason),
             finding=finding,
             change=decision.quantity.gain.relative_change(),
             changed_quantity=QuantityName(decision.quantity.name),

@@ -6,26 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 
-from gpuscale.analysis.scaling import unchecked_training_note, unit_error_note
+from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.analysis.statistics.estimates import exponential
 from gpuscale.analysis.statistics.levels import outlying_allocations
 from gpuscale.judge.compare.hardware import foreign_note
 from gpuscale.judge.compare.matching import (
-    Entry,
-    Row,
-    Side,
+    MatchedRow,
+    first_failure,
     outlying_runs,
     point_differences,
     usual_logs,
 )
 from gpuscale.judge.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.judge.sides import Side, Sides
 from gpuscale.records import (
     Baseline,
     Comparison,
     EntryKey,
     EntryVerdict,
     Facts,
-    Results,
     Run,
     Statement,
     Verdict,
@@ -43,9 +42,10 @@ FAR_APART = 3.0
 
 
 def notes_of(
-    baseline: Baseline, rows: Sequence[Row], entries: Sequence[EntryVerdict], after: Side
+    sides: Sides, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> tuple[Statement, ...]:
     """All notes of a comparison, in order of weight."""
+    baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
     judged = [before for before, _ in pairs]
     return (
@@ -69,18 +69,16 @@ def notes_of(
     )
 
 
-def with_validity(
-    comparison: Comparison, baseline: Baseline, results: Sequence[Results], *, today: date
-) -> Comparison:
-    """The comparison with what differs from its baseline's day and machine; verdicts stay."""
-    environments = [result.environment for result in results]
-    changed = changes(list(baseline.environments.values()), environments)
+def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Comparison:
+    """The comparison with notes on an expired baseline and on another machine or software."""
+    before, after = sides.environments
+    changed = changes(before, after)
     notes = (
-        expiry_note(baseline, today),
-        foreign_note(baseline, environments),
+        expiry_note(sides.baseline, today),
+        foreign_note(sides.baseline.hardware, after),
         Statement.of("environment_changed", changes=changed) if changed else None,
     )
-    return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
+    return replace(comparison, notes=(*comparison.notes, *filter(None, notes)))
 
 
 def expiry_note(baseline: Baseline, today: date) -> Statement | None:
@@ -92,12 +90,12 @@ def expiry_note(baseline: Baseline, today: date) -> Statement | None:
 
 
 def _emptiness(
-    baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]
+    baseline: Baseline, rows: Sequence[MatchedRow], currents: Sequence[Entry]
 ) -> Iterable[Statement]:
     has_entries = bool(baseline.runs or baseline.published)
     if not has_entries:
         yield Statement.of("empty_baseline")
-    if not any(current.point.valid_runs for current in currents):
+    if not any(current.logs for current in currents):
         yield Statement.of("no_valid_run")
     if not rows and (has_entries or currents):
         yield Statement.of("no_row_left")
@@ -147,22 +145,22 @@ def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
         )
 
 
-def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
+def _same_allocation(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
         yield Statement.of("same_allocation", name=min(shared))
 
 
-def _runs_of_sides(rows: Sequence[Row]) -> tuple[list[Run], list[Run]]:
+def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
     """The valid runs of all rows, before and now."""
     before, after = (
-        [run for each in entries if each for its in each.runs.values() for run in its]
+        [run for entry in entries if entry for run in entry.valid]
         for entries in ([row.before for row in rows], [row.after for row in rows])
     )
     return before, after
 
 
-def _newer_baseline(rows: Sequence[Row]) -> Iterable[Statement]:
+def _newer_baseline(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     befores, afters = (
         [run.started_at_s for run in side if run.started_at_s is not None]
         for side in _runs_of_sides(rows)
@@ -209,7 +207,7 @@ def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterab
         )
 
 
-def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
+def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Iterable[Statement]:
     """A pool of nights hides the one that is slow."""
     limits = baseline.tolerances.limits
     found = [
@@ -234,9 +232,9 @@ def beside_the_others(current: Entry) -> Mapping[str, float]:
     return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
 
 
-def _published(rows: Sequence[Row]) -> Iterable[Statement]:
+def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     judged = dict.fromkeys(
-        (row.figure.precision, row.figure.data, row.after.point.configuration)
+        (row.figure.precision, row.figure.data, row.after.key.configuration)
         for row in rows
         if row.figure is not None and row.obstacle is None and row.after is not None
     )
@@ -255,25 +253,25 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
             yield Statement.of("published_in_other_precision", **measured | {"then": precision})
 
 
-def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
+def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Of rows that were judged all the same; the others say it themselves."""
     alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
-        if row.after is not None and row.after.failed and row.after.point.valid_runs:
+        if row.after is not None and row.after.failed and row.after.logs:
             failed, valid = len(row.after.failed), row.after.point.valid_runs
-            alike.setdefault((failed, failed + valid, row.after.first_failure), []).append(row.key)
+            alike.setdefault((failed, failed + valid, first_failure(row.after)), []).append(row.key)
     for (failed, made, failure), keys in alike.items():
         yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
 
 
-def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
+def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Other work beside a side's runs, by the run that had most of it."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
 
 
-def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
+def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
     """A publication names no configuration, so it is held against the plainest only."""
     for row in rows:
         if row.figure is None or row.after is None:
@@ -284,8 +282,8 @@ def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
                 yield Statement.of("not_judged", row=row.key, differences=found)
 
 
-def _unchecked_training(rows: Sequence[Row]) -> Iterable[Statement]:
-    after = (row.after.point.configuration for row in rows if row.after is not None)
+def _unchecked_training(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+    after = (row.after.key.configuration for row in rows if row.after is not None)
     if note := unchecked_training_note(after):
         yield note
 
@@ -305,7 +303,7 @@ def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
 
 
 def _few_sessions(
-    rows: Sequence[Row], entries: Sequence[EntryVerdict], baseline: Baseline
+    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
     """How little tells that a gain is more than what sessions differ by."""
     if any(entry.verdict is Verdict.IMPROVED for entry in entries):

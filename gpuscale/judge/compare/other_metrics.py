@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
+from gpuscale.analysis.scaling import Entry
 from gpuscale.analysis.statistics.estimates import (
     Difference,
     Sample,
@@ -19,7 +19,7 @@ from gpuscale.judge.compare.decision import (
     relative_fall,
     relative_rise,
 )
-from gpuscale.judge.compare.matching import Entry, Row, Side
+from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import (
     RunSample,
     SideSample,
@@ -27,13 +27,13 @@ from gpuscale.judge.compare.spread import (
     gain_of,
     moderated_samples,
 )
+from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     METRICS_BY_NAME,
     Estimate,
     Limits,
     MetricSpec,
     MetricVerdict,
-    Tolerances,
     Verdict,
 )
 
@@ -69,20 +69,22 @@ class MetricChange:
 
 
 def metric_changes(
-    rows: Sequence[Row], before: Side, after: Side, tolerances: Tolerances, rates: ErrorRates
+    rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
     """The metrics of each row that both sides measured; no p is adjusted yet.
 
     As with step times, every sample's variance leans on all others of the same metric.
     """
     found: list[list[MetricChange]] = [[] for _ in rows]
+    limits = sides.baseline.tolerances.limits
     # Exposed communication is judged as a part of the baseline's step time.
-    steps_s = {key: exponential(fmean(each.all_logs)) for key, each in before.by_point.items()}
+    before, after = sides.before.by_point, sides.after.by_point
+    steps_s = {key: exponential(entry.sample.mean) for key, entry in before.items()}
     for spec in (metric for metric in METRICS_BY_NAME.values() if metric.limits is not None):
         then, now = (
             {
                 key: values
-                for key, entry in side.by_point.items()
+                for key, entry in side.items()
                 if key in steps_s and (values := _values(spec, entry, steps_s[key]))
             }
             for side in (before, after)
@@ -91,14 +93,14 @@ def metric_changes(
             then, {key: values for key, values in now.items() if key in then}
         )
         for row, changes in zip(rows, found, strict=True):
-            key = None if row.before is None else row.before.point.point_key
+            key = None if row.before is None else row.before.key
             if key in samples[1]:
                 pair = samples[0][key], samples[1][key]
                 old, new = (
                     _value(spec, sample, steps_s[key])
                     for sample in _judged_samples(*(SideSample((sample,)) for sample in pair))
                 )
-                quantity = _quantity(spec, *pair, tolerances.limits(row.key, spec.name), rates)
+                quantity = _quantity(spec, *pair, limits(row.key, spec.name), rates)
                 changes.append(MetricChange(spec=spec, before=old, after=new, quantity=quantity))
     return found
 

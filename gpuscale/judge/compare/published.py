@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import Figures, References, log_speedup
+from gpuscale.analysis.scaling import References, log_speedup
 from gpuscale.analysis.statistics.estimates import (
     CONFIDENCE,
     Difference,
@@ -15,9 +15,10 @@ from gpuscale.analysis.statistics.estimates import (
     log_sample,
 )
 from gpuscale.judge.compare.decision import ErrorRates, Judgement, required_runs
-from gpuscale.judge.compare.matching import Row, Side
+from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import MINIMUM_ALLOCATIONS
-from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
+from gpuscale.judge.sides import Sides
+from gpuscale.records import QuantityName, Statement, Verdict
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 
 
@@ -71,9 +72,7 @@ class _Ratio:
 _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 
 
-def judge_published(
-    row: Row, figures: Figures, tolerances: Tolerances, after: Side, rates: ErrorRates
-) -> Judgement:
+def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
     """The judgement on one row that has a published figure and valid runs.
 
     A throughput of no other precision is judged beside E(n): where every number of GPUs is as
@@ -82,12 +81,13 @@ def judge_published(
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
-    speedup = _speedup_ratio(row, figures, tolerances, after)
+    tolerances = sides.baseline.tolerances
+    speedup = _speedup_ratio(row, sides)
     obstacle = speedup if isinstance(speedup, Statement) else None
     ratios = [speedup] if isinstance(speedup, _Ratio) else []
-    is_same = figure.precision in (None, entry.point.configuration.precision)
+    is_same = figure.precision in (None, entry.key.configuration.precision)
     if figure.samples_per_s is not None and (is_same or speedup is None):
-        key, sample = entry.point.point_key, log_sample(entry.all_logs)
+        key, sample = entry.key, entry.sample
         one = key.gpus == 1
         ratios.append(
             _Ratio(
@@ -110,32 +110,35 @@ def judge_published(
     else:
         verdict = Verdict.INCOMPARABLE
         reason = obstacle or Statement.of("no_published_reference")
-    return Judgement(row=row, entry=row.told(verdict, reason))
+    return Judgement(row=row, entry=row.verdict_of(verdict, reason))
 
 
-def _speedup_ratio(
-    row: Row, figures: Figures, tolerances: Tolerances, after: Side
-) -> _Ratio | Statement | None:
+def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
     """S(n) over the published one, or why it is unknown; None where none was published."""
-    figure, entry = row.figure, row.after
-    if figure is None or entry is None or figure.gpus == 1 or row.published_speedup is None:
+    published, figure, entry = row.published, row.figure, row.after
+    if published is None or figure is None or entry is None:
         return None
-    key = entry.point.point_key
-    reference = References(after.by_point).of(key)
+    if figure.gpus == 1 or published.speedup is None:
+        return None
+    key, measured = entry.key, sides.after.by_point
+    reference = References(measured).of(key)
     if reference is None:
         return Statement.of("no_measured_reference")
-    one = figures[figure.key._replace(gpus=1)]
+    one = sides.published[figure.key._replace(gpus=1)].figure
+    assert one is not None, "a published speedup is over a published figure"
     before, now = one.batch_per_gpu, reference.batch_per_gpu
     if before != now:
         return Statement.of("other_published_reference", before=before, now=now)
     common = [(night, value) for night, value in figure.nights.items() if night in one.nights]
-    samples = [log_sample(each.all_logs) for each in (entry, after.by_point[reference])]
+    samples = [measured[at].sample for at in (key, reference)]
     speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
     return _Ratio(
         quantity=QuantityName.EFFICIENCY,
-        value=speedup - math.log(row.published_speedup),
+        value=speedup - math.log(published.speedup.value),
         samples=samples,
-        tolerance=tolerances.published_margin(figure.key, SPEEDUP, nodes=figure.nodes),
+        tolerance=sides.baseline.tolerances.published_margin(
+            figure.key, SPEEDUP, nodes=figure.nodes
+        ),
         nights=_sample_of_nights({night: value / one.nights[night] for night, value in common}),
     )
 
@@ -157,7 +160,7 @@ def _decisive(
     return worst, max(as_bad, key=lambda ratio: ratio.excess_loss)
 
 
-def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
+def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
     verdict, ratio = _decisive(ratios, confidence)
     required = required_runs(
         lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
@@ -182,7 +185,7 @@ def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgeme
     return Judgement(
         row=row,
         entry=replace(
-            row.told(verdict, reason),
+            row.verdict_of(verdict, reason),
             change=change,
             changed_quantity=ratio.quantity,
             minimum_detectable_loss=min(each.detectable_loss for each in ratios),

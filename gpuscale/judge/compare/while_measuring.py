@@ -16,9 +16,10 @@ import msgspec
 from gpuscale.analysis.scaling import References, point_keys
 from gpuscale.analysis.statistics.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.analysis.statistics.significance import nominal_error
-from gpuscale.judge.compare.comparison import Assessment, Choice, assess, comparison_of
+from gpuscale.judge.compare.comparison import Assessment, Choice, assess
 from gpuscale.judge.compare.decision import ErrorRates, Judgement
-from gpuscale.judge.compare.matching import Row
+from gpuscale.judge.compare.matching import MatchedRow, too_few_valid_runs
+from gpuscale.judge.sides import Sides, side_of_results, sides_of
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -85,6 +86,7 @@ class Step:
     entries: tuple[RowProgress, ...]
     comparison: Comparison
     """Of the rows as `entries` has them; its exit code is the session's."""
+    sides: Sides
     needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
     """The rows to run again, and those on 1 GPU that their speedups are taken over."""
 
@@ -113,7 +115,7 @@ def next_step(
         met = {run.key for run in baseline.runs if run.configuration in configurations}
         runs = (r for r in baseline.runs if r.key not in met or r.configuration in configurations)
         baseline = msgspec.structs.replace(baseline, runs=tuple(runs))
-    session = _Session(baseline, results, plan, Choice(cases=cases, gpus=gpus))
+    session = _Session(sides_of(baseline, results), results, plan, Choice(cases=cases, gpus=gpus))
     everything = session.assess(0, math.inf)
     judged = everything.judgements
     rows = [RowProgress(entry=each.entry) for each in judged]
@@ -130,7 +132,8 @@ def next_step(
     ]
     return Step(
         entries=reported,
-        comparison=comparison_of(everything, baseline, results, entries),
+        sides=everything.sides,
+        comparison=everything.comparison(entries),
         needs_runs=frozenset(needed),
     )
 
@@ -139,9 +142,9 @@ class _Session:
     """The runs of a session in the order in which they ended, and analyses of some of them."""
 
     def __init__(
-        self, baseline: Baseline, results: Sequence[Results], plan: SequentialPlan, choice: Choice
+        self, sides: Sides, results: Sequence[Results], plan: SequentialPlan, choice: Choice
     ) -> None:
-        self._baseline, self._results = baseline, results
+        self._sides, self._results = sides, results
         self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
@@ -170,8 +173,9 @@ class _Session:
                 if after < position <= until or self._serves_always(run, after)
             )
             part.append(msgspec.structs.replace(result, runs=runs))
-        rates = self._plan.rates(self._baseline.tolerances.significance)
-        return assess(self._baseline, part, self._choice, rates)
+        sides = replace(self._sides, after=side_of_results(part))
+        rates = self._plan.rates(sides.baseline.tolerances.significance)
+        return assess(sides, self._choice, rates)
 
     def _serves_always(self, run: Run, after: int) -> bool:
         is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after
@@ -180,9 +184,9 @@ class _Session:
     def _measures(self, gpus: int) -> bool:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
-    def has_reached(self, row: Row, runs: int) -> bool:
+    def has_reached(self, row: MatchedRow, runs: int) -> bool:
         """True where so many runs of the row, and of those on 1 GPU beside it, are made."""
-        key = None if row.after is None else row.after.point.point_key
+        key = None if row.after is None else row.after.key
         if key is None or self._valid[key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)
@@ -222,20 +226,20 @@ class _Session:
         )
 
 
-def _identity(row: Row) -> tuple[EntryKey, Configuration | None]:
-    return row.key, None if row.before is None else row.before.point.configuration
+def _identity(row: MatchedRow) -> tuple[EntryKey, Configuration | None]:
+    return row.key, None if row.before is None else row.before.key.configuration
 
 
-def _cannot_be_judged(row: Row) -> bool:
+def _cannot_be_judged(row: MatchedRow) -> bool:
     """True where more runs would not help: another machine or measurement, or no baseline."""
-    without_baseline = row.before is None and row.figure is None
+    without_baseline = row.before is None and row.published is None
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
 
-def _reported(progress: RowProgress, row: Row) -> RowProgress:
+def _reported(progress: RowProgress, row: MatchedRow) -> RowProgress:
     """The row as the session may tell it: no loss unless confirmed, no pass by too few runs."""
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
-    entry, few = progress.entry, None if row.after is None else row.after.too_few_valid_runs
+    entry, few = progress.entry, too_few_valid_runs(row.after)
     if progress.analysed_after is None and entry.verdict.is_judged:
         entry = replace(entry, further_runs=None)
         if few is None:

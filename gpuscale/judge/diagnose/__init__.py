@@ -9,26 +9,25 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from gpuscale.analysis.budget import efficiency_budgets
+from gpuscale.analysis.budget import budgets_of
 from gpuscale.judge.diagnose import causes
 from gpuscale.judge.diagnose.attribution import Change, Part
-from gpuscale.judge.diagnose.evidence import Row, onset_of, points_of
+from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of, points_of
 from gpuscale.judge.diagnose.stragglers import slow_device, straggler_in_all_runs, stragglers
+from gpuscale.judge.sides import Sides
 from gpuscale.records import (
-    Baseline,
     Cause,
     Comparison,
     EntryVerdict,
     MetricSpec,
     QuantityName,
-    Results,
     Statement,
     Verdict,
 )
 from gpuscale.records.cause import DeviceSymptom
 from gpuscale.records.environment import gpu_places
 
-OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
+OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
     Part.COMMUNICATION: causes.communication,
     Part.DATA: causes.data,
     Part.COMPUTING: causes.computing,
@@ -38,7 +37,7 @@ OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
 """The cause of a part of the step that stands out, without its times."""
 
 
-def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """The causes of the parts that stand out, with the time that they lost; the most first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
@@ -58,7 +57,7 @@ def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
         )
 
 
-CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
+CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = (
     slow_device,
     lost_parts,
     causes.device_faults,
@@ -70,20 +69,20 @@ CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
 _OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 
-def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
+def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     """The comparison with the causes of each loss, and what the runs of open rows agree in."""
     configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
     if not configurations:
         return comparison
-    points = points_of(baseline, results, configurations)
-    runs = [run for result in results for run in result.runs] if baseline.published else []
-    budgets = {(each.configuration, each.key): each for each in reversed(efficiency_budgets(runs))}
+    points = points_of(sides, configurations)
+    measured = budgets_of(sides.after.entries if sides.published else ())
+    budgets = {(budget.configuration, budget.key): budget for budget in reversed(measured)}
 
     def causes_of(entry: EntryVerdict) -> tuple[Cause, ...]:
         assert entry.configuration is not None, "a row without one is not diagnosed"
         of_configuration = points.get(entry.configuration, {})
         if entry.key.gpus in of_configuration:
-            row = Row(entry=entry, points=of_configuration)
+            row = RowEvidence(entry=entry, points=of_configuration)
             named: tuple[Cause, ...] = ()
             for find in CAUSES if entry.verdict.is_loss else _OF_OPEN_ROWS:
                 named += tuple(find(row, named))
@@ -100,14 +99,12 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
         for entry in comparison.entries
     )
     notes = comparison.notes
-    if places := _places(baseline, results, entries):
+    if places := _places(sides, entries):
         notes += (Statement.of("gpu_places", places=places),)
     return replace(comparison, entries=entries, notes=notes)
 
 
-def _places(
-    baseline: Baseline, results: Sequence[Results], entries: Sequence[EntryVerdict]
-) -> dict[str, str]:
+def _places(sides: Sides, entries: Sequence[EntryVerdict]) -> dict[str, str]:
     """Where the GPUs are that causes name."""
     named = {
         uuid
@@ -118,8 +115,8 @@ def _places(
             *(each.uuid for each in cause.evidence if isinstance(each, DeviceSymptom)),
         )
     }
-    environments = (*baseline.environments.values(), *(each.environment for each in results))
-    return {uuid: at for uuid, at in gpu_places(environments).items() if uuid in named}
+    before, after = sides.environments
+    return {uuid: at for uuid, at in gpu_places((*before, *after)).items() if uuid in named}
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:

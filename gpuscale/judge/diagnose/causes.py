@@ -7,13 +7,13 @@ from gpuscale.analysis.budget import EfficiencyBudget
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.judge.diagnose.devices import explaining_clocks
-from gpuscale.judge.diagnose.evidence import Row
+from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.records.environment_diff import changes, host_changes
 
 
-def communication(row: Row, change: Change) -> Cause:
+def communication(row: RowEvidence, change: Change) -> Cause:
     """Gradient synchronisation that is not hidden behind the backward pass takes longer."""
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
@@ -29,7 +29,7 @@ def communication(row: Row, change: Change) -> Cause:
     )
 
 
-def data(row: Row, change: Change) -> Cause:
+def data(row: RowEvidence, change: Change) -> Cause:
     """Batches come later, or are copied later."""
     waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
     copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
@@ -44,7 +44,7 @@ def data(row: Row, change: Change) -> Cause:
     )
 
 
-def computing(row: Row, change: Change) -> Cause:
+def computing(row: RowEvidence, change: Change) -> Cause:
     """Ranks take longer on their own, without waits for others."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
@@ -65,12 +65,12 @@ def computing(row: Row, change: Change) -> Cause:
     )
 
 
-def time_in_no_part(row: Row, change: Change) -> Cause:
+def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
     """Time that neither a rank's own pace nor gradient synchronisation holds."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
-def device_faults(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Faults of devices that no lost time was seen to come from, one cause for each kind."""
     told = {each for cause in named for each in cause.evidence}
     # Clocks also fall where a device has nothing to do, which is a consequence.
@@ -88,7 +88,7 @@ def device_faults(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
             )
 
 
-def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Why no part of the step carries the loss, and what would tell it."""
     if any(cause.lost_s is not None for cause in named):
         return
@@ -112,7 +112,7 @@ def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
         yield _open("within_noise", Remedy("more_runs", runs=2 * len(point.after)), parts)
 
 
-def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """The changes around a row's runs; they alone do not make a cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
@@ -126,7 +126,7 @@ def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
 
 
-def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Other work on the hosts, of which the baseline had less."""
     before, after = row.point.loads_before, row.point.loads_after
     is_new = sum(load.is_busy for load in after) > len(after) / 2
@@ -175,20 +175,20 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
     yield _open("published_figures", Remedy("record_own"))
 
 
-def _look_at_links(row: Row) -> Remedy:
+def _look_at_links(row: RowEvidence) -> Remedy:
     """The remedy for ranks that wait longer for each other."""
     if row.point.key.configuration.device == "cuda":
         return Remedy("gpu_links")
     return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
 
 
-def look_at_devices(row: Row, hosts: tuple[str, ...]) -> Remedy:
+def look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
     """The remedy for ranks that compute slowly there."""
     on_cpu = row.point.key.configuration.device == "cpu"
     return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
 
 
-def look_at_loaders(row: Row) -> Remedy:
+def look_at_loaders(row: RowEvidence) -> Remedy:
     """The remedy for late batches."""
     data = row.point.key.configuration.data
     if data == "real":
@@ -200,7 +200,7 @@ def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange
     return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
 
 
-def _phase(name: str, row: Row, seconds: Callable[[Rank], float]) -> PhaseChange:
+def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
     """Of the median rank, as means over runs."""
     before_s, after_s = (
         statistics.fmean(seconds(step.median) for step in steps)

@@ -5,16 +5,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscale.analysis.scaling import valid_by_point
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.judge.diagnose.devices import symptoms_of
+from gpuscale.judge.sides import Sides
 from gpuscale.records import (
-    Baseline,
     Configuration,
     EntryVerdict,
     Environment,
     PointKey,
-    Results,
     Run,
 )
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
@@ -27,7 +25,7 @@ _AS_LARGE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class PointEvidence:
     """One number of GPUs of one configuration, by the runs that tell the parts of their steps."""
 
     key: PointKey
@@ -52,15 +50,15 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RowEvidence:
     """One row of a comparison, with what its runs tell."""
 
     entry: EntryVerdict
-    points: Mapping[int, Point]
+    points: Mapping[int, PointEvidence]
     """Of the configuration, by the numbers of GPUs that the baseline has."""
 
     @property
-    def point(self) -> Point:
+    def point(self) -> PointEvidence:
         """The row's own."""
         return self.points[self.entry.key.gpus]
 
@@ -89,35 +87,31 @@ class Row:
 
 
 def points_of(
-    baseline: Baseline, results: Sequence[Results], configurations: Collection[Configuration | None]
-) -> Mapping[Configuration, Mapping[int, Point]]:
-    """The points of those configurations that the baseline has, by their number of GPUs."""
-    deviation = baseline.tolerances.allocation_deviation_time
-    measured = [(valid_by_point(result.runs), result.environment) for result in results]
-    found: dict[Configuration, dict[int, Point]] = {}
-    for key, runs in valid_by_point(baseline.runs).items():
+    sides: Sides, configurations: Collection[Configuration | None]
+) -> Mapping[Configuration, Mapping[int, PointEvidence]]:
+    """The evidence on these configurations, by the numbers of GPUs that the baseline has."""
+    deviation = sides.baseline.tolerances.allocation_deviation_time
+    found: dict[Configuration, dict[int, PointEvidence]] = {}
+    for key, then in sides.before.by_point.items():
         if key.configuration not in configurations:
             continue
-        allocations = {run.allocation for run in runs}
-        there = [(its[key], environment) for its, environment in measured if key in its]
-        runs_after = [run for its, _ in there for run in its]
+        now = sides.after.by_point.get(key)
+        runs, runs_after = then.valid, now.valid if now else []
         before, after = _steps(runs), _steps(runs_after)
-        found.setdefault(key.configuration, {})[key.gpus] = Point(
+        found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,
             before=before,
             after=after,
             changes=changes_of(before, after, deviation),
-            environments_before=tuple(
-                each for name, each in baseline.environments.items() if name in allocations
-            ),
-            environments_after=tuple(environment for _, environment in there),
+            environments_before=sides.before.environments_of(then),
+            environments_after=sides.after.environments_of(now) if now else (),
             loads_before=tuple(run.host_load for run in runs if run.host_load),
             loads_after=tuple(run.host_load for run in runs_after if run.host_load),
         )
     return found
 
 
-def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | None:
+def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
     """The numbers of GPUs on which a part is lost as on one; None where no other tells it."""
     known = {gpus: each for gpus, each in points.items() if part in each.changes}
     if len(known) < 2 or point.key.gpus not in known:

@@ -17,7 +17,7 @@ from gpuscale.analysis.statistics.estimates import grouped_log_sample
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step
 from gpuscale.judge.diagnose.causes import look_at_devices, look_at_loaders
 from gpuscale.judge.diagnose.devices import explaining_clocks
-from gpuscale.judge.diagnose.evidence import Row
+from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records.cause import Cause, CauseKind, CountOf, Remedy
 
 _OF_THE_SKEW = 0.5
@@ -42,7 +42,7 @@ _Seat = tuple[str, tuple[str, ...], int | None]
 """Devices of a host, or a rank's number on it: they can stay slow in run after run."""
 
 
-def stragglers(row: Row, change: Change) -> Cause:
+def stragglers(row: RowEvidence, change: Change) -> Cause:
     """One rank, or a few of them, keep the others waiting."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
@@ -58,7 +58,7 @@ def stragglers(row: Row, change: Change) -> Cause:
     return replace(found, kind=kind, evidence=row.symptoms_on(found.device_uuids), remedy=remedy)
 
 
-def straggler_in_all_runs(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """The ranks that lag in every run, and in each more than any rank did before.
 
     It is told of rows whose verdict is open too. By chance one of 20 rows with three runs on either
@@ -128,7 +128,7 @@ def _skew_in_data_s(steps: Sequence[Step]) -> float:
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
-def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """The device whose runs alone got slower; of runs on one GPU only."""
     found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
     if found is None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import chain
 
-from gpuscale.analysis.scaling import geometric_mean, published_points
+from gpuscale.analysis.scaling import Entry, geometric_mean, published_points
 from gpuscale.analysis.statistics.estimates import log_sample
 from gpuscale.base.units import format_seconds, significant
 from gpuscale.judge.compare.hardware import hardware_label
-from gpuscale.judge.compare.matching import Entry, side_of_baseline
 from gpuscale.judge.compare.notes import expiry_note
 from gpuscale.judge.recording import entries_of
+from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import (
     Baseline,
     BaselineChange,

@@ -1,0 +1,159 @@
+"""The two sides of a comparison: their runs, grouped and reduced once, and where they are from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuscale.analysis.scaling import Entry, grouped, published_points
+from gpuscale.records import (
+    Baseline,
+    EntryKey,
+    Environment,
+    Origin,
+    PointKey,
+    Results,
+    Run,
+    ScalingPoint,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """The runs of one side of a comparison, by entry."""
+
+    entries: Sequence[Entry]
+    by_row: Mapping[EntryKey, Sequence[Entry]]
+    by_point: Mapping[PointKey, Entry]
+    """The entries that have a valid run."""
+    files: Sequence[tuple[Environment, frozenset[int]]]
+    """The environments, each with the identities (`id`) of the runs that were made in it."""
+    environments: Mapping[str, Environment]
+    """The environments by allocation."""
+    written_at: str | None
+    """When the side was written: ISO 8601, whose offset holds for all its times."""
+
+    def environments_of(self, entry: Entry) -> tuple[Environment, ...]:
+        """The environments in which the valid runs of an entry were made."""
+        used = {id(run) for run in entry.valid}
+        return tuple(where for where, runs in self.files if not used.isdisjoint(runs))
+
+    def origin_of(self, entries: Iterable[Entry]) -> Origin:
+        """Where and when these entries were measured."""
+        counts: list[int] = []
+        began: dict[str, float] = {}
+        hosts: dict[str, None] = {}
+        for entry in entries:
+            counts += [entry.point.valid_runs] if entry.logs else []
+            for name, runs in entry.runs.items():
+                hosts.update(dict.fromkeys(rank.host for run in runs for rank in run.ranks))
+                starts = [run.started_at_s for run in runs if run.started_at_s is not None]
+                began[name] = min([began.get(name, float("inf")), *starts])
+        # If no run is valid, the side is known by its files alone.
+        ordered = sorted(began, key=began.__getitem__) or [*self.environments]
+        known = [where for name in ordered if (where := self.environments.get(name)) is not None]
+        written_at = self.written_at
+        zone = None if written_at is None else datetime.fromisoformat(written_at).tzinfo
+        times = [
+            datetime.fromtimestamp(start, zone).isoformat(timespec="seconds")
+            for start in sorted(began.values())
+            if start < float("inf") and zone is not None
+        ] or ([written_at] if written_at is not None and counts else [])
+        jobs = (
+            name
+            for name in ordered
+            if name in self.environments and self.environments[name].job_id is not None
+        )
+        return Origin(
+            hosts=tuple(hosts) or tuple(dict.fromkeys(where.host for where in known if where.host)),
+            jobs=tuple(jobs),
+            began_at=times[0] if times else None,
+            last_at=times[-1] if times else None,
+            fewest_runs=min(counts, default=None),
+            most_runs=max(counts, default=None),
+            torch=tuple(dict.fromkeys(w.torch_version for w in known if w.torch_version)),
+            driver=tuple(dict.fromkeys(w.driver_version for w in known if w.driver_version)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """A baseline and the results beside it: the one value that all of judging works on."""
+
+    baseline: Baseline
+    """Its tolerances, its hardware and its name; its runs are in `before`."""
+    published: Mapping[EntryKey, ScalingPoint]
+    before: Side
+    after: Side
+
+    @property
+    def keys(self) -> tuple[EntryKey, ...]:
+        """The rows that either side has, the baseline's first."""
+        return tuple(dict.fromkeys((*self.before.by_row, *self.published, *self.after.by_row)))
+
+    @property
+    def environments(self) -> tuple[list[Environment], list[Environment]]:
+        """All environments of the baseline, and all of the results."""
+        before, after = ([where for where, _ in side.files] for side in (self.before, self.after))
+        return before, after
+
+
+def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
+    """The sides of a comparison; several results are taken together."""
+    return Sides(
+        baseline=baseline,
+        published=published_points(baseline),
+        before=side_of_baseline(baseline),
+        after=side_of_results(results),
+    )
+
+
+def side_of_baseline(baseline: Baseline) -> Side:
+    """The measured runs of a baseline."""
+    runs: dict[str, list[Run]] = {name: [] for name in baseline.environments}
+    for run in baseline.runs:
+        runs.setdefault(run.allocation or baseline.name, []).append(run)
+    return _side(
+        baseline.runs,
+        [run.allocation or baseline.name for run in baseline.runs],
+        files=[(where, runs[name]) for name, where in baseline.environments.items()],
+        environments=baseline.environments,
+        written_at=baseline.recorded_at,
+    )
+
+
+def side_of_results(results: Sequence[Results]) -> Side:
+    """The runs of all results together."""
+    placed = [
+        (result.allocation_of(run), run, result.environment)
+        for result in results
+        for run in result.runs
+    ]
+    return _side(
+        [run for _, run, _ in placed],
+        [name for name, _, _ in placed],
+        files=[(result.environment, result.runs) for result in results],
+        environments={name: where for name, _, where in placed},
+        written_at=results[0].created_at if results else None,
+    )
+
+
+def _side(
+    runs: Sequence[Run],
+    allocations: Sequence[str],
+    *,
+    files: Sequence[tuple[Environment, Sequence[Run]]],
+    environments: Mapping[str, Environment],
+    written_at: str | None,
+) -> Side:
+    entries = grouped(runs, allocations)
+    by_row: dict[EntryKey, list[Entry]] = {}
+    for entry in entries:
+        by_row.setdefault(entry.point.key, []).append(entry)
+    return Side(
+        entries=entries,
+        by_row=by_row,
+        by_point={entry.key: entry for entry in entries if entry.logs},
+        files=[(where, frozenset(map(id, its))) for where, its in files],
+        environments=environments,
+        written_at=written_at,
+    )
