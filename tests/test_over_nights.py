@@ -213,7 +213,7 @@ def test_few_nights_say_no_more_than_they_tell(
         for night, rate in enumerate(samples_per_s)
     ]
     history = history_of(nights)
-    assert [row[STANDING] for row in standings(history)] == [standing]
+    assert [row[STANDING].text for row in standings(history)] == [standing]
     said = verdict(history)
     assert (said and said[0]) == word
     assert not any("far from" in note for note in notes(history))

@@ -159,7 +159,7 @@ def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
     yield "runs stopped when intervals were narrow: these cover the truth a little less often"
     for point in rule.unsettled_points(results.runs):
         widths = [
-            f"{name}{spread_text(estimate)}"
+            f"{name} {spread_text(estimate)}"
             for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
             if estimate is not None and estimate.has_interval
         ]

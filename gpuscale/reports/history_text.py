@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gpuscale.analysis.history import History, HistoryEvent, LostLevel, Night, RowHistory
 from gpuscale.analysis.history.device_paces import DeviceChange
@@ -12,7 +13,8 @@ from gpuscale.records import PointKey
 from gpuscale.records.environment_diff import change_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
-from gpuscale.reports.screen import Screen, table, wrapped
+from gpuscale.reports.columns import Cell, text_table
+from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "samples/s against before"
 _MOST_NAMED = 2
@@ -28,13 +30,11 @@ def render(history: History, screen: Screen) -> str:
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
     yield from _head(history, screen)
-    rows = standings(history)
-    cells = [[*row.values()] for row in rows]
-    yield table([*rows[0]], cells, screen.columns, first=("step time", STANDING))
+    yield text_table(standings(history), screen.columns, first=("step time", STANDING))
     yield ""
     for event in reversed(history.events):
-        first, *rest = event_lines(event, history)
-        for line in (screen.bold(first), *rest):
+        told = event_text(event, history)
+        for line in (screen.bold(f"{told.when}  {told.rows}"), *map("    {}".format, told.details)):
             yield from wrapped(line, screen.columns)
     for note in notes(history):
         yield from wrapped(note, screen.columns)
@@ -161,24 +161,28 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
     ]
 
 
-def standings(history: History) -> list[dict[str, str]]:
+def standings(history: History) -> list[dict[str, Cell]]:
     """The last night of each row beside those before it, by header."""
     nights = night_names(history.nights)
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
-    return [
-        {
+    rows = []
+    for row in history.rows:
+        standing = f"last measured {nights[row.nights[-1]]}"
+        if row.nights[-1] == len(nights) - 1:
+            standing = _standing(row)
+        texts = {
             "case": cases[row.point.configuration],
             "GPUs": str(row.point.gpus),
             "batch/GPU": str(row.point.batch_per_gpu),
             "step time": format_seconds(row.last_step_time_s),
-            STANDING: _standing(row)
-            if row.nights[-1] == len(nights) - 1
-            else f"last measured {nights[row.nights[-1]]}",
+            STANDING: standing,
             "last change": nights[row.changes[-1].onset] if row.changes else "none",
             "nights": str(len(row.nights)),
         }
-        for row in history.rows
-    ]
+        rows.append({header: Cell(text) for header, text in texts.items()})
+        if row.stands_out:
+            rows[-1][STANDING] = Cell(standing, tone="doubt")
+    return rows
 
 
 def _no_change_text(history: History) -> str:
@@ -212,28 +216,42 @@ def _standing(row: RowHistory) -> str:
     return f"{text}, stands out" if row.stands_out else text
 
 
-def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
-    """When and how rows changed; then each of the first rows, and what else changed, indented."""
+class EventText(NamedTuple):
+    """A change of several rows in words."""
+
+    when: str
+    """`from 2096-03-13`, or `drifted until 2096-03-13`."""
+    rows: str
+    """`2 of 4 rows slower`."""
+    details: Sequence[str]
+    """The change of each of the first rows, and at last what else changed."""
+
+
+def event_text(event: HistoryEvent, history: History) -> EventText:
+    """When and how rows changed, and what else changed then."""
     changes, names = event.changes, _row_names(history)
-    is_slower = changes[0].throughput.value < 0
-    word = "slower" if is_slower else "faster"
-    begun = "drifted until" if changes[0].kind == "drift" else "from"
-    rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
-    yield f"{begun} {night_names(history.nights)[event.night]}  {rows} {word}"
+    is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
-    for change in shown[:_MOST_ROWS]:
-        moved = phrases.change_text(change.throughput)
-        yield f"    {names[change.point]}: throughput {moved}"
+    details = [
+        f"{names[change.point]}: throughput {phrases.change_text(change.throughput)}"
+        for change in shown[:_MOST_ROWS]
+    ]
     if len(shown) > _MOST_ROWS:
-        yield f"    and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}"
-    for device in event.devices:
-        yield f"    {_device_text(device)}"
-    if changes[0].kind == "drift":
-        yield "    slowly: no single night began it"
+        details.append(f"and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}")
+    details += map(_device_text, event.devices)
+    if is_drift:
+        details.append("slowly: no single night began it")
     elif event.environment:
-        yield f"    changed that night: {'; '.join(map(change_text, event.environment))}"
+        details.append(f"changed that night: {'; '.join(map(change_text, event.environment))}")
     elif not event.devices:
-        yield "    nothing that is recorded of the environment changed that night"
+        details.append("nothing that is recorded of the environment changed that night")
+    night = night_names(history.nights)[event.night]
+    rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
+    return EventText(
+        when=f"{'drifted until' if is_drift else 'from'} {night}",
+        rows=f"{rows} {'slower' if is_slower else 'faster'}",
+        details=details,
+    )
 
 
 def _device_text(device: DeviceChange) -> str:

@@ -186,17 +186,23 @@ def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.
 
 
 def spread_text(estimate: Estimate) -> str:
-    """Half the interval relative to the value: ` ±2.1 %`; empty without an interval.
+    """Half the interval relative to the value: `±2.1 %`; empty without an interval.
 
     A wide interval is not symmetric; it is shown as factors of the value instead.
     """
     if estimate.low is None or estimate.high is None:
         return ""
-    half = (estimate.high - estimate.low) / 2 / estimate.value
-    if half > _WIDEST_SYMMETRIC:
+    if is_wide(estimate):
         below, above = estimate.low / estimate.value, estimate.high / estimate.value
-        return f" ×[{significant(below, 2)}, {significant(above, 2)}]"
-    return f" ±{format_percent(half)}"
+        return f"×[{significant(below, 2)}, {significant(above, 2)}]"
+    return f"±{format_percent((estimate.high - estimate.low) / 2 / estimate.value)}"
+
+
+def is_wide(estimate: Estimate) -> bool:
+    """True of an interval that is too wide to be symmetric about the value."""
+    if estimate.low is None or estimate.high is None:
+        return False
+    return (estimate.high - estimate.low) / 2 / estimate.value > _WIDEST_SYMMETRIC
 
 
 def amount_text(value: float, unit: str) -> str:
@@ -218,22 +224,24 @@ def quantity_text(quantity: QuantityName, gpus: int) -> str:
     return f"throughput on {gpus_text(gpus)}"
 
 
-def with_spread(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """`4.12 ms ±0.3 %`; the spread is the 95% interval over runs."""
-    return UNKNOWN if estimate is None else form(estimate.value) + spread_text(estimate)
+def change_texts(change: Estimate) -> list[str]:
+    """`−9.1 %`, `−10.2 %` and `−8.0 %`: a change and its ends, with enough decimals to differ.
 
-
-def change_text(change: Estimate, form: str = "{} [{}, {}]") -> str:
-    """`−9.1 % [−10.2 %, −8.0 %]`, with enough decimals to tell the ends apart.
-
-    No numbers if no change at all is as likely as half or twice of what was seen.
+    The change alone without an interval, and no numbers if no change at all is as likely as half
+    or twice of what was seen.
     """
     if change.low is None or change.high is None:
-        return percent_text(change.value)
+        return [percent_text(change.value)]
     low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
     if low <= 1 <= high and (value > 2 * low or high > 2 * value):
-        return UNCERTAIN
-    return form.format(*format_distinct(percent_text, change.value, change.low, change.high))
+        return [UNCERTAIN]
+    return format_distinct(percent_text, change.value, change.low, change.high)
+
+
+def change_text(change: Estimate) -> str:
+    """`−9.1 % [−10.2 %, −8.0 %]`."""
+    value, *ends = change_texts(change)
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def percent_text(fraction: float, more: int = 0) -> str:

@@ -20,7 +20,7 @@ from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
     UNCERTAIN,
     amount_text,
-    change_text,
+    change_texts,
     counted,
     gpus_text,
     load_text,
@@ -388,8 +388,11 @@ def metric_reason(metric: MetricVerdict) -> str:
 
 def _changed(change: Estimate, of_step: str = "") -> str:
     """`changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
-    text = change_text(change, f"{{}}{of_step} (95 %: {{}} to {{}})")
-    return f"is {text}" if text == UNCERTAIN else f"changed by {text}"
+    value, *ends = change_texts(change)
+    if value == UNCERTAIN:
+        return f"is {value}"
+    interval = f"{of_step} (95 %: {' to '.join(ends)})" if ends else ""
+    return f"changed by {value}{interval}"
 
 
 def _rose_or_fell(change: float) -> str:

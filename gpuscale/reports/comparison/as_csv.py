@@ -1,52 +1,62 @@
 """A comparison as CSV: a line for each row, for spreadsheets and data frames."""
 
+from functools import partial
+from operator import attrgetter
+
 from gpuscale.records import METRICS_BY_NAME
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
-from gpuscale.reports.comparison import as_json
-from gpuscale.reports.comparison.rows import Row
+from gpuscale.reports.columns import SCALING, Column, csv_text
+from gpuscale.reports.comparison.rows import Row, finding_text
 from gpuscale.reports.comparison.view import View
-from gpuscale.reports.csv_rows import csv_text, flat
 
 _SIDES = ("baseline", "current")
-_OF_SIDE = ("step_time_s", "samples_per_s", "speedup", "efficiency")
-_ESTIMATES = frozenset(("change", *(f"{side}_{what}" for side in _SIDES for what in _OF_SIDE)))
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
-_COLUMNS = tuple(
-    flat(
-        dict.fromkeys(
-            (
-                *("case", "strategy", "device", "gpus", "name", "verdict", "finding"),
-                *("since", "changed_quantity", "change", "minimum_detectable_loss", "further_runs"),
-                *(f"{side}_{what}" for what in _OF_SIDE for side in _SIDES),
-                *(f"{what}_{name}" for name in _METRICS for what in ("verdict_of", *_SIDES)),
-                *("reason", "cause", "injections"),
-            )
-        ),
-        _ESTIMATES,
-    )
+
+
+def _of_entry(name: str) -> Column[Row]:
+    return Column(name, value=attrgetter(f"entry.{name}"))
+
+
+def _of_key(name: str) -> Column[Row]:
+    return Column(name, value=attrgetter(f"entry.key.{name}"))
+
+
+def _of_metric(name: str, what: str, row: Row) -> object:
+    found = next((each for each in row.entry.metrics if each.metric.name == name), None)
+    if found is None or what == "verdict_of":
+        return found and found.verdict
+    return getattr(found, what).value
+
+
+_COLUMNS: tuple[Column[Row], ...] = (
+    *map(_of_key, ("case", "strategy")),
+    Column("device", value=lambda row: row.entry.configuration and row.entry.configuration.device),
+    _of_key("gpus"),
+    Column("name"),
+    _of_entry("verdict"),
+    Column("finding", value=lambda row: row.entry.finding and finding_text(row.entry.finding)),
+    *map(_of_entry, ("since", "changed_quantity")),
+    Column("change", interval="[]", value=attrgetter("entry.change")),
+    *map(_of_entry, ("minimum_detectable_loss", "further_runs")),
+    *(
+        Column(f"{side}_{name}", interval="[]", value=attrgetter(f"entry.{side}.{name}"))
+        for name in (column.field for column in SCALING)
+        for side in _SIDES
+    ),
+    *(
+        Column(f"{what}_{name}", value=partial(_of_metric, name, what))
+        for name in _METRICS
+        for what in ("verdict_of", *_SIDES)
+    ),
+    Column("reason"),
+    Column(
+        "cause",
+        value=lambda row: cause_words.headline(row.entry.causes[0]) if row.entry.causes else None,
+    ),
 )
 
 
 def render(view: View) -> str:
     """The rows in the order of the baseline (docs/tools.md); unknown is empty."""
-    injections = " ".join(view.injections) or None
-    rows = (dict.fromkeys(_COLUMNS) | _cells(row) for row in view.rows)
-    return csv_text([row | {"injections": injections} for row in rows], _COLUMNS)
-
-
-def _cells(row: Row) -> dict[str, object]:
-    entry = row.entry
-    cells = {
-        **as_json.entry_of(row),
-        "device": entry.configuration and entry.configuration.device,
-        "name": row.name,
-        "cause": cause_words.headline(entry.causes[0]) if entry.causes else None,
-    }
-    for side in _SIDES:
-        cells |= {f"{side}_{what}": getattr(getattr(entry, side), what) for what in _OF_SIDE}
-    for metric in entry.metrics:
-        name = metric.metric.name
-        cells |= {f"{side}_{name}": getattr(metric, side).value for side in _SIDES}
-        cells[f"verdict_of_{name}"] = metric.verdict
-    return flat(cells, _ESTIMATES)
+    return csv_text(_COLUMNS, view.rows, injections=" ".join(view.injections) or None)

@@ -64,10 +64,8 @@ def _row(row: Row) -> str:
     return _cells(
         _plain(row.name),
         str(row.entry.key.gpus),
-        row.step_time,
-        row.samples_per_s,
-        row.efficiency,
-        row.moved or UNKNOWN,
+        *(pair.line for pair in row.numbers.values()),
+        row.moved.line or UNKNOWN,
         f"{_SIGNS[row.entry.verdict.weight]} {word}",
         _plain(row.short_reason),
     )
@@ -104,7 +102,7 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
             metric.metric.words,
             amount_text(metric.baseline.value, metric.metric.unit),
             amount_text(metric.current.value, metric.metric.unit),
-            metric_change(metric),
+            metric_change(metric).line,
             f"{_SIGNS[metric.verdict.weight]} {verdict_word(metric.verdict)}",
         )
         for row, metric in found

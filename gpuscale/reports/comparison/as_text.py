@@ -10,6 +10,8 @@ from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
+_WITHOUT_COLUMN = {"step time": "{} a step", "samples/s": "{} samples/s", "E": "E {}"}
+"""How numbers are shown that a narrow screen has no column for."""
 
 
 def render(view: View) -> str:
@@ -60,14 +62,12 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
     So are the numbers that a narrow screen has no column for.
     """
-    shown = ["step time", "samples/s", "E"]
+    shown = [*rows[0].numbers]
     cells = [
         {
             "case": row.name,
             "GPUs": str(row.entry.key.gpus),
-            "step time": row.step_time,
-            "samples/s": row.samples_per_s,
-            "E": row.efficiency,
+            **{name: pair.line for name, pair in row.numbers.items()},
             "verdict": row.verdict,
         }
         for row in rows
@@ -81,13 +81,11 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
     yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
     for row, its in zip(rows, cells, strict=True):
         line = _GAP.join(padded(its[name], width) for name, width in widths.items())
-        spare = {
-            "step time": f"{row.step_time} a step",
-            "samples/s": f"{row.samples_per_s} samples/s",
-            "E": "" if row.efficiency == UNKNOWN else f"E {row.efficiency}",
-        }
-        left = (text for name, text in spare.items() if name not in shown)
-        behind = "; ".join(filter(None, (*left, row.moved, row.short_reason)))
+        spare = (
+            _WITHOUT_COLUMN[name].format(its[name]) for name in row.numbers if name not in shown
+        )
+        left = (text for text in spare if text != f"E {UNKNOWN}")
+        behind = "; ".join(filter(None, (*left, row.moved.line, row.short_reason)))
         fits = width_of(line) + len(_GAP) + len(behind) <= screen.columns
         start = line.rstrip()[: -len(row.verdict)]
         line = start + screen.of_verdict(row.entry.verdict, row.verdict)

@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuscale.base.units import format_percent, format_seconds, rough_percent, significant
+from gpuscale.base.units import format_percent, rough_percent
 from gpuscale.records import (
     Cause,
     CauseKind,
@@ -24,6 +24,7 @@ from gpuscale.records import (
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
+from gpuscale.reports.columns import EFFICIENCY, SAMPLES, STEP_TIME, Cell
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
@@ -39,16 +40,32 @@ class ShownCause(NamedTuple):
     facts: tuple[str, ...]
     """The evidence for it."""
     next_step: str
-    """What to do next; where it was said already `as above`, or for which rows."""
+    """The next step; `as above` or `as for …` if an earlier row has the same."""
+
+
+class Pair(NamedTuple):
+    """A number of both sides: `98.1 ms` and `115 ms`."""
+
+    then: str
+    now: str
+
+    @property
+    def line(self) -> str:
+        """`98.1 → 115 ms`: a unit that both have is shown once."""
+        if self.then == self.now == UNKNOWN:
+            return UNKNOWN
+        number, _, unit = self.then.partition(" ")
+        is_shared = unit and self.now.endswith(f" {unit}") and self.now.count(" ") == 1
+        return f"{number if is_shared else self.then} → {self.now}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An entry under a name that no other row of its number of GPUs has, and its words."""
+    """An entry in words, under a name that no other row of its number of GPUs has."""
 
     entry: EntryVerdict
     name: str
-    """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
+    """`mnist_cnn/ddp`, with options if that alone is ambiguous."""
     gpus: str
     """`1 GPU` or `4 GPUs`."""
     label: str
@@ -58,25 +75,24 @@ class Row:
     reason: str
     """One sentence that a tired person understands."""
     short_reason: str
-    """The cause or finding behind the verdict, in the few words that a table's row bears."""
+    """The cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None
     """The change that the verdict rests on."""
-    moved: str
-    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`, of a metric with its amounts; empty where
-    nothing was judged."""
-    step_time: str
-    """`98.1 → 115 ms`, the baseline's and now's, like the next two."""
-    samples_per_s: str
-    """`5220 → 4450`, of all GPUs together."""
-    efficiency: str
-    """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
+    moved: Cell
+    """The same in words: `E −7.6 %` and its interval; a metric has its amounts too."""
+    numbers: Mapping[str, Pair]
+    """Step time, samples/s of all GPUs together and E, which is 1 by definition on one GPU."""
     lost_metrics: tuple[str, ...]
-    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
+    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: losses that the reason does not name."""
     causes: tuple[ShownCause, ...]
     wall_s: float
-    """The time that its runs took, start-up and failed runs included."""
+    """Duration of its runs now, including start-up and failed runs."""
     valid_runs: int
-    """Now."""
+    """Valid runs now."""
+
+
+NUMBERS = {"step time": STEP_TIME, "samples/s": SAMPLES, "E": EFFICIENCY}
+"""The columns that have the numbers of both sides, by their headers."""
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
@@ -92,13 +108,20 @@ def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list
 
 def _row(entry: EntryVerdict, name: str, runs: Sequence[Run]) -> Row:
     gpus = phrases.gpus_text(entry.key.gpus)
-    # None where time or speedup decided.
+    # None if time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
-    change = entry.change if decided is None else decided.change
-    quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
-    moved = "" if change is None else f"{quantity} {phrases.change_text(change)}"
-    before, now = entry.baseline, entry.current
+    moved = Cell("") if decided is None else _metric_cell(decided)
+    if decided is None and entry.change is not None:
+        quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
+        value, *ends = phrases.change_texts(entry.change)
+        moved = Cell(f"{quantity} {value}", (ends and f"[{', '.join(ends)}]") or "")
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
+    numbers = {
+        name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
+        for name, column in NUMBERS.items()
+    }
+    if entry.key.gpus == 1:
+        numbers["E"] = Pair(UNKNOWN, UNKNOWN)
     return Row(
         entry=entry,
         name=name,
@@ -107,14 +130,10 @@ def _row(entry: EntryVerdict, name: str, runs: Sequence[Run]) -> Row:
         verdict=phrases.verdict_word(entry.verdict),
         reason=reason_text(entry),
         short_reason=_short_reason(entry),
-        change=change,
-        moved=moved if decided is None else _metric_text(decided),
-        step_time=_then_now(before.step_time_s, now.step_time_s, format_seconds),
-        samples_per_s=_then_now(before.samples_per_s, now.samples_per_s, significant),
-        efficiency=UNKNOWN
-        if entry.key.gpus == 1
-        else _then_now(before.efficiency, now.efficiency, "{:.2f}".format),
-        lost_metrics=tuple(map(_metric_text, lost)),
+        change=entry.change if decided is None else decided.change,
+        moved=moved,
+        numbers=numbers,
+        lost_metrics=tuple(_metric_cell(each).line for each in lost),
         causes=tuple(
             ShownCause(whole_line(cause), _facts_of(entry, cause), next_step(cause))
             for cause in entry.causes
@@ -122,17 +141,6 @@ def _row(entry: EntryVerdict, name: str, runs: Sequence[Run]) -> Row:
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
     )
-
-
-def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[float], str]) -> str:
-    """`98.1 → 115 ms`: a unit that both have is said once."""
-    if before is None and now is None:
-        return UNKNOWN
-    texts = [UNKNOWN if each is None else form(each.value) for each in (before, now)]
-    number, _, unit = texts[0].partition(" ")
-    if unit and texts[1].endswith(f" {unit}") and texts[1].count(" ") == 1:
-        texts[0] = number
-    return " → ".join(texts)
 
 
 def _short_reason(entry: EntryVerdict) -> str:
@@ -179,16 +187,18 @@ def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
     return (*evidence(cause), *doubts)
 
 
-def _metric_text(metric: MetricVerdict) -> str:
+def _metric_cell(metric: MetricVerdict) -> Cell:
     spec, ends = metric.metric, (metric.baseline, metric.current)
     values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
-    return f"{spec.words} {values}, {metric_change(metric)}"
+    change = metric_change(metric)
+    return Cell(f"{spec.words} {values}, {change.text}", change.below)
 
 
-def metric_change(metric: MetricVerdict) -> str:
-    """`+30.0 % [+28.2 %, +31.8 %]`; of what is judged in points `… of the step`."""
+def metric_change(metric: MetricVerdict) -> Cell:
+    """`+30.0 %` and its interval, followed by `of the step` for a metric that is a part of it."""
+    value, *ends = phrases.change_texts(metric.change)
     of_step = " of the step" if metric.metric.in_points else ""
-    return f"{phrases.change_text(metric.change)}{of_step}"
+    return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:

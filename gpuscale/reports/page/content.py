@@ -1,17 +1,16 @@
 """What a page shows: sections of figures, tables and notes, without a word of HTML."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscale.analysis.history import History
 from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
 
-Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
-"""What a colour says beside the words; never without them."""
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
 
@@ -33,26 +32,19 @@ class Subject:
         return [run for result in self.results for run in result.runs]
 
 
-class Cell(NamedTuple):
-    """A text in a table."""
-
-    text: str
-    below: str = ""
-    """Said in small type, such as the value before."""
-    tone: Tone = ""
-    link: str = ""
-    """To another page; empty for none."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows whose first cell names them."""
+    """Rows of cells by their headers; the first cell of a row names it."""
 
     caption: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Mapping[str, Cell]]
     words: frozenset[str] = frozenset()
-    """The headers, but for the first, whose cells are words and not numbers."""
+    """The headers, besides the first, whose cells are words and not numbers."""
+
+    @property
+    def headers(self) -> Sequence[str]:
+        """The headers of all rows."""
+        return [*self.rows[0]] if self.rows else []
 
 
 class Item(NamedTuple):
@@ -91,18 +83,10 @@ def tone_of(verdict: Verdict) -> Tone:
     return _BY_WEIGHT[verdict.weight]
 
 
-def without_unknown(table: Table) -> Table:
-    """The table without the columns in which nothing is known."""
-    kept = [
-        place
-        for place, column in enumerate(zip(*table.rows, strict=True))
-        if any(cell.text != UNKNOWN for cell in column)
-    ]
-    return replace(
-        table,
-        headers=[table.headers[place] for place in kept],
-        rows=[[row[place] for place in kept] for row in table.rows],
-    )
+def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
+    """The rows without the columns in which nothing is known."""
+    known = [name for name in rows[0] if any(row[name].text != UNKNOWN for row in rows)]
+    return [{name: row[name] for name in known} for row in rows]
 
 
 def readable(text: str) -> str:
@@ -112,8 +96,3 @@ def readable(text: str) -> str:
     """
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
-
-
-def cells(*texts: str) -> tuple[Cell, ...]:
-    """A row of plain texts."""
-    return tuple(map(Cell, texts))

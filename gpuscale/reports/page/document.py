@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
-from gpuscale.reports.page.content import Section, Subject, Tone
+from gpuscale.reports.columns import Tone
+from gpuscale.reports.page.content import Section, Subject
 from gpuscale.reports.page.machines_section import machines
 from gpuscale.reports.page.nights_section import losses, nights, told_by_nights
 from gpuscale.reports.page.pictures import curves

@@ -7,7 +7,8 @@ from gpuscale.base.units import format_bytes
 from gpuscale.judge.compare.hardware import hardware_label
 from gpuscale.records import Environment
 from gpuscale.records.environment_diff import FIELDS, listed
-from gpuscale.reports.page.content import Cell, Section, Subject, Table, cells, without_unknown
+from gpuscale.reports.columns import Cell, Tone
+from gpuscale.reports.page.content import Section, Subject, Table, without_unknown
 from gpuscale.reports.phrases import UNKNOWN, known_text
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
@@ -31,11 +32,13 @@ def machines(subject: Subject) -> Section:
         if set(known) != {UNKNOWN}:
             # What a side does not know is no difference.
             differ = len({*known} - {UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
-            named = Cell(name, "differs" if differ else "")
-            rows.append((named, *(Cell(text, tone="doubt" if differ else "") for text in known)))
+            row = {"": Cell(name, "differs" if differ else "")}
+            tone: Tone = "doubt" if differ else ""
+            for side, text in zip(sides, known, strict=True):
+                row[side] = Cell(text, tone=tone)
+            rows.append(row)
     table = Table(
         caption="When, where and with what it was measured",
-        headers=["", *sides],
         rows=rows,
         words=frozenset(("", *sides)),
     )
@@ -68,14 +71,20 @@ def _facts(
 
 def _devices(environments: Sequence[Environment]) -> list[Table]:
     """Each GPU with what tells it from others, as far as it is known."""
-    found: dict[tuple[str, ...], None] = {}
+    rows: list[dict[str, Cell]] = []
     for host, gpu in (each for here in environments for each in here.placed_gpus):
         number = gpu.index if gpu.smi_index is None else gpu.smi_index
-        named = (f"{host or UNKNOWN} GPU {number}", gpu.name)
-        memory = known_text(gpu.memory_bytes, format_bytes)
-        limit = known_text(gpu.power_limit_w, "{:.0f} W".format)
-        found[*named, gpu.uuid or UNKNOWN, gpu.pci_address or UNKNOWN, memory, limit] = None
-    headers = ("GPU", "model", "UUID", "PCI address", "memory", "power limit")
-    words, rows = frozenset(headers[:4]), [cells(*texts) for texts in found]
-    table = Table(caption="GPUs that were used", headers=headers, rows=rows, words=words)
-    return [without_unknown(table)] if rows else []
+        texts = {
+            "GPU": f"{host or UNKNOWN} GPU {number}",
+            "model": gpu.name,
+            "UUID": gpu.uuid or UNKNOWN,
+            "PCI address": gpu.pci_address or UNKNOWN,
+            "memory": known_text(gpu.memory_bytes, format_bytes),
+            "power limit": known_text(gpu.power_limit_w, "{:.0f} W".format),
+        }
+        row = {header: Cell(text) for header, text in texts.items()}
+        rows += [row] if row not in rows else []
+    if not rows:
+        return []
+    words = frozenset(("GPU", "model", "UUID", "PCI address"))
+    return [Table(caption="GPUs that were used", rows=without_unknown(rows), words=words)]

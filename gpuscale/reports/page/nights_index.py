@@ -1,12 +1,13 @@
 """The index over all nights of one machine: a line each, with its verdict and its page."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from gpuscale.base.errors import ExitCode
-from gpuscale.reports.page.content import Cell, Table, Tone, cells
+from gpuscale.reports.columns import Cell, Tone
+from gpuscale.reports.page.content import Table
 from gpuscale.reports.page.rendering import rendered
 from gpuscale.reports.phrases import counted
 from gpuscale.store import write_report
@@ -23,7 +24,6 @@ def write_index(folder: Path) -> None:
     lines = list(_lines(folder))
     nights = Table(
         caption=f"{counted(len(lines), 'night')}, the latest first",
-        headers=("date", "verdict", "exit", "job", "host"),
         rows=lines,
         words=frozenset(("verdict", "job", "host")),
     )
@@ -32,7 +32,7 @@ def write_index(folder: Path) -> None:
     write_report(folder / INDEX, html)
 
 
-def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
+def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
     """The nights, the latest first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     unknown = NightRecord(meaning="no record: it runs still, or something ended it")
@@ -49,11 +49,13 @@ def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
             date = f"{date} {record.started[11:16]}"
         code = "" if record.exit_code is None else str(record.exit_code)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
-        yield (
-            Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            Cell(record.meaning, tone=_tone(record.exit_code)),
-            *cells(code, job, record.host or ""),
-        )
+        yield {
+            "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
+            "verdict": Cell(record.meaning, tone=_tone(record.exit_code)),
+            "exit": Cell(code),
+            "job": Cell(job),
+            "host": Cell(record.host or ""),
+        }
 
 
 def _tone(code: int | None) -> Tone:

@@ -4,14 +4,13 @@ from datetime import datetime
 
 from gpuscale.analysis.history import History, HistoryEvent, RowChange, RowHistory
 from gpuscale.reports.history_text import (
-    STANDING,
-    event_lines,
+    event_text,
     nights_text,
     notes,
     standings,
     verdict,
 )
-from gpuscale.reports.page.content import Block, Cell, Item, Section, Subject, Table
+from gpuscale.reports.page.content import Block, Item, Section, Subject, Table
 from gpuscale.reports.page.pictures import pictures
 
 _MOST_LOSSES = 3
@@ -51,8 +50,8 @@ def _unmended(row: RowHistory) -> list[RowChange]:
 
 
 def _loss_text(event: HistoryEvent, history: History) -> str:
-    first, *_, changed = event_lines(event, history)
-    return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
+    told = event_text(event, history)
+    return f"{told.when.removeprefix('from ')}: {told.rows}; {told.details[-1]}"
 
 
 def told_by_nights(subject: Subject) -> tuple[str, str] | None:
@@ -69,26 +68,20 @@ def nights(subject: Subject) -> Section | None:
     history = subject.history
     if history is None:
         return None
-    shown = standings(history)
-    headers = [header for header in shown[0] if header != "batch/GPU"]
-    table = Table(
-        caption="The last night of each row beside the nights before",
-        headers=headers,
-        rows=[
-            [
-                Cell(cells[header], tone="doubt" if its.stands_out and header == STANDING else "")
-                for header in headers
-            ]
-            for its, cells in zip(history.rows, shown, strict=True)
-        ],
-    )
+    rows = [
+        {header: cell for header, cell in row.items() if header != "batch/GPU"}
+        for row in standings(history)
+    ]
+    table = Table(caption="The last night of each row beside the nights before", rows=rows)
     blocks = []
     for event in reversed(history.events):
-        first, *rest = event_lines(event, history)
-        is_loss = event.changes[0].is_loss
-        items = [Item(line.strip()) for line in rest]
+        told = event_text(event, history)
         blocks.append(
-            Block(title=first.replace("  ", ": "), items=items, tone="loss" if is_loss else "pass")
+            Block(
+                title=f"{told.when}: {told.rows}",
+                items=[*map(Item, told.details)],
+                tone="loss" if event.changes[0].is_loss else "pass",
+            )
         )
     return Section(
         title="History",

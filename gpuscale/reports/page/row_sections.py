@@ -1,18 +1,17 @@
 """The rows of a page: judged beside the baseline, or as they were measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
-from gpuscale.records import Estimate, Results, Run, ScalingPoint, Verdict
+from gpuscale.records import Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell
 from gpuscale.reports.comparison.rows import Row, losses_found
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.page.content import (
     Block,
-    Cell,
     Item,
     Section,
     Subject,
@@ -22,7 +21,7 @@ from gpuscale.reports.page.content import (
     without_unknown,
 )
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.show.scaling_table import failures, table_notes
+from gpuscale.reports.show.scaling_table import failures, scaling_cells, table_notes
 
 
 def causes(subject: Subject) -> Section | None:
@@ -86,7 +85,6 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
 def _compared(view: View) -> Section:
     table = Table(
         caption="Now, and in small type the baseline; what got worse comes first",
-        headers=("case", "GPUs", "verdict", "step time", "samples/s", "E", "change", "because"),
         rows=[_compared_row(row) for row in view.ranked],
         words=frozenset(("verdict", "because")),
     )
@@ -99,60 +97,25 @@ def _compared(view: View) -> Section:
     return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
 
 
-def _compared_row(row: Row) -> Sequence[Cell]:
-    entry, before, now = row.entry, row.entry.baseline, row.entry.current
-    change, _, interval = row.moved.partition(" [")
-    efficiency = Cell(UNKNOWN)
-    if entry.key.gpus > 1:
-        efficiency = _then_now(before.efficiency, now.efficiency, "{:.2f}".format)
-    return (
-        Cell(row.name),
-        Cell(str(entry.key.gpus)),
-        Cell(row.verdict, tone=tone_of(entry.verdict)),
-        _then_now(before.step_time_s, now.step_time_s, format_seconds),
-        _then_now(before.samples_per_s, now.samples_per_s, significant),
-        efficiency,
-        Cell(change or UNKNOWN, readable(interval and f"[{interval}")),
-        Cell(readable(row.short_reason)),
-    )
-
-
-def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[float], str]) -> Cell:
-    then, this = (UNKNOWN if each is None else form(each.value) for each in (before, now))
-    return Cell(this, "" if before is None else f"was {then}")
+def _compared_row(row: Row) -> dict[str, Cell]:
+    numbers = {
+        name: Cell(pair.now, "" if pair.then == UNKNOWN else f"was {pair.then}")
+        for name, pair in row.numbers.items()
+    }
+    return {
+        "case": Cell(row.name),
+        "GPUs": Cell(str(row.entry.key.gpus)),
+        "verdict": Cell(row.verdict, tone=tone_of(row.entry.verdict)),
+        **numbers,
+        "change": Cell(row.moved.text or UNKNOWN, readable(row.moved.below)),
+        "because": Cell(readable(row.short_reason)),
+    }
 
 
 def _measured(runs: Sequence[Run]) -> Section:
     points = scaling_points(runs)
-    names = phrases.set_apart([point.configuration for point in points])
-    rows = [{"case": Cell(names[each.configuration]), **_measured_cells(each)} for each in points]
     table = Table(
         caption="Means over runs, and in small type their 95 % intervals",
-        headers=[*rows[0]],
-        rows=[[*row.values()] for row in rows],
+        rows=without_unknown(scaling_cells(points, runs, with_epoch=True)),
     )
-    notes = [*table_notes(points), *failures(runs)]
-    return Section(title="Rows", tables=[without_unknown(table)], notes=notes)
-
-
-def _measured_cells(point: ScalingPoint) -> dict[str, Cell]:
-    failed = f"{point.failed_runs} without a result" if point.failed_runs else ""
-    peak_bytes = point.peak_memory_bytes or point.peak_host_memory_bytes
-    return {
-        "GPUs": Cell(str(point.key.gpus)),
-        "batch/GPU": Cell(str(point.batch_per_gpu or UNKNOWN)),
-        "runs": Cell(str(point.valid_runs), failed),
-        "step time": _estimated(point.step_time_s, format_seconds),
-        "samples/s": _estimated(point.samples_per_s, significant),
-        "epoch": Cell(phrases.known_text(point.epoch_s, format_seconds)),
-        "speedup": _estimated(point.speedup, "{:.2f}".format),
-        "E": _estimated(point.efficiency, "{:.2f}".format),
-        "GPU use": Cell(phrases.known_text(point.gpu_utilization, format_percent)),
-        "peak memory": Cell(phrases.known_text(peak_bytes, format_bytes)),
-    }
-
-
-def _estimated(estimate: Estimate | None, form: Callable[[float], str]) -> Cell:
-    if estimate is None:
-        return Cell(UNKNOWN)
-    return Cell(form(estimate.value), phrases.bounds_text(estimate, form))
+    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *failures(runs)])

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from gpuscale.analysis.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.typical_step import typical_steps
 from gpuscale.reports import phrases
-from gpuscale.reports.page.content import Cell, Section, Subject, Table, cells
+from gpuscale.reports.columns import Cell
+from gpuscale.reports.page.content import Section, Subject, Table
 from gpuscale.reports.page.pictures import pictures
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
@@ -23,17 +24,17 @@ def budget(subject: Subject) -> Section | None:
     names = phrases.set_apart([each.configuration for each in found])
     table = Table(
         caption="Efficiency, and the parts of a step that it lacks to 1",
-        headers=("case", "GPUs", "E", *parts, "rest"),
         rows=[
-            (*cells(names[each.configuration], str(each.key.gpus)), *_shares(each, parts))
+            {
+                "case": Cell(names[each.configuration]),
+                "GPUs": Cell(str(each.key.gpus)),
+                **_shares(each, parts),
+            }
             for each in found
         ],
     )
-    # The table has the budgets themselves.
-    found_lines = [
-        f"{label}: {text}" for label, text in budget_findings(subject.runs) if " = 1 " not in text
-    ]
-    notes = [*budget_legend(found, "the phases below have"), *_few(found_lines)]
+    findings = (f"{row}: {text}" for row, text in budget_findings(subject.runs, with_budgets=False))
+    notes = [*budget_legend(found, "the phases below have"), *_few([*findings])]
     figures = pictures(subject, "budget")
     return Section(title="Where the efficiency went", figures=figures, tables=[table], notes=notes)
 
@@ -44,21 +45,16 @@ def _few(lines: Sequence[str]) -> list[str]:
     return [*lines[:_MOST_LINES], *rest]
 
 
-def _with_share_below(text: str) -> Cell:
-    """`7.21 ms 17.6 %` in two lines; what has no share stays in one."""
-    *time, share, sign = text.split(" ") if " " in text else ("", text, "")
-    return Cell(" ".join(time), f"{share} {sign}") if sign == "%" and time else Cell(text)
-
-
-def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
+def _shares(budget: EfficiencyBudget, parts: list[str]) -> dict[str, Cell]:
     shares = {name: hundredths / 100 for name, hundredths in budget.hundredths.items()}
-    found = []
+    cells = {}
     for name in ("efficiency", *parts, "rest"):
         share = shares.get(name)
         text = phrases.known_text(share, "{:.2f}".format).replace("-", "−")
         is_loss = name != "efficiency" and share is not None and share >= NAMED_LOSS
-        found.append(Cell(text, tone="slower" if is_loss else ""))
-    return found
+        header = "E" if name == "efficiency" else name
+        cells[header] = Cell(text, tone="slower" if is_loss else "")
+    return cells
 
 
 def phases(subject: Subject) -> Section | None:
@@ -66,11 +62,9 @@ def phases(subject: Subject) -> Section | None:
     steps = typical_steps(subject.runs)
     if not steps:
         return None
-    texts = phase_cells(steps)
     table = Table(
         caption="The time of each phase, and in small type its share of the step",
-        headers=[*texts],
-        rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
+        rows=phase_cells(steps),
     )
     notes = _few([*phase_notes(steps, "the judged step time, in the rows above,")])
     return Section(title="Phases", figures=pictures(subject, "phases"), tables=[table], notes=notes)

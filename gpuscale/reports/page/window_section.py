@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from gpuscale.base.units import format_seconds, significant, whole_percent
 from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
 from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.figures.window_map import slowest_runs
-from gpuscale.reports.page.content import Cell, Section, Subject, Table, Tone
+from gpuscale.reports.page.content import Section, Subject, Table
 from gpuscale.reports.page.pictures import pictures
 
 _MOST_LINES = 32
@@ -85,8 +86,7 @@ def _table(run: Run, name: str) -> Table:
             f"{name} on {phrases.gpus_text(run.gpus)}, run {run.index}: "
             f"{format_seconds(run.step_time_s)} a step; by window, in {unit}"
         ),
-        headers=[*rows[0]],
-        rows=[[*row.values()] for row in rows],
+        rows=rows,
         words=frozenset({"held back by"}),
     )
 

@@ -1,32 +1,23 @@
-"""Results and baselines as CSV: a line for each row, units in the names of the columns."""
+"""Results and baselines as CSV: a line for each point, units in the names of the columns."""
 
-from dataclasses import fields
+from operator import attrgetter
 
-from gpuscale.records import Configuration
-from gpuscale.reports.csv_rows import csv_text, flat
-from gpuscale.reports.show.scaling_rows import ESTIMATES, ScalingRow, Shown, scaling_rows
+from gpuscale.records import Configuration, ScalingPoint
+from gpuscale.reports.columns import Column, csv_text
+from gpuscale.reports.show.scaling_rows import Shown, columns_with
 
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
 
 
+def _of_configuration(name: str) -> Column[ScalingPoint]:
+    return Column(name, value=attrgetter(f"configuration.{name}"))
+
+
 def render(shown: Shown) -> str:
-    """The rows as CSV (docs/tools.md); unknown is empty."""
-    rows = [_flat(row, shown) for row in scaling_rows(shown)]
-    numbers = flat(
-        {field.name: None for field in fields(ScalingRow) if field.name != "configuration"},
-        ESTIMATES,
-    )
-    kind, *others = numbers
-    return csv_text(rows, [kind, *_NAMES, *others, *_OTHERS, "steps", "injections"])
-
-
-def _flat(row: ScalingRow, shown: Shown) -> dict[str, object]:
-    numbers = {field.name: getattr(row, field.name) for field in fields(row)}
-    configuration = numbers.pop("configuration")
-    return {
-        **flat(numbers, ESTIMATES),
-        **{name: getattr(configuration, name) for name in Configuration.__struct_fields__},
-        "steps": shown.steps,
-        "injections": " ".join(shown.injections) or None,
-    }
+    """The points as CSV (docs/tools.md); unknown is empty."""
+    kind, *numbers = columns_with(shown.steps)
+    names, others = map(_of_configuration, _NAMES), map(_of_configuration, _OTHERS)
+    injections = " ".join(shown.injections) or None
+    columns = (kind, *names, *numbers, *others)
+    return csv_text(columns, shown.points, steps=shown.steps, injections=injections)

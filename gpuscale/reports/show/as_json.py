@@ -1,13 +1,11 @@
 """Results and baselines as data: the rows of the scaling table, for scripts."""
 
-from dataclasses import fields
-
 import msgspec
 
 from gpuscale.analysis.projection import Projection
-from gpuscale.records import Results
+from gpuscale.records import Results, ScalingPoint
 from gpuscale.records.json_text import document_text
-from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
+from gpuscale.reports.show.scaling_rows import Shown, columns_with
 
 
 def render(shown: Shown) -> str:
@@ -17,13 +15,13 @@ def render(shown: Shown) -> str:
         **_origin(shown),
         injections=shown.injections,
         steps=shown.steps,
-        rows=[_row(row) for row in scaling_rows(shown)],
+        rows=[_row(point, shown.steps) for point in shown.points],
         projections=[_projection(each) for each in shown.projections],
     )
 
 
 def _origin(shown: Shown) -> dict[str, object]:
-    """Of which machine the rows are, and since when."""
+    """The machine and the time of the rows."""
     content = shown.content
     if isinstance(content, Results):
         return {
@@ -46,13 +44,17 @@ def _origin(shown: Shown) -> dict[str, object]:
     }
 
 
-def _row(row: ScalingRow) -> dict[str, object]:
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
-    return {**values, "configuration": msgspec.structs.asdict(row.configuration)}
+def _row(point: ScalingPoint, steps: int | None) -> dict[str, object]:
+    kind, *numbers = columns_with(steps)
+    return {
+        kind.field: kind.value_in(point),
+        "configuration": msgspec.structs.asdict(point.configuration),
+        **{column.field: column.value_in(point) for column in numbers},
+    }
 
 
 def _projection(projection: Projection) -> dict[str, object]:
-    """What projected rows rest on."""
+    """The basis of projected rows."""
     return {
         "configuration": msgspec.structs.asdict(projection.configuration),
         "scaling": projection.scaling,

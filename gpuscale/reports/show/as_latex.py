@@ -1,17 +1,30 @@
 """Results and baselines as a LaTeX table, as a paper or a proposal for computing time shows it."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from gpuscale import __version__
-from gpuscale.base.units import format_seconds, significant
+from gpuscale.base.units import significant
 from gpuscale.judge.compare.hardware import hardware_label
-from gpuscale.records import Estimate, Results
+from gpuscale.records import Results
 from gpuscale.reports import phrases
-from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
+from gpuscale.reports.show.scaling_rows import Shown, columns_with
 
-_HEADERS = ("Nodes", "GPUs", "Batch", "Step time", "Samples/s", "Speedup", "Efficiency")
+_HEADERS = {
+    "Nodes": "nodes",
+    "GPUs": "GPUs",
+    "Batch": "batch",
+    "Step time": "step time",
+    "Samples/s": "samples/s",
+    "Speedup": "speedup",
+    "Efficiency": "efficiency",
+    "GPU-hours": "GPU-hours",
+}
+"""The headers here, and those of the columns."""
+_WITH_INTERVAL = ("step time", "speedup")
+"""The columns with an interval: a page is narrow, so each interval stands once."""
 _SIGNS = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -34,8 +47,7 @@ _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
 
 def render(shown: Shown) -> str:
     """The rows as a table of the package booktabs, by configuration."""
-    hours = () if shown.steps is None else ("GPU-hours",)
-    headers = [*_HEADERS, *hours]
+    headers = [*_HEADERS][: None if shown.steps else -1]
     lines = [
         f"% gpuscale {__version__}: {_plain(shown.path.name)}",
         r"% needs \usepackage{booktabs} before \begin{document}",
@@ -45,7 +57,7 @@ def render(shown: Shown) -> str:
         rf"  \begin{{tabular}}{{{'r' * len(headers)}}}",
         r"    \toprule",
         f"    {_line(headers)}",
-        *(f"    {line}" for line in _groups(list(scaling_rows(shown)), len(headers))),
+        *(f"    {line}" for line in _groups(shown, len(headers))),
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
@@ -53,34 +65,23 @@ def render(shown: Shown) -> str:
     return "\n".join(lines)
 
 
-def _groups(rows: list[ScalingRow], width: int) -> Iterator[str]:
+def _groups(shown: Shown, width: int) -> Iterator[str]:
     """The rows below a line that names their configuration."""
-    for (kind, configuration), its in groupby(rows, key=lambda row: (row.kind, row.configuration)):
+    columns = {column.header: column for column in columns_with(shown.steps)}
+    columns["speedup"] = replace(columns["speedup"], form=significant)
+    kinds = groupby(shown.points, key=lambda point: (point.kind, point.configuration))
+    for (kind, configuration), points in kinds:
         words = [configuration.label, phrases.configuration_text(configuration)]
         words += [f"{configuration.scaling} scaling"] if configuration.scaling else []
         words += [kind] if kind != "measured" else []
         yield r"\midrule"
         text = _latex(", ".join(filter(None, words)))
         yield rf"\multicolumn{{{width}}}{{l}}{{\emph{{{text}}}}} \\"
-        yield from (_line(_cells(row, width)) for row in its)
-
-
-def _cells(row: ScalingRow, width: int) -> list[str]:
-    """The numbers of a row; a page is narrow, so each interval stands once."""
-    return [
-        phrases.known_text(row.nodes, str),
-        str(row.gpus),
-        str(row.samples_per_step or phrases.UNKNOWN),
-        phrases.with_spread(row.step_time_s, format_seconds),
-        _value(row.samples_per_s, significant),
-        phrases.interval_text(row.speedup, significant),
-        _value(row.efficiency, "{:.2f}".format),
-        _value(row.gpu_hours, significant),
-    ][:width]
-
-
-def _value(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    return phrases.UNKNOWN if estimate is None else form(estimate.value)
+        for point in points:
+            cells = {name: columns[name].cell(point) for name in [*_HEADERS.values()][:width]}
+            yield _line(
+                cell.line if name in _WITH_INTERVAL else cell.text for name, cell in cells.items()
+            )
 
 
 def _caption(shown: Shown) -> str:

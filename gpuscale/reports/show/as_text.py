@@ -7,9 +7,10 @@ from gpuscale.base.printable import visible
 from gpuscale.base.units import format_percent
 from gpuscale.records import Results
 from gpuscale.reports import phrases
-from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.columns import text_table
+from gpuscale.reports.screen import fitted
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.scaling_rows import Shown, row_of
+from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
 
@@ -69,8 +70,8 @@ def _projections(
     yield ""
     names = phrases.set_apart([each.configuration for each in projections])
     headers = [*_PROJECTED, *(["GPU-hours"] if steps else [])]
-    rows = [row_of(point, steps) for projection in projections for point in projection.points]
-    yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
+    points = [point for projection in projections for point in projection.points]
+    yield text_table(cells_under(headers, points, (), steps), columns, first=_FIRST)
     yield ""
     for projection in projections:
         name = names[projection.configuration]

@@ -22,14 +22,14 @@ from gpuscale.records import (
     Run,
     ScalingPoint,
 )
+from gpuscale.records.point import Scaling
 from gpuscale.reports import phrases
+from gpuscale.reports.columns import STEP_TIME, Cell, text_table
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, table
-from gpuscale.reports.show.scaling_rows import ScalingRow, row_of
+from gpuscale.reports.screen import PLAIN_COLUMNS, fitted
 from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
     cells_under,
-    row_cells,
     wide_interval_note,
 )
 
@@ -103,48 +103,45 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
     headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
-    rows = [row_of(point, steps) for point in published_points(baseline).values()]
-    further = [{"case": row.configuration.label, **_published_cells(row)} for row in rows]
-    cells = cells_under(headers, rows, further)
-    return table(headers, cells, columns, first=("published", "of"), left=headers)
+    points = [*published_points(baseline).values()]
+    further = [{"case": Cell(point.configuration.label), **_published(point)} for point in points]
+    cells = cells_under(headers, points, further, steps)
+    return text_table(cells, columns, first=("published", "of"), left=headers)
 
 
 def _measured_blocks(
     entries: Sequence[Entry], columns: int, steps: int | None
 ) -> Iterator[list[str]]:
     runs = "runs (allocations)"
-    made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]
+    made = [{runs: Cell(f"{entry.point.valid_runs} ({len(entry.runs)})")} for entry in entries]
     headers = ["case", "GPUs", "batch/GPU", runs, "step time", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
-    rows = [row_of(entry.point, steps) for entry in entries]
-    cells = cells_under(headers, rows, made)
-    yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
-    configurations = phrases.configurations_text(row.configuration for row in rows)
-    yield [
-        f"{configurations}; intervals: 95 %, over runs",
-        *wide_interval_note(entry.point for entry in entries),
-    ]
+    points = [entry.point for entry in entries]
+    cells = cells_under(headers, points, made, steps)
+    yield [text_table(cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    yield [f"{configurations}; intervals: 95 %, over runs", *wide_interval_note(points)]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
     """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
     mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
-    return phrases.with_spread(mean, format_seconds)
+    return STEP_TIME.cell(Scaling(step_time_s=mean)).line
 
 
 def _runs_text(runs: int, allocations: int) -> str:
     return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
 
 
-def _published_cells(row: ScalingRow) -> dict[str, str]:
+def _published(point: ScalingPoint) -> dict[str, Cell]:
     """`1520 samples/s` of the `throughput`, or `41.2 s` of the `wall clock of the epoch`."""
-    if row.samples_per_s is not None:
-        return {
-            "published": f"{significant(row.samples_per_s.value)} samples/s",
-            "of": "throughput",
-        }
-    time = phrases.known_text(row.time_s, format_seconds)
-    return {"published": time, "of": f"wall clock of the {_TIMED[row.timed]}"}
+    if point.samples_per_s is not None:
+        amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
+    else:
+        assert point.figure is not None, "a published point has its figure"
+        amount = phrases.known_text(point.figure.mean_time_s, format_seconds)
+        what = f"wall clock of the {_TIMED[point.figure.timed]}"
+    return {"published": Cell(amount), "of": Cell(what)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +197,16 @@ def _values(
     """The values of one side, by the words for them."""
     if entry is None:
         return {}
+    further: dict[str, Cell]
     if isinstance(entry, Entry):
-        row = row_of(entry.point)
-        further = {"measured": _runs_text(entry.point.valid_runs, len(entry.runs))}
+        point, runs = entry.point, _runs_text(entry.point.valid_runs, len(entry.runs))
+        further = {"measured": Cell(runs)}
         names = ("step time", *PAIR_HEADERS, "measured", "batch/GPU")
     else:
-        row = row_of(published[entry.key])
-        further = {"figure": "{published} ({of})".format(**_published_cells(row))}
+        point = published[entry.key]
+        cells = _published(point)
+        further = {"figure": Cell(f"{cells['published'].text} ({cells['of'].text})")}
         names = ("figure", *PAIR_HEADERS, "runs", "batch/GPU")
-    cells = row_cells(row) | further
-    return {name: cells[name] for name in names if row.gpus > 1 or name not in PAIR_HEADERS}
+    (row,) = cells_under(names, [point], [further])
+    alone = point.gpus == 1
+    return {name: c.line for name, c in row.items() if not (alone and name in PAIR_HEADERS)}

@@ -1,14 +1,15 @@
-"""The rows that `gpuscale show` gives in every format: published, measured and projected ones."""
+"""The points and columns that `gpuscale show` gives in every format."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 from gpuscale.analysis.projection import Projection
 from gpuscale.analysis.scaling import published_points, scaling_points
-from gpuscale.records import Baseline, Configuration, Estimate, Results, ScalingPoint
+from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
+from gpuscale.records import Baseline, Estimate, Results, ScalingPoint
+from gpuscale.reports.columns import SCALING, Column
 from gpuscale.reports.screen import PLAIN_COLUMNS
 
 _HOUR_S = 3600
@@ -16,103 +17,74 @@ _HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A results or baseline file, and what is asked of it."""
+    """A results or baseline file, and how to show it."""
 
     content: Results | Baseline
     path: Path
     now: datetime
     steps: int | None = None
-    """Of a training whose GPU-hours are told."""
+    """Steps of the training whose GPU-hours are shown."""
     projections: tuple[Projection, ...] = ()
-    """The configurations on numbers of GPUs on which they were not measured."""
+    """The configurations on numbers of GPUs that were not measured."""
     phases: bool = False
-    """The phases of results in place of their scaling table, in the text."""
+    """Whether the text has the phases of results in place of their scaling table."""
     columns: int = PLAIN_COLUMNS
     """Columns of the terminal or the file that the text is written to."""
 
     @property
     def injections(self) -> tuple[str, ...]:
-        """The faults that were made on purpose."""
+        """The faults that were injected on purpose."""
         return self.content.injections if isinstance(self.content, Results) else ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingRow:
-    """The numbers of one configuration on one number of GPUs; None is unknown."""
-
-    kind: Literal["published", "measured", "projected"]
-    configuration: Configuration
-    gpus: int
-    nodes: int | None
-    batch_per_gpu: int | None
-    samples_per_step: int | None
-    """Over all GPUs."""
-    runs: int | None = None
-    failed_runs: int | None = None
-    step_time_s: Estimate | None = None
-    samples_per_s: Estimate | None = None
-    speedup: Estimate | None = None
-    efficiency: Estimate | None = None
-    gpu_hours: Estimate | None = None
-    """Of the steps that were asked for."""
-    epoch_s: float | None = None
-    samples_per_j: Estimate | None = None
-    gpu_utilization: float | None = None
-    peak_memory_bytes: int | None = None
-    peak_host_memory_bytes: int | None = None
-    timed: str | None = None
-    """The span of a published `time_s`."""
-    time_s: float | None = None
-    """A published wall clock."""
-    sample_shape: str | None = None
+    @property
+    def points(self) -> Sequence[ScalingPoint]:
+        """The points by configuration: published ones first, projected ones last."""
+        published = published_points(self.content) if isinstance(self.content, Baseline) else {}
+        projected = (point for projection in self.projections for point in projection.points)
+        return (*published.values(), *scaling_points(self.content.runs), *projected)
 
 
-ESTIMATES = frozenset(
-    ("step_time_s", "samples_per_s", "speedup", "efficiency", "gpu_hours", "samples_per_j")
-)
-"""The fields of a row that have an interval."""
+def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
+    """The columns of points; GPU-hours are those of so many steps, if given."""
 
+    def gpu_hours(point: ScalingPoint) -> Estimate | None:
+        if point.step_time_s is None or steps is None:
+            return None
+        return point.step_time_s.scaled(point.gpus * steps / _HOUR_S)
 
-def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
-    """The rows, published ones first and projected ones last, by configuration."""
-    points = [*scaling_points(shown.content.runs)]
-    if isinstance(shown.content, Baseline):
-        points = [*published_points(shown.content).values(), *points]
-    points += [point for projection in shown.projections for point in projection.points]
-    return (row_of(point, shown.steps) for point in points)
+    def of_figure(name: str) -> Callable[[ScalingPoint], object]:
+        return lambda point: None if point.figure is None else getattr(point.figure, name)
 
-
-def row_of(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
-    """The row of a point; with a number of `steps` it has the GPU-hours that they take."""
-    shape, figure = point.sample_shape, point.figure
-    is_projected, is_measured = point.kind == "projected", point.kind == "measured"
-    return ScalingRow(
-        kind=point.kind,
-        configuration=point.configuration,
-        gpus=point.gpus,
-        nodes=point.nodes,
-        batch_per_gpu=point.batch_per_gpu,
-        samples_per_step=point.batch_per_gpu and point.gpus * point.batch_per_gpu,
-        runs=None if is_projected else point.valid_runs,
-        failed_runs=point.failed_runs if is_measured else None,
-        step_time_s=point.step_time_s,
-        samples_per_s=point.samples_per_s,
-        speedup=point.speedup,
-        efficiency=point.efficiency,
-        gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
-        epoch_s=point.epoch_s,
-        samples_per_j=point.samples_per_j,
-        gpu_utilization=point.gpu_utilization,
-        peak_memory_bytes=point.peak_memory_bytes,
-        peak_host_memory_bytes=point.peak_host_memory_bytes,
-        timed=None if figure is None else figure.timed,
-        time_s=None if figure is None else figure.mean_time_s,
-        sample_shape=None if shape is None else "x".join(map(str, shape)),
+    return (
+        Column("kind"),
+        Column("gpus", "GPUs"),
+        Column("nodes", "nodes"),
+        Column("batch_per_gpu", "batch/GPU"),
+        Column(
+            "samples_per_step",
+            "batch",
+            value=lambda point: point.batch_per_gpu and point.gpus * point.batch_per_gpu,
+        ),
+        Column(
+            "runs",
+            "runs",
+            value=lambda point: None if point.kind == "projected" else point.valid_runs,
+        ),
+        Column(
+            "failed_runs",
+            value=lambda point: point.failed_runs if point.kind == "measured" else None,
+        ),
+        *SCALING,
+        Column("gpu_hours", "GPU-hours", significant, "±", gpu_hours),
+        Column("epoch_s", "epoch", format_seconds),
+        Column("samples_per_j", "samples/J", significant, "±"),
+        Column("gpu_utilization", "GPU util", format_percent),
+        Column("peak_memory_bytes", "peak memory", format_bytes),
+        Column("peak_host_memory_bytes", "peak host memory", format_bytes),
+        Column("timed", value=of_figure("timed")),
+        Column("time_s", value=of_figure("mean_time_s")),
+        Column(
+            "sample_shape",
+            value=lambda point: point.sample_shape and "x".join(map(str, point.sample_shape)),
+        ),
     )
-
-
-def _gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
-    """What a training of so many steps costs; None where either is unknown."""
-    if step_time_s is None or steps is None:
-        return None
-    return step_time_s.scaled(gpus * steps / _HOUR_S)

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from gpuscale.analysis.scaling import (
     scaling_points,
@@ -13,14 +14,15 @@ from gpuscale.analysis.scaling import (
 )
 from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
+from gpuscale.base.units import format_seconds
 from gpuscale.records import EntryKey, PointKey, Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell, text_table
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.show.scaling_rows import ScalingRow, row_of
+from gpuscale.reports.screen import fitted
+from gpuscale.reports.show.scaling_rows import columns_with
 from gpuscale.reports.show.step_time import budget_lines
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
@@ -58,12 +60,24 @@ def scaling_table(
     columns: int | None = None,
     steps: int | None = None,
 ) -> str:
-    """A row for each point; intervals are 95%, and absent where a single run gives none.
+    """The table of measured points as text."""
+    return text_table(scaling_cells(points, runs, steps), columns, first=_FIRST)
 
-    Of the runs that the points are made of, unsteady ones are told from failed ones.
+
+def scaling_cells(
+    points: Sequence[ScalingPoint],
+    runs: Iterable[Run] = (),
+    steps: int | None = None,
+    *,
+    with_epoch: bool = False,
+) -> list[dict[str, Cell]]:
+    """The table of measured points: the cells of each by their headers.
+
+    Intervals are 95 %, and absent if a single run gives none. Unsteady runs among those that the
+    points are made of are counted apart from failed ones.
     """
     headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
-    if any(point.configuration.batch is not None for point in points):
+    if with_epoch or any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
     headers += ["GPU-hours"] if steps else []
@@ -79,54 +93,38 @@ def scaling_table(
         of_point = unsteady[point.point_key]
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        made.append({"runs": f"{point.valid_runs}{without and f' ({without})'}"})
-    rows = [row_of(point, steps) for point in points]
-    cells = [row_cells(row) for row in rows]
+        made.append({"runs": Cell(str(point.valid_runs), without and f"({without})")})
+    rows = cells_under(headers, points, made, steps)
     # Counters stand last, and a run of a command, or without telemetry, has none.
     counters = {*headers[-2:]} - {*PAIR_HEADERS}
-    unknown = {name for name in counters if all(its[name] == UNKNOWN for its in cells)}
-    headers = [name for name in headers if name not in {*_shared_cells(points), *unknown}]
-    return table(headers, cells_under(headers, rows, made), columns, first=_FIRST)
+    unknown = {name for name in counters if all(row[name].text == UNKNOWN for row in rows)}
+    left_out = {*_shared_texts(points), *unknown}
+    return [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
 
 
-def _shared_cells(points: Sequence[ScalingPoint]) -> dict[str, str]:
-    """What all points have alike of the columns that need not be shown then, by header."""
-    cells = [row_cells(row_of(point)) for point in points]
-    found = {name: {each[name] for each in cells} for name in _SHARED}
-    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
+    """The cells of `_SHARED` columns that are the same for all points, by header."""
+    rows = cells_under([*_SHARED], points)
+    texts = {name: {row[name].text for row in rows} for name in _SHARED}
+    return {name: its.pop() for name, its in texts.items() if len(its) == 1}
 
 
 def cells_under(
-    headers: Sequence[str], rows: Sequence[ScalingRow], further: Sequence[Mapping[str, str]] = ()
-) -> list[list[str]]:
-    """The cells of each row under these headers; further ones of it stand in place of its own."""
-    names = phrases.set_apart([row.configuration for row in rows])
-    cells = (
-        {"case": names[row.configuration], **row_cells(row), **its}
-        for row, its in zip(rows, further or [{}] * len(rows), strict=True)
-    )
-    return [[each[header] for header in headers] for each in cells]
-
-
-def row_cells(row: ScalingRow) -> dict[str, str]:
-    """The numbers of a row as tables show them, by the headers of their columns."""
-    return {
-        "GPUs": str(row.gpus),
-        "nodes": phrases.known_text(row.nodes, str),
-        "runs": phrases.known_text(row.runs, str),
-        "scaling": row.configuration.scaling or UNKNOWN,
-        "batch/GPU": str(row.batch_per_gpu or UNKNOWN),
-        "step time": phrases.with_spread(row.step_time_s, format_seconds),
-        "samples/s": phrases.with_spread(row.samples_per_s, significant),
-        "epoch": phrases.known_text(row.epoch_s, format_seconds),
-        "speedup": phrases.interval_text(row.speedup),
-        "efficiency": phrases.interval_text(row.efficiency),
-        "GPU-hours": phrases.with_spread(row.gpu_hours, significant),
-        "samples/J": phrases.with_spread(row.samples_per_j, significant),
-        "GPU util": phrases.known_text(row.gpu_utilization, format_percent),
-        "peak memory": phrases.known_text(row.peak_memory_bytes, format_bytes),
-        "peak host memory": phrases.known_text(row.peak_host_memory_bytes, format_bytes),
-    }
+    headers: Sequence[str],
+    points: Sequence[ScalingPoint],
+    further: Sequence[Mapping[str, Cell]] = (),
+    steps: int | None = None,
+) -> list[dict[str, Cell]]:
+    """The cells of each point under these headers; `further` ones replace its own."""
+    names = phrases.set_apart([point.configuration for point in points])
+    columns = columns_with(steps)
+    rows = []
+    for point, others in zip(points, further or [{}] * len(points), strict=True):
+        cells = {column.header: column.cell(point) for column in columns}
+        scaling = Cell(point.configuration.scaling or UNKNOWN)
+        cells |= {"case": Cell(names[point.configuration]), "scaling": scaling, **others}
+        rows.append({header: cells[header] for header in headers})
+    return rows
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
@@ -134,8 +132,8 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     most = max((point.valid_runs for point in points), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
-    alike = {name: text for name, text in _shared_cells(points).items() if text != UNKNOWN}
-    shared = [_SHARED[name].format(text) for name, text in alike.items()]
+    alike = _shared_texts(points).items()
+    shared = [_SHARED[name].format(text) for name, text in alike if text != UNKNOWN]
     yield "; ".join(filter(None, (configurations, *shared, intervals)))
     yield from wide_interval_note(points)
     if note := unchecked_training_note(point.configuration for point in points):
@@ -150,13 +148,13 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
-    """What `×[0.59, 1.7]` beside a step time means; nothing where no interval is so wide."""
+    """The meaning of `×[0.59, 1.7]` beside a step time; nothing if no interval is so wide."""
     times_s = (point.step_time_s for point in points)
-    spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
-    if wide := next((spread for spread in spreads if "×" in spread), None):
+    wide = (time_s for time_s in times_s if time_s is not None and phrases.is_wide(time_s))
+    for time_s in islice(wide, 1):
         yield (
-            f"{wide}: a wide interval, as factors of the value; measure more runs, "
-            "or on a quieter machine"
+            f"{phrases.spread_text(time_s)}: a wide interval, as factors of the value; measure "
+            "more runs, or on a quieter machine"
         )
 
 

@@ -16,8 +16,9 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_percent, format_seconds
 from gpuscale.records import Configuration, EntryKey, PointKey, Run
 from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell, text_table
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
@@ -40,10 +41,11 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     yield from budget_legend(efficiency_budgets(runs))
 
 
-def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterator[tuple[str, str]]:
     """The efficiency budget, stragglers, devices that differ and waits for data, by row.
 
-    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − data 0.01 − …`.
+    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − data 0.01 − …`; a page
+    has the budgets in a table and leaves them out here.
     """
     names = phrases.set_apart([run.configuration for run in runs])
 
@@ -52,7 +54,7 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
     for budget in efficiency_budgets(runs):
         if budget.parts:
-            for text in _of_budget(budget, runs):
+            for text in _of_budget(budget, runs, with_budget=with_budgets):
                 yield label(budget.configuration, budget.key.gpus), text
     for point, step_times_s in device_spreads(runs).items():
         (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
@@ -87,7 +89,9 @@ def budget_legend(
         )
 
 
-def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+def _of_budget(
+    budget: EfficiencyBudget, runs: Iterable[Run], *, with_budget: bool
+) -> Iterator[str]:
     """The budget, what it tells of noise and micro-batches, and the ranks that others wait for."""
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
@@ -96,7 +100,8 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
             f"(communication would have saved {gain / 100:.2f}); make more runs"
         )
         return
-    yield budget_text(budget)
+    if with_budget:
+        yield budget_text(budget)
     if gain >= NAMED_GAIN:
         yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
@@ -154,9 +159,8 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
     if not steps:
         yield "no phases were recorded"
         return
-    texts = phase_cells(steps)
     # Notes name the rows whose sum is not the whole.
-    yield table([*texts], [*zip(*texts.values(), strict=True)], columns, spare=("sum",))
+    yield text_table(phase_cells(steps), columns, spare=("sum",))
     yield ""
     yield from fitted(phase_notes(steps), columns)
     skews = rank_skews(runs)
@@ -164,41 +168,50 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
         return
     yield ""
     rows = [
-        [
-            skew.run.configuration.label,
-            str(skew.run.gpus),
-            str(skew.run.index),
-            _rank_text(skew),
-            format_seconds(skew.pace_s),
-            format_percent(skew.skew_s / skew.median_pace_s),
-        ]
+        {
+            "case": Cell(skew.run.configuration.label),
+            "GPUs": Cell(str(skew.run.gpus)),
+            "run": Cell(str(skew.run.index)),
+            "slowest rank": Cell(_rank_text(skew)),
+            "own pace": Cell(format_seconds(skew.pace_s)),
+            "behind the median rank": Cell(format_percent(skew.skew_s / skew.median_pace_s)),
+        }
         for skew in skews
     ]
-    headers = ["case", "GPUs", "run", "slowest rank", "own pace", "behind the median rank"]
-    yield table(headers, rows, columns, keys=3, left=("case", "slowest rank"))
+    yield text_table(rows, columns, keys=3, left=("case", "slowest rank"))
 
 
-def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
-    """Columns of each point's phases, such as `7.21 ms 17.6 %`: the time, its share of a step."""
+def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
+    """A row for each point: the time of each phase, and below it its share of the step."""
     names = phrases.set_apart([point.configuration for point in steps])
-    texts = {
-        "case": [names[point.configuration] for point in steps],
-        "GPUs": [str(point.gpus) for point in steps],
-        "step": [format_seconds(step.time_s) for step in steps.values()],
-    }
-    for name in next(iter(steps.values())).phases_s:
-        if name == "wait" and not any(step.phases_s[name] for step in steps.values()):
-            continue
-        cells = [(step.phases_s[name], step.time_s) for step in steps.values()]
-        shares = ["" if s is None else format_percent(s / time_s) for s, time_s in cells]
-        # A share takes no more room than the largest of its column: tables are wide enough.
-        width = max(map(len, shares))
-        texts[name] = [
-            UNKNOWN if s is None else f"{phrases.amount_text(s, 's')} {share:>{width}}"
-            for (s, _), share in zip(cells, shares, strict=True)
+    phases = [
+        name
+        for name in next(iter(steps.values())).phases_s
+        if name != "wait" or any(step.phases_s[name] for step in steps.values())
+    ]
+    shares = {
+        name: [
+            "" if (time_s := step.phases_s[name]) is None else format_percent(time_s / step.time_s)
+            for step in steps.values()
         ]
-    texts["sum"] = [format_percent(step.total_s / step.time_s) for step in steps.values()]
-    return texts
+        for name in phases
+    }
+    rows = []
+    for place, (point, step) in enumerate(steps.items()):
+        row = {
+            "case": Cell(names[point.configuration]),
+            "GPUs": Cell(str(point.gpus)),
+            "step": Cell(format_seconds(step.time_s)),
+        }
+        for name in phases:
+            # A share takes no more room than the largest of its column: tables are wide enough.
+            share = shares[name][place].rjust(max(map(len, shares[name])))
+            time_s = step.phases_s[name]
+            row[name] = Cell(UNKNOWN)
+            if time_s is not None:
+                row[name] = Cell(phrases.amount_text(time_s, "s"), share)
+        rows.append({**row, "sum": Cell(format_percent(step.total_s / step.time_s))})
+    return rows
 
 
 def phase_notes(
