@@ -88,11 +88,7 @@ def seen_in_chromium(page: str, width: int, folder: Path) -> Seen:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     options += [f"--user-data-dir={folder / 'profile'}", "--window-size=1700,1000", "--dump-dom"]
     done = subprocess.run(
-        [program, *options, frame.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+        [program, *options, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr

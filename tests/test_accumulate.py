@@ -140,9 +140,7 @@ def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return run_pytest(folder, *arguments, "--accumulate", "2")
 
 
-def test_accumulated_batches_agree_under_every_ddp_option(
-    accumulated: Session,
-) -> None:
+def test_accumulated_batches_agree_under_every_ddp_option(accumulated: Session) -> None:
     assert accumulated.exit_code == 0, accumulated.output
     for run in accumulated.results.runs:
         # That includes equal digests, and of fsdp a gradient that is the mean over the ranks.

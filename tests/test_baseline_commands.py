@@ -261,9 +261,7 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
     assert {run.gpus for run in read_baseline(path).runs} == {1, 2, 4}
 
 
-def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(
-    shell: Shell,
-) -> None:
+def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell) -> None:
     shell.write("noisy", measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1"))
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)

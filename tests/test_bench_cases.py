@@ -215,14 +215,6 @@ def test_too_little_shared_memory_for_the_loaders_is_told_with_the_remedy() -> N
         validate_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1)
 
 
-@needs_digits
-def test_mnist_cnn_holds_back_the_validation_share_of_the_source(digits: Path) -> None:
-    case = MnistCnn()
-    training = case.real_dataset(digits, case.named_size("full"), download=False)
-    assert isinstance(training, Subset)
-    assert len(training) == 8_500
-
-
 @pytest.mark.thorough
 @needs_digits
 def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:

@@ -15,7 +15,6 @@ from ci_checkout import (
     make_checkout,
     run_night,
     run_script,
-    use_real_pytest,
     write_program,
 )
 
@@ -150,9 +149,7 @@ def test_a_job_loads_the_modules_and_judges_the_gpus_of_a_site(checkout: Path, s
     assert {gpus for _, gpus in night.judged()} == {1, 4}
 
 
-def test_a_job_without_a_baseline_judges_all_that_it_measures(
-    checkout: Path,
-) -> None:
+def test_a_job_without_a_baseline_judges_all_that_it_measures(checkout: Path) -> None:
     night = run_script(checkout, "waic.lsf")
     assert night.judged() == {(case, gpus) for case in CASES for gpus in (1, 2, 4)}
 
@@ -183,9 +180,7 @@ def test_early_failures_end_with_2(checkout: Path, script: str, settings: dict[s
     assert night.output.strip()
 
 
-def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(
-    checkout: Path,
-) -> None:
+def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(checkout: Path) -> None:
     (checkout / "own.toml").write_text(IN_A_CONTAINER)
     script = subprocess.run(
         [sys.executable, "-m", "gpuscale", "submit", "./own.toml", "--gpus", "1", "--print"],
@@ -231,25 +226,6 @@ def test_two_nights_never_share_a_directory_which_keeps_the_baseline(checkout: P
     assert len(again.calls("pytest")) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", ["", "a b", "a b measure", "a b x compare y", "a b measure x compare"]
-)
-def test_night_without_both_commands_is_a_usage_error(checkout: Path, arguments: str) -> None:
-    command = [str(checkout / "ci/nightly.sh"), *arguments.split()]
-    night = run_night(command, checkout, job_environment(checkout, {}), checkout)
-    assert night.exit_code == 2
-    assert "NAME JOB measure PYTEST_ARGUMENT" in night.output
-    assert "words" not in night.output
-
-
-def test_gpu_count_that_real_pytest_skips_is_not_a_complete_night(checkout: Path) -> None:
-    # The text of pytest's own junit.xml is real here.
-    test = use_real_pytest(checkout, "def test_on_4_gpus():\n    pass\n")
-    assert run_script(checkout, "arc4.sge").exit_code == 0
-    test.write_text("import pytest\n\ndef test_on_4_gpus():\n    pytest.skip('3 GPUs found')\n")
-    assert run_script(checkout, "arc4.sge", JOB_ID="4712").exit_code == 5
-
-
 @pytest.fixture
 def real_environment(tmp_path: Path) -> dict[str, str]:
     """Settings for nights with this environment's own pytest and gpuscale, kept in tmp_path."""
@@ -273,9 +249,7 @@ def test_a_real_cpu_night_does_not_match(real_environment: dict[str, str], tmp_p
 
 
 @pytest.mark.thorough
-def test_real_pytest_knows_the_options_of_the_job(
-    real_environment: dict[str, str],
-) -> None:
+def test_real_pytest_knows_the_options_of_the_job(real_environment: dict[str, str]) -> None:
     script = "juwels-booster.sbatch"
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs, and the job would measure for minutes")

@@ -5,14 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ci_checkout import (
-    JOB,
-    REPOSITORY,
-    job_environment,
-    make_checkout,
-    run_night,
-    write_program,
-)
+from ci_checkout import JOB, REPOSITORY, job_environment, make_checkout, run_night, write_program
 
 WORKFLOWS = {
     "gitlab-ci.yml": {"CI_JOB_ID": JOB},

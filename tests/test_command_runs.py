@@ -89,13 +89,6 @@ def test_a_command_that_tells_too_little_says_why(
     assert said in failure.message
 
 
-def test_the_last_lines_stand_below_the_failure(tmp_path: Path) -> None:
-    failure = measured(tmp_path, "steps([1])\nraise RuntimeError('no data')\n").failure
-    assert failure is not None
-    assert failure.detail.splitlines()[0] == 'GPUSCALE {"step": 1}'
-    assert failure.detail.endswith("RuntimeError: no data")
-
-
 def test_lines_that_come_in_bursts_are_refused(tmp_path: Path) -> None:
     script = """
 pipe = open(1, "wb", buffering=2000, closefd=False)
@@ -267,14 +260,6 @@ def test_a_shell_hides_no_failed_rank(tmp_path: Path, monkeypatch: pytest.Monkey
     assert failure is not None
     assert failure.message.startswith("rank 1 raised RuntimeError: label 7;")
     assert "RuntimeError: label 7" in Path("log").read_text()
-
-
-def test_more_ranks_than_were_asked_for_make_no_number(tmp_path: Path) -> None:
-    command = f"{TORCHRUN} --nproc-per-node 2 {tmp_path}/train.py"
-    failure = measured(tmp_path, FOREVER, command=command).failure
-    assert failure is not None
-    assert failure.kind == "invalid"
-    assert "2 ranks in a run on 1 CPU rank; write {gpus}" in failure.message
 
 
 RANKS = """

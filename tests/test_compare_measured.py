@@ -473,7 +473,4 @@ def test_a_loss_on_all_but_one_gpu_is_found_as_one_on_a_single_number_of_gpus_is
     # Where 1 GPU is as much faster as 8 are slower, either end may have moved; or only 1 GPU did.
     for of_1, of_8 in ((0.98, 1.025), (0.97, 1.0)):
         before, now = baseline(runs(6, {1: 1.0, 8: 1.0})), measured(runs(3, {1: of_1, 8: of_8}))
-        assert compare(before, [now]).entries[1].verdict in {
-            Verdict.INCONCLUSIVE,
-            Verdict.OK,
-        }
+        assert compare(before, [now]).entries[1].verdict in {Verdict.INCONCLUSIVE, Verdict.OK}

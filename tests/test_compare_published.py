@@ -6,13 +6,7 @@ from changing import replace
 from statements import known
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import (
-    Baseline,
-    EntryVerdict,
-    Results,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import Baseline, EntryVerdict, Results, Statement, Verdict
 from gpuscale.records.configuration import DataKind
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
@@ -208,22 +202,11 @@ def test_the_nights_of_a_published_speedup_are_those_that_both_figures_have() ->
     assert row.verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_published_throughput_without_its_reference_is_judged_itself() -> None:
-    row = _last(published(figure(2, samples_per_s=2300)), _now(1.8))
-    assert row.verdict is Verdict.CONSISTENT
-    assert row.changed_quantity == "throughput(n)"
-
-
 def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
     row = _last(published(figure(2, time_s=84.5)), _now(1.8))
     assert row.verdict is Verdict.INCOMPARABLE
     assert row.reason.code == "no_published_reference"
     assert row.baseline.speedup is None
-
-
-def test_times_that_span_different_things_make_no_speedup() -> None:
-    mixed = published(figure(1, time_s=145.0, timed="job"), figure(2, time_s=84.5))
-    assert _last(mixed, _now(1.8)).verdict is Verdict.INCOMPARABLE
 
 
 def test_another_size_than_full_is_incomparable_with_a_publication() -> None:

@@ -58,11 +58,7 @@ def test_the_row_of_the_configuration_names_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "printed"),
-    [
-        ("reading.md", "compare/environment.txt"),
-        ("history.md", "history.txt"),
-    ],
+    ("page", "printed"), [("reading.md", "compare/environment.txt"), ("history.md", "history.txt")]
 )
 def test_what_a_page_shows_is_what_is_printed(page: str, printed: str) -> None:
     said = (HERE / "golden" / "expected" / printed).read_text(encoding="utf-8").splitlines()

@@ -76,9 +76,7 @@ def test_a_gpu_that_has_just_gone_idle_is_not_busy() -> None:
     assert not ExaminedGpu(number=0).is_busy
 
 
-def test_a_gpu_of_another_job_is_no_problem(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_of_another_job_is_no_problem(with_driver: pytest.MonkeyPatch) -> None:
     assert problems_of(0, 98, 1, monkeypatch=with_driver) == []
     _, text = doctor()
     assert "GPU 2  Fake V100 B" in text
@@ -90,9 +88,7 @@ def test_a_gpu_that_answers_nothing_is_a_problem(with_driver: pytest.MonkeyPatch
     assert found == ["GPU 1 does not answer (GPU is lost): reset it or reboot"]
 
 
-def test_the_json_has_every_field_and_null_for_the_unknown(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
+def test_the_json_has_every_field_and_null_for_the_unknown(with_driver: pytest.MonkeyPatch) -> None:
     with_driver.setenv("FAKE_NVML_FLEET", "2")
     code, text = doctor("--format", "json")
     document = json.loads(text)

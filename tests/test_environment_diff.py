@@ -64,10 +64,7 @@ def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_kn
     ]
     assert [each.name for each in differences(HERE, other, ON_NODES)] == ["nccl_version"]
     fewer = replace(HERE, gpus=HERE.gpus[:2])
-    assert [each.name for each in differences(HERE, fewer, IN_SESSION)] == [
-        "GPUs",
-        "GPUs per node",
-    ]
+    assert [each.name for each in differences(HERE, fewer, IN_SESSION)] == ["GPUs", "GPUs per node"]
     assert [*differences(HERE, fewer, ON_NODES)] == []
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +136,6 @@ def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folde
     points = scaling_points(results.runs)
     assert speedups == {p.key.gpus: pytest.approx(p.speedup.value) for p in points if p.speedup}
     assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 2
-
-
-def test_a_missing_extra_is_named_with_its_command(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_night(folder / "night.jsonl", TONIGHT)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 2
-    assert "pip install tensorboard" in capsys.readouterr().err
-    assert not (folder / "logs").exists()
 
 
 # Trace

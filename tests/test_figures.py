@@ -256,16 +256,3 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert len(printed.err.splitlines()) == 1
         assert said in printed.err
     assert {*tmp_path.iterdir()} == {file, faulty}
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; from gpuscale.cli import main; main()"
-    answer = subprocess.run(
-        [sys.executable, "-c", code, "plot", "x.jsonl", "-o", "x.svg"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert len(answer.stderr.splitlines()) == 1
-    assert "pip install matplotlib" in answer.stderr

@@ -23,9 +23,7 @@ def test_spoiled_files_are_read_or_refused_in_one_line(files: int) -> None:
     assert len(tally.places) > 50
 
 
-def test_a_broken_reader_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_broken_reader_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(text: str) -> Baseline:
         raise KeyError("measured")
 

@@ -652,9 +652,7 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
     check("history.txt", "\n".join(shown))
 
 
-def test_a_history_names_the_gpu_that_got_slower_and_its_recovery(
-    folder: Path,
-) -> None:
+def test_a_history_names_the_gpu_that_got_slower_and_its_recovery(folder: Path) -> None:
     for day in range(30):
         upgraded, sick = day >= 6, 12 <= day < 15
         night = Night(

@@ -110,9 +110,7 @@ def test_implausible_counters_fail(wrong: dict[str, float | None], problem: str 
     assert not telemetry_beside(replace(measured, gpu_summaries=())).passed
 
 
-def test_checks_run_without_gpuscale_installed(
-    tmp_path: Path,
-) -> None:
+def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:
     command = [sys.executable, str(REPOSITORY / "ci" / "gpu_check.py"), "--device", "cpu"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

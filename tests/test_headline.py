@@ -138,10 +138,7 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
 
 def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
     computing = Cause(kind=CauseKind.COMPUTE, code="computing", lost_s=0.004, after_s=0.1)
-    rows = [
-        replace(slower(1), causes=(computing,)),
-        replace(slower(2), causes=(ALL_REDUCE,)),
-    ]
+    rows = [replace(slower(1), causes=(computing,)), replace(slower(2), causes=(ALL_REDUCE,))]
     assert "communication +14 ms" in dict(view(comparison(*rows)).headline)["cause"]
     heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
     assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["cause"]

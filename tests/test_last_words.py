@@ -99,10 +99,6 @@ def test_the_process_that_ended_a_command_is_found(
     assert (found.source, found.exception, found.exit_code) == (source, exception, code)
 
 
-def test_lines_that_tell_of_no_end_are_not_guessed_from() -> None:
-    assert last_words(printed(rank_0="step 1", command="step 1"), {}) is None
-
-
 def test_a_long_traceback_is_shown_from_its_beginning_and_an_endless_one_cut() -> None:
     def shown(frames: int) -> tuple[str, ...]:
         head, *_, last = OWN.splitlines()

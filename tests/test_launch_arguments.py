@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuscale.base.errors import GpuscaleError, UsageError
+from gpuscale.base.errors import GpuscaleError
 from gpuscale.measure.launch.mpirun import OpenMpi
 from gpuscale.measure.launch.placement import Placement, ProcessStarter, gloo_variables, place
 from gpuscale.measure.launch.srun import Slurm
@@ -36,12 +36,6 @@ def test_a_run_fills_the_fewest_nodes(ranks: int, hosts: int, slots: int, first:
         assert (len(placement.hosts) - 1) * slots < ranks
     else:
         assert len(placement.hosts) == hosts
-
-
-def test_successive_runs_take_the_nodes_in_turn() -> None:
-    singles = [place(1, NODES, slots=4, first=run).hosts for run in range(5)]
-    assert singles == [("n1",), ("n2",), ("n3",), ("n4",), ("n1",)]
-    assert place(8, NODES, slots=4, first=3).hosts == ("n1", "n4")
 
 
 def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
@@ -92,9 +86,7 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_ranks_on_all_nodes_get_their_training_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_on_all_nodes_get_their_training_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     # PYTHONPATH the launcher sets by itself; no variable that is not set is asked for.
     of_ranks = {
         *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GPUSCALE_RENDEZVOUS_HOST"),
@@ -151,9 +143,7 @@ def test_a_rank_finds_its_group_by_its_schedulers_own_variables(
         starter.rank_variables({name: given_[name] for name in others}, directory)
 
 
-def test_gloo_gets_an_interface_beside_loopback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gloo_gets_an_interface_beside_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = ("me.site", "127.0.0.1")
     monkeypatch.setattr("socket.gethostname", lambda: "me")
     monkeypatch.setattr("socket.gethostbyname", lambda _: "127.0.1.1")
@@ -163,12 +153,3 @@ def test_gloo_gets_an_interface_beside_loopback(
     assert gloo_variables({}, ("me", "me.site")) == {}
     monkeypatch.setattr("socket.gethostbyname", lambda _: "10.1.2.3")
     assert gloo_variables({}, hosts) == {}
-
-
-def test_without_a_job_the_launcher_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    with pytest.raises(UsageError, match=r"this is no Slurm job .* salloc"):
-        Slurm().hosts()
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(UsageError, match="'mpirun' is not on PATH"):
-        OpenMpi().hosts()

@@ -47,18 +47,6 @@ def test_nodes_of_different_kinds_are_named() -> None:
         joined({"n1": node("n1"), "n2": node("n2", model="V100")}, "auto")
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 9])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: str) -> None:
-    machine = replace(node("n1"), device=device)
-    plan = ItemPlan(case=TrainingCase, strategy="dp", gpus=gpus, run=1)
-    reason = skip_reason(plan, machine, parse_options(GIVEN | {"compile": True}))
-    assert reason is not None
-    assert reason.startswith("dp with --compile: ")
-    ddp = replace(plan, strategy="ddp", gpus=1)
-    assert skip_reason(ddp, machine, parse_options(GIVEN | {"compile": True})) is None
-
-
 @pytest.mark.parametrize(
     ("strategy", "gpus", "reason"),
     [
@@ -120,16 +108,6 @@ def test_single_gpus_are_each_met_once_in_as_many_runs_as_there_are(nodes: int, 
         met.append((host, device))
     assert len(set(met[: nodes * count])) == nodes * count
     assert met[nodes * count :] == met[: nodes * count]
-
-
-def test_on_one_node_devices_follow_each_other_and_pairs_share_none() -> None:
-    blocks = {
-        gpus: [devices_of_run(node("n1", 4), run=run, gpus=gpus) for run in range(1, 6)]
-        for gpus in (1, 2, 4)
-    }
-    assert blocks[1] == [(0,), (1,), (2,), (3,), (0,)]
-    assert blocks[2] == [(0, 1), (2, 3), (0, 1), (2, 3), (0, 1)]
-    assert set(blocks[4]) == {(0, 1, 2, 3)}
 
 
 def test_a_node_whose_gpus_cannot_be_used_is_named_with_what_to_mend(tmp_path: Path) -> None:

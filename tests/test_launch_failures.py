@@ -89,9 +89,7 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     assert cause in failure.message
 
 
-def test_of_unfinished_ranks_the_one_that_told_steps_speaks(
-    tmp_path: Path,
-) -> None:
+def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
     for rank, steps in ((1, 0.0), (0, 40.0)):
         failure = Failure(
@@ -104,18 +102,6 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(
     assert (found.message, found.rank, found.host) == ("after step 40", None, None)
     assert found.detail.splitlines()[0] == "rank 0 on n1 printed last:"
     assert "rank 1 on n1 printed last:\nloading" in found.detail
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "end"),
-    [(FAULTED, "killed", "was killed by SIGSEGV"), (3, "launch", "ended with exit code 3")],
-)
-def test_a_watcher_without_an_end_is_named(tmp_path: Path, code: int, kind: str, end: str) -> None:
-    asked = request_for(tmp_path, "")
-    failure = failure_of(asked, RunDirectory(path=tmp_path), {0: code})
-    assert failure is not None
-    assert failure.kind == kind
-    assert failure.message == f"the process that watches the command {end}"
 
 
 @pytest.mark.parametrize(

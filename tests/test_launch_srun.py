@@ -300,9 +300,7 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -
     assert processes_in(tmp_path) == []
 
 
-def test_a_run_outlives_the_daemon_of_its_node(
-    tmp_path: Path,
-) -> None:
+def test_a_run_outlives_the_daemon_of_its_node(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     with slurm_cluster(TWO_NODES) as cluster:
         process = start_measuring(cluster, tmp_path, "--run-seconds", "2", "--runs", "2")

@@ -74,9 +74,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(
-    tmp_path: Path,
-) -> None:
+def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, "Case = Tiny"))
     host = socket.gethostname()
     directory.sampled.write(SampledDevices(uuids={host: (GPU_A,), "another": ("not here",)}))

@@ -109,9 +109,7 @@ def test_it_trains_what_ddp_trains_bit_for_bit_in_every_precision() -> None:
 
 
 @needs_lightning
-def test_it_is_measured_beside_ddp_and_fails_with_its_own_error(
-    tmp_path: Path,
-) -> None:
+def test_it_is_measured_beside_ddp_and_fails_with_its_own_error(tmp_path: Path) -> None:
     write_case(tmp_path, 'class Case(Tiny):\n    strategies = ("ddp", "lightning")\n')
     loss = "    def loss(self, output, target):\n        1 / 0\n"
     broken = f'class Broken(Tiny):\n    strategies = ("lightning",)\n{loss}\nCase = Broken'
@@ -136,9 +134,7 @@ def test_it_is_measured_beside_ddp_and_fails_with_its_own_error(
     assert "case/lightning: step time over that of ddp: " in session.output
 
 
-def test_without_its_extra_it_is_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_its_extra_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning", None)
     plan = ItemPlan(case=Scheduled, strategy="lightning", gpus=1, run=1)
     reason = skip_reason(plan, environment(), parse_options(GIVEN))

@@ -140,9 +140,7 @@ def test_windows_of_whole_bursts_are_steady_and_true(
         assert -0.1 * pace.step_s < exposed_s < all_reduce_s + 0.1 * pace.step_s
 
 
-def test_windows_that_cut_bursts_need_the_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_windows_that_cut_bursts_need_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, unsteady = measured(Pace(8, 1.25, 0.1, 0.01), monkeypatch, loaders=0)
     assert runs[0].steps_per_window < 8
     assert unsteady > RUNS / 2

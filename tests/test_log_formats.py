@@ -306,13 +306,6 @@ def test_a_refused_pattern_is_printed_as_it_was_typed_into_the_shell() -> None:
     assert printed == pattern
 
 
-def test_a_pattern_that_takes_no_number_says_from_which_line() -> None:
-    one = by_regex(r"step (?P<step>\S+)")
-    with pytest.raises(UsageError, match="from the line 'step size'") as error:
-        one.read("step size")
-    assert "must be whole numbers" in str(error.value)
-
-
 def test_long_lines_of_other_text_are_passed_over() -> None:
     # Where a pattern's time grows with the square of the line, this would not end.
     for text in ("a[:/", "1% ", "Train: 0 [", " 1/1", "{'loss': ", "  memory: step: 1  loss: 1  "):

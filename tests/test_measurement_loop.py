@@ -108,9 +108,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
     assert result.pace_s(ranks=1) == pytest.approx(0.1)
 
 
-def test_windows_without_synchronisation_take_turns_and_realign(
-    clock: MadeClock,
-) -> None:
+def test_windows_without_synchronisation_take_turns_and_realign(clock: MadeClock) -> None:
     result = measure(clock, Alone(), PLAN, ignore, pausing=True)
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10

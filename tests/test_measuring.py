@@ -118,9 +118,7 @@ def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / ".gpuscale").exists()
 
 
-def test_without_gpus_asked_for_nothing_is_measured_and_the_reason_is_given(
-    tmp_path: Path,
-) -> None:
+def test_without_gpus_asked_for_nothing_is_measured_and_the_reason_is_given(tmp_path: Path) -> None:
     session = run_pytest(tmp_path, str(BENCH_CASES / "test_mnist_cnn.py"), "-rs")
     assert session.exit_code == 0
     assert "gpuscale measured nothing" in session.output
@@ -163,9 +161,7 @@ def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_checkouts_plugin_measures_with_importlib_mode(
-    tmp_path: Path,
-) -> None:
+def test_a_checkouts_plugin_measures_with_importlib_mode(tmp_path: Path) -> None:
     package = tmp_path / "our_cases"
     package.mkdir()
     (package / "__init__.py").touch()

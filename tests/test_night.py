@@ -32,7 +32,6 @@ from gpuscale.store.night_record import (
     FIRST_ATTEMPT,
     NightRecord,
     next_job,
-    nights_folder,
     read_night,
     record_files,
 )
@@ -98,9 +97,7 @@ def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
         attempt(failed("killed"), make.run(2, 0.1), exit_code=1),
     ],
 )
-def test_what_the_training_or_user_does_is_no_infrastructure_fault(
-    tried: Attempt,
-) -> None:
+def test_what_the_training_or_user_does_is_no_infrastructure_fault(tried: Attempt) -> None:
     assert tried.faults == ()
 
 
@@ -307,11 +304,6 @@ def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) ->
     assert night.has_regressed
     (tmp_path / "night.txt").write_text("nothing of a night")
     assert read_night(tmp_path) is None
-
-
-def test_nights_are_kept_where_the_environment_says() -> None:
-    assert nights_folder({}) == Path(".gpuscale/nightly")
-    assert nights_folder({"GPUSCALE_NIGHTLY_DIR": "/nights"}) == Path("/nights")
 
 
 def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:

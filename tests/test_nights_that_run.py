@@ -41,9 +41,7 @@ class Case(Tiny):
 """A case whose step time hardly depends on what else runs on the machine."""
 
 
-def test_items_that_need_no_run_are_told_from_those_that_cannot_be_measured(
-    tmp_path: Path,
-) -> None:
+def test_items_that_need_no_run_are_told_from_those_that_cannot_be_measured(tmp_path: Path) -> None:
     write_case(tmp_path, STEADY)
     quick = ("--device", "cpu", "--run-seconds", "0.05", "--junitxml", "items.xml")
     wide = ("--runs", "6:7", "--target-ci", "99%")
@@ -128,9 +126,7 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert kept == (checkout / "measured.1").read_text()
 
 
-def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(
-    checkout: Path,
-) -> None:
+def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(checkout: Path) -> None:
     night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"))
     assert night.exit_code == 0, night.output
     assert "pip install jinja2" in night.output
@@ -146,9 +142,7 @@ def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(
     assert f'href="{night.directory.name}/report.html"' in index
 
 
-def test_infrastructure_that_fails_twice_is_no_regression(
-    checkout: Path,
-) -> None:
+def test_infrastructure_that_fails_twice_is_no_regression(checkout: Path) -> None:
     for name in ("measured.2", "measured.2.exit"):
         (checkout / name).write_text((checkout / name.replace("2", "1")).read_text())
     night = night_in(checkout)
@@ -159,9 +153,7 @@ def test_infrastructure_that_fails_twice_is_no_regression(
     assert "compare exit: 0\n" in record_of(night)
 
 
-def test_a_job_on_several_nodes_tries_again_without_the_bad_one(
-    checkout: Path,
-) -> None:
+def test_a_job_on_several_nodes_tries_again_without_the_bad_one(checkout: Path) -> None:
     write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\nprintf 'n1\\nn2\\nn3\\n'\n")
     write_program(checkout / "stand-ins/sbatch", "#!/bin/bash\necho not enough nodes >&2; exit 1\n")
     slurm = {"SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "n[1-3]", "GPUSCALE_JOB_SCRIPT": "script"}
@@ -216,19 +208,6 @@ def test_a_regression_of_the_first_job_stands(checkout: Path, second: str, code:
     assert ("by what the first attempt measured: see attempt-1" in record_of(last)) == bool(code)
 
 
-def test_a_regression_before_a_node_failed_stands(
-    checkout: Path,
-) -> None:
-    results_of(checkout, "measured.1", 0.2, BROKEN)
-    slurm = in_a_slurm_job(checkout)
-    write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\nprintf 'n1\\nn2\\n'\n")
-    write_program(checkout / "stand-ins/sbatch", "#!/bin/bash\nexit 1\n")
-    (checkout / "measured.2.exit").write_text("1")
-    night = night_in(checkout, **slurm)
-    assert night.exit_code == 1, night.output
-    assert "night: regressed, by what the first attempt measured" in record_of(night)
-
-
 @pytest.mark.parametrize(("ending", "recorded"), [("", "told"), ("; exit 3", "ended with 3")])
 def test_a_sites_command_gets_the_verdict(checkout: Path, ending: str, recorded: str) -> None:
     results_of(checkout, "measured.1", 0.2)
@@ -252,17 +231,6 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Pa
     while is_living(child):
         assert time.monotonic() < deadline, "the command's child goes on"
         time.sleep(0.01)
-
-
-def test_a_night_without_a_baseline_is_measured_and_is_no_pass(checkout: Path) -> None:
-    (checkout / "measured.1").unlink()
-    (checkout / "measured.1.exit").unlink()
-    environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
-    words = ["ci/nightly.sh", "here", JOB, "measure", "x"]
-    night = run_night(words, checkout, environment, checkout)
-    assert night.exit_code == 4, night.output
-    assert "night: measured, and judged by nothing: no baseline was named\n" in record_of(night)
-    assert "all measured: yes\n" in record_of(night)
 
 
 def test_a_broken_environment_is_never_a_regression(checkout: Path) -> None:

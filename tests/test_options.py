@@ -220,9 +220,7 @@ def test_what_cannot_become_an_item_is_an_error(broken: Session, message: str) -
     assert message in broken.output
 
 
-def test_a_case_without_the_strategy_is_skipped(
-    tmp_path: Path,
-) -> None:
+def test_a_case_without_the_strategy_is_skipped(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     sizes = 'strategies = ("dp",)\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'
     sized = f"class Case(Tiny):\n    {sizes}"

@@ -16,7 +16,6 @@ import pytest
 from builders import environment, results, results_text, run
 from changing import replace
 from command_line import gpuscale
-from comparison_records import comparison, entry, view
 from statements import known
 
 from gpuscale.analysis.history import History, history_of
@@ -25,8 +24,7 @@ from gpuscale.cli.inputs import read_all_results, read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
 from gpuscale.judge.recording import baseline_of_results
-from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
-from gpuscale.reports.comparison import as_text
+from gpuscale.records import Environment, GpuDevice, Results, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
@@ -113,9 +111,7 @@ def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
     ]
 
 
-def test_a_lasting_loss_stays_one_on_each_night(
-    tmp_path: Path,
-) -> None:
+def test_a_lasting_loss_stays_one_on_each_night(tmp_path: Path) -> None:
     # Nights differ by 2%, and the sixth and all after it have 12% less throughput.
     times_ms = [100.7, 101.8, 96.9, 100.7, 100.3, 116.9, 112.5, 114.2, 110.3, 114.4, 113.4, 110.6]
     paths = [tmp_path / f"night-{night:02d}.jsonl" for night in range(len(times_ms))]
@@ -246,8 +242,7 @@ def test_nights_whose_clock_was_wrong_are_named_and_counted(tmp_path: Path) -> N
     # A clock that went back by years for a night, and by an hour within another one.
     changed(nights[6], lambda its: moved(its, -8000))
     changed(
-        nights[8],
-        lambda its: replace(its, runs=(*its.runs[:2], *moved(its, -1 / 24).runs[2:])),
+        nights[8], lambda its: replace(its, runs=(*its.runs[:2], *moved(its, -1 / 24).runs[2:]))
     )
     shown = gpuscale("history", tmp_path)
     assert shown.returncode == 0
@@ -293,19 +288,6 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     assert "cut short" in shown.stderr
     empty = gpuscale("history", tmp_path / "night-099")
     assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
-
-
-def test_a_row_that_the_last_night_lacks_says_when_it_was_measured(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 23, lambda night: 1.0)
-    for night in nights[7:]:
-        changed(night, lambda its: replace(its, runs=its.runs[:1]))
-    shown = gpuscale("history", *nights[:8]).stdout
-    missing = "MISSING   1 of 2 rows without a valid run on the last night: mnist_cnn/ddp on 2 GPUs"
-    assert shown.splitlines()[0] == missing
-    assert "last measured 2026-09-27" in shown
-    # After 15 nights nobody expects it, here and in a comparison.
-    assert gpuscale("history", tmp_path).stdout.startswith("STEADY    2 of 2 rows: no change")
-    assert compare("--history", tmp_path, nights[22]).returncode == 0
 
 
 def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(
@@ -381,12 +363,3 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
         assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
         assert "the first 4 of 2026-" in shown.stderr
-
-
-def test_nights_advise_no_baseline_that_is_not_used() -> None:
-    rows = [
-        entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
-        entry(Verdict.MISSING, gpus=2, reason=Statement.of("no_entry_alike", differences=["x"])),
-    ]
-    nights = History(machine="x", nights=(), rows=(), events=())
-    assert "baseline record" not in as_text.render(view(with_levels(comparison(*rows), nights)))

@@ -61,20 +61,6 @@ def test_a_page_says_what_where_and_what_next(report: Report, regressed: list[ob
         assert fact in rest
 
 
-def test_a_page_without_a_baseline_judges_nothing(report: Report, tmp_path: Path) -> None:
-    write_night(tmp_path / "now.jsonl", THROTTLED)
-    page = report(tmp_path / "now.jsonl")
-    assert "samples/s" in page
-    assert "REGRESSED" not in page
-
-
-def test_a_page_names_its_own_tables(report: Report, regressed: list[object]) -> None:
-    page = report(*regressed)
-    for elsewhere in ("show --phases", "scaling table", ">gpus<"):
-        assert elsewhere not in page
-    assert "the judged step time, in the rows above" in page
-
-
 def test_a_page_shows_the_rows_that_were_asked_for(
     report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,15 +72,6 @@ def test_a_page_shows_the_rows_that_were_asked_for(
     assert {run.gpus for run in its.runs} == {1, 2}
     assert main(["report", str(tmp_path / "now.jsonl"), "--case", "none"]) == 2
     assert "there are mnist_cnn/ddp on 1 GPU" in capsys.readouterr().err
-
-
-def test_a_folder_of_nights_gives_newest_and_history(report: Report, tmp_path: Path) -> None:
-    nights = tmp_path / "nights"
-    nights.mkdir()
-    write_nights(nights, 30, lambda night: 1.04 if night >= 20 else 1.0)
-    page = report(nights)
-    for fact in ("History", "30 nights", "2 of 2 rows slower", ">29<"):
-        assert fact in page
 
 
 @pytest.mark.parametrize(

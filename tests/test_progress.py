@@ -115,9 +115,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(
-    "length",
-    DRAWN,
-    ids=["room", "no room for a bar", "no room", "full line", "second line"],
+    "length", DRAWN, ids=["room", "no room for a bar", "no room", "full line", "second line"]
 )
 def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int) -> None:
     output = session[1]
@@ -134,9 +132,7 @@ def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int)
     assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
 
 
-def test_a_session_says_how_long_it_still_takes(
-    session: tuple[Path, str],
-) -> None:
+def test_a_session_says_how_long_it_still_takes(session: tuple[Path, str]) -> None:
     output = session[1]
     assert re.search(r"window \d+/10, \d+ s left", output)
     assert re.search(r"PASSED [^ ]+ [^ ]+/step, \d+ s left", output)

@@ -178,8 +178,7 @@ def test_refused_projections_offer_help(runs: Sequence[Run], gpus: int, reason: 
 
 
 @pytest.mark.parametrize(
-    ("name", "errors"),
-    [("cte-power", [0.05]), ("juwels-booster", [-0.08, 0.01, 0.05, -0.19])],
+    ("name", "errors"), [("cte-power", [0.05]), ("juwels-booster", [-0.08, 0.01, 0.05, -0.19])]
 )
 def test_published_curves_err_as_the_page_says(name: str, errors: list[float]) -> None:
     published = read_baseline(Path(__file__).parent.parent / "baselines" / f"{name}.json").published

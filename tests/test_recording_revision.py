@@ -9,12 +9,7 @@ from changing import replace
 
 from gpuscale.base.errors import UsageError
 from gpuscale.cli.baseline_update import added
-from gpuscale.judge.recording import (
-    accepted,
-    baseline_from_results,
-    proposals,
-    revised,
-)
+from gpuscale.judge.recording import accepted, baseline_from_results, proposals, revised
 from gpuscale.records import Baseline, Configuration, Results
 from gpuscale.store.codec import decode_baseline, encode_baseline
 

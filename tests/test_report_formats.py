@@ -53,9 +53,7 @@ def test_no_name_breaks_the_table_or_becomes_markup() -> None:
 
 
 @pytest.mark.parametrize("verdicts", [[Verdict.OK], [Verdict.REGRESSED], list(Verdict)])
-def test_500_rows_fit_into_a_comment(
-    verdicts: list[Verdict],
-) -> None:
+def test_500_rows_fit_into_a_comment(verdicts: list[Verdict]) -> None:
     rows = [
         entry(
             verdicts[number % len(verdicts)],

@@ -77,18 +77,6 @@ def test_a_line_cut_short_gives_way_to_the_next_run(tmp_path: Path, partial: byt
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    path.write_bytes(file_of(path, 1) + b"{\n")
-    assert "night.jsonl:3: " in refusal(ResumedResults, path)
-
-
-def test_a_header_that_was_cut_short_leaves_nothing_to_resume(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    path.write_bytes(file_of(path, 0)[:60])
-    assert "the header is cut short" in refusal(ResumedResults, path)
-
-
 def test_two_sessions_never_write_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     with writer(path):

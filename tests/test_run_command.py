@@ -258,9 +258,7 @@ def test_a_constant_command_fails(typed: str, launch: str, on_gpu: bool, is_refu
         validate_scaling(case, (1, 2), on_gpu=on_gpu)
 
 
-def test_a_command_case_without_its_number_of_gpus_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_command_case_without_its_number_of_gpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test_train.py").write_text(CASE)
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     done = run_pytest(tmp_path, "test_train.py", "--gpus", "1,2", *QUICK)

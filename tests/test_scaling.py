@@ -8,11 +8,7 @@ from scipy import stats
 from statements import known
 
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
-from gpuscale.records import (
-    EntryKey,
-    Estimate,
-    Statement,
-)
+from gpuscale.records import EntryKey, Estimate, Statement
 from gpuscale.reports.reason_words import statement_text
 
 

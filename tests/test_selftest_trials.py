@@ -119,9 +119,7 @@ def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> Non
     assert "0 of 1" in trials_text(report)
 
 
-def test_a_machine_that_is_never_steady_gives_no_rates(
-    case: type[TrainingCase],
-) -> None:
+def test_a_machine_that_is_never_steady_gives_no_rates(case: type[TrainingCase]) -> None:
     session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS, after_run=lambda: None)
     for _ in range(BASELINE_BLOCKS + 1):
         session.make(None)

@@ -60,9 +60,7 @@ def test_setup_installs_by_uv_what_the_constraints_name(checkout: Path) -> None:
     assert pins_of(checkout / ".venv/constraints.txt") == pins_of(REPOSITORY / "constraints.txt")
 
 
-def test_setup_with_another_torch_frees_what_moves_with_it(
-    checkout: Path,
-) -> None:
+def test_setup_with_another_torch_frees_what_moves_with_it(checkout: Path) -> None:
     (installed,) = set_up(checkout, "TORCH=2.6.0")
     where = ".venv-torch-2.6.0/constraints.txt"
     assert installed.endswith(f" torch==2.6.0 --constraint {where}")

@@ -27,9 +27,7 @@ def marks(printed: str) -> list[Mark]:
     return [mark for mark in found if mark is not None]
 
 
-def test_a_loop_is_told_with_its_epochs_samples_and_loss(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_loop_is_told_with_its_epochs_samples_and_loss(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         with report(samples=640) as step_done:
             for _ in range(3):
@@ -41,9 +39,7 @@ def test_a_loop_is_told_with_its_epochs_samples_and_loss(
     assert last.epoch == first.epoch + 1
 
 
-def test_quick_steps_print_few_lines(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_quick_steps_print_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
     waits = []
     began_s = time.perf_counter()
     with report(synchronize=lambda: waits.append(1)) as step_done:
@@ -61,9 +57,7 @@ def test_a_loss_that_is_no_number_is_told(capfd: pytest.CaptureFixture[str]) -> 
     assert 'loss": "nan"' in capfd.readouterr().out
 
 
-def test_the_loss_of_a_step_may_be_a_tensor(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_loss_of_a_step_may_be_a_tensor(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(), report() as step_done:
         warnings.simplefilter("error")
         step_done(torch.tensor(0.5, requires_grad=True))

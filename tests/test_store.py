@@ -91,9 +91,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     assert "exists already" in refusal(writer, link)
 
 
-def test_a_run_that_breaks_the_format_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_breaks_the_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     good = results().runs[0]
     with writer(path) as file:
@@ -272,14 +270,6 @@ def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> No
     for path in (new, old):
         path.unlink()
     assert newest_results(tmp_path, NOW) == [ahead]
-
-
-def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        message = refusal(newest_results, folder, NOW)
-        assert "measure first, for example with: pytest bench_cases --gpus 1,2; " in message
-    (tmp_path / "file").write_text("")
-    assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file", NOW)
 
 
 def test_results_in_a_parent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

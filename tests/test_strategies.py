@@ -150,12 +150,6 @@ def test_realigning_takes_the_whole_of_a_nested_state_from_rank_0() -> None:
     assert found == [(rank, [0.0] * 6, True, "") for rank in range(2)]
 
 
-def test_a_diverged_rank_0_is_told_by_all_and_spread_to_none() -> None:
-    found = answers_of_two_ranks(realign_apart, "nan")
-    assert [(rank, finite) for rank, _, finite, _ in found] == [(0, False), (1, True)]
-    assert all("rank 0 is not a finite number" in said for *_, said in found)
-
-
 def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> None:
     found = answers_of_two_ranks(realign_apart, "size")
     assert all("SGD keeps states of different sizes" in said for *_, said in found)
@@ -229,21 +223,7 @@ def trained(case: TrainingCase, strategy: DataParallelStrategy, precision: Preci
     return Training(case, request, strategy, batches)
 
 
-def test_what_a_case_allows_while_it_builds_its_model_is_not_measured_as_fp32() -> None:
-    class Allows(MnistCnn):
-        def model(self) -> torch.nn.Module:
-            torch.backends.cudnn.allow_tf32 = True
-            torch.set_float32_matmul_precision("high")
-            return super().model()
-
-    trained(Allows(), DataParallelStrategy(request_for("dp")), "fp32")
-    assert torch.backends.cudnn.allow_tf32 is False
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_tf32_is_refused_if_the_environment_forbids_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tf32_is_refused_if_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(CaseError, match="NVIDIA_TF32_OVERRIDE=0 keeps"):
         trained(MnistCnn(), DataParallelStrategy(request_for("dp")), "tf32")

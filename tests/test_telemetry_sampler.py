@@ -367,10 +367,7 @@ def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path
     ("code", "reason"),
     [
         (DRIVER_NOT_LOADED, "no NVIDIA driver: its kernel module is not loaded"),
-        (
-            VERSION_MISMATCH,
-            "NVML does not start: RM has detected an NVML/RM version mismatch.",
-        ),
+        (VERSION_MISMATCH, "NVML does not start: RM has detected an NVML/RM version mismatch."),
     ],
 )
 def test_a_driver_that_does_not_start_is_recorded_as_absent(
@@ -392,9 +389,7 @@ def test_a_sampler_that_cannot_run_is_recorded_with_its_last_words(
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_every_line_can_be_read_while_the_sampler_writes(
-    tmp_path: Path,
-) -> None:
+def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     sampler = Sampler(uuids=[GPU_A], output=output, interval_s=0.01)
     try:

@@ -71,9 +71,7 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
     )
 
 
-def test_samples_of_the_driver_count_by_their_own_times(
-    samples: Path,
-) -> None:
+def test_samples_of_the_driver_count_by_their_own_times(samples: Path) -> None:
     utilization, power = "NVML_GPU_UTILIZATION_SAMPLES", "NVML_TOTAL_POWER_SAMPLES"
     now = busy(0.5)
     first = replace(now, buffered={utilization: [(9.5, 0.0), (10.0, 0.6)], power: []})
@@ -235,9 +233,7 @@ def test_the_pcie_link_counts_between_the_windows_ends_and_by_its_worst(samples:
     assert not {"pcie_width", "power_limit_w"} & set(gpu.windows[0].values)
 
 
-def test_a_link_that_was_read_only_outside_the_windows_is_absent_and_says_so(
-    samples: Path,
-) -> None:
+def test_a_link_that_was_read_only_outside_the_windows_is_absent_and_says_so(samples: Path) -> None:
     idle = look(1.0, pcie_generation=1, pcie_width=16, power_limit_w=300.0)
     gpu = one(samples, idle, tick(5.0, aaaa=busy(1)), intervals=[(4, 6)])
     assert not {"pcie_generation", "pcie_width", "power_limit_w"} & set(gpu.values)

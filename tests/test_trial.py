@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from builders import request
-from changing import replace
 from measuring import run_pytest, write_case
 from torch import nn
 
@@ -19,7 +17,6 @@ from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet_v2_cifar import Resnet50v2Cifar, Resnet152v2Cifar
 from gpuscale import TrainingCase
 from gpuscale.base.strategies import is_older
-from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.measure.worker import trial
 
 QUICK = ("--device", "cpu", "--gpus", "1", "--runs", "1", "--run-seconds", "0.1")
@@ -62,9 +59,7 @@ class Doubting(nn.Linear):
         return super().forward(inputs)
 
 
-def test_cases_that_do_not_fit_end_the_session_first(
-    tmp_path: Path,
-) -> None:
+def test_cases_that_do_not_fit_end_the_session_first(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny", name="test_1_good.py")
     wide = "class Wide(Tiny):\n    sample_shape = (64,)\nCase = Wide"
     line = write_case(tmp_path, wide, name="test_2_wide.py").read_text().index("class Wide")
@@ -165,15 +160,6 @@ def test_a_loss_that_is_no_number_is_told(loss: Callable[[Any], Any], found: str
     assert problem.endswith(f"does not fit the loss: it returned {found}, not one number")
 
 
-def test_a_large_model_is_tried_on_the_meta_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trial, "_FEW_PARAMETERS", 1)
-    problem = trial.misfit(made(nn.Linear(4, 10), (5,)), 6)
-    assert problem is not None
-    assert "does not fit the model: " in problem
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "classes"),
     [
@@ -188,9 +174,3 @@ def test_a_large_model_is_tried_on_the_meta_device(
 )
 def test_other_failures_are_silent(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     assert trial.misfit(made(model, shape, classes), 6) is None
-
-
-def test_commands_own_data_and_models_in_blocks_are_not_tried() -> None:
-    cut = replace(request(), configuration=replace(request().configuration, strategy="mp"))
-    own = replace(request(), data_root="elsewhere")
-    assert LocalLauncher(device="cpu").misfits([cut, own]) == ()

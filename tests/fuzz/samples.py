@@ -40,9 +40,7 @@ def _results() -> Results:
     }
     failed = replace(failed, configuration=replace(failed.configuration, **rare))
     summary = replace(
-        first.gpu_summaries[0],
-        absent=("power: Not Supported",),
-        values=dict.fromkeys(NUMBERS, 1),
+        first.gpu_summaries[0], absent=("power: Not Supported",), values=dict.fromkeys(NUMBERS, 1)
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), host_load=load)

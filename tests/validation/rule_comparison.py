@@ -25,9 +25,7 @@ OWN_RULE = "gpuscale"
 CURRENT_RUNS = (2, 3, 5)
 MACHINES = tuple(
     SimulatedMachine(
-        run_deviation=run_deviation,
-        allocation_deviation=ALLOCATION_DEVIATION,
-        peculiarity=name,
+        run_deviation=run_deviation, allocation_deviation=ALLOCATION_DEVIATION, peculiarity=name
     )
     for name, run_deviation in (
         ("Quiet GPU node", 0.0026),

@@ -4,13 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from validation.simulated_machine import (
-    BaselineNights,
-    Loss,
-    LossKind,
-    Scenario,
-    SimulatedMachine,
-)
+from validation.simulated_machine import BaselineNights, Loss, LossKind, Scenario, SimulatedMachine
 
 RUN_DEVIATIONS = (0.001, 0.003, 0.01, 0.02, 0.05)
 CURRENT_RUNS = (3, 5)

@@ -146,9 +146,7 @@ def recorded(machine: SimulatedMachine, nights: Sequence[Results]) -> Baseline:
     if declared is None:
         return baseline
     tolerances = replace(
-        Tolerances(),
-        allocation_deviation_time=declared,
-        allocation_deviation_speedup=declared / 2,
+        Tolerances(), allocation_deviation_time=declared, allocation_deviation_speedup=declared / 2
     )
     return replace(baseline, tolerances=tolerances)
 

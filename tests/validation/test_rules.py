@@ -20,10 +20,7 @@ def test_the_percentage_check_is_that_of_pytest_benchmark_itself(now_s: float) -
 
 
 def _separated(before: int, after: int, ratio: float) -> tuple[Runs, Runs]:
-    return (
-        [[1 + i * 1e-6 for i in range(before)]],
-        [[ratio + i * 1e-6 for i in range(after)]],
-    )
+    return ([[1 + i * 1e-6 for i in range(before)]], [[ratio + i * 1e-6 for i in range(after)]])
 
 
 def test_asv_needs_the_factor_and_significance() -> None:
@@ -46,12 +43,7 @@ def test_asv_has_an_exact_p_up_to_20_samples() -> None:
 
 @pytest.mark.parametrize(
     ("runs_s", "fails"),
-    [
-        ([1.05, 1.0], False),
-        ([1.051, 1.0], True),
-        ([0.949, 1.0], True),
-        ([0.951, 1.049], False),
-    ],
+    [([1.05, 1.0], False), ([1.051, 1.0], True), ([0.949, 1.0], True), ([0.951, 1.049], False)],
 )
 def test_reframe_fails_if_any_run_lies_outside(runs_s: list[float], fails: bool) -> None:
     baseline = [[1.0], [0.5], [1.5]]
