@@ -9,7 +9,7 @@ import pytest
 from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.cli.compare import outputs_of, spare_inputs
+from gpuscale.cli.compare import outputs_of, validate_outputs
 from gpuscale.reports import FORMATS
 from gpuscale.store import write_report
 
@@ -59,8 +59,8 @@ def test_an_input_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(baseline)
     for name in ("ours.json", "link.json"):
         with pytest.raises(UsageError, match="is an input of this comparison"):
-            spare_inputs(outputs_of([f"json={tmp_path / name}"]), [baseline])
-    spare_inputs(outputs_of([f"json={tmp_path / 'new.json'}"]), [baseline])
+            validate_outputs(outputs_of([f"json={tmp_path / name}"]), [baseline])
+    validate_outputs(outputs_of([f"json={tmp_path / 'new.json'}"]), [baseline])
 
 
 def test_a_report_takes_the_place_of_the_file_that_a_link_leads_to(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from builders import CNN, measured
 from changing import replace
 
 from gpuscale.base.errors import UsageError
-from gpuscale.cli.baseline_update import added
+from gpuscale.cli.baseline_update import additions
 from gpuscale.judge.recording import accepted, baseline_from_results, proposals, revised
 from gpuscale.records import Baseline, Configuration, Results
 from gpuscale.store.codec import decode_baseline, encode_baseline
@@ -145,7 +145,7 @@ def test_a_loss_is_kept_out_of_a_growing_baseline_and_good_nights_are_not() -> N
             for loss in (1.05, 1.0):
                 now = drawn(job, loss)
                 found = proposals(baseline, [now], beside=True)
-                chosen, why = added(baseline, found, (), [now])
+                chosen, why = additions(baseline, found, (), [now])
                 if loss > 1:
                     loss_nights, refused_losses = loss_nights + 1, refused_losses + (not chosen)
                 elif good_nights := good_nights + 1:

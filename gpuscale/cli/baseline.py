@@ -1,4 +1,4 @@
-"""`gpuscale baseline`: its actions, and what several of them take."""
+"""`gpuscale baseline`: its actions, and their common options and texts."""
 
 import argparse
 import getpass
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import ExitCode, FileError, UsageError
@@ -35,7 +35,7 @@ _DAYS = {"d": 1, "w": 7}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions; each module's own arguments are added when it is named."""
+    """Add the actions; the arguments of each are added when it is named."""
     parser.description = "Make a baseline, show it, and keep it true."
     actions: Any = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add where a new baseline goes, and whose it is."""
+    """Add the options for a new baseline's file, machine and name."""
     text = "the baseline file to write"
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
     parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
@@ -69,7 +69,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_expiry(parser: argparse.ArgumentParser) -> None:
-    """Add until when a baseline holds."""
+    """Add the options for a baseline's expiry."""
     text = "the last day on which it is valid, such as 2027-05-01"
     parser.add_argument("--expires", metavar="DATE", help=text)
     text = "the same as days or weeks after the latest results, such as 180d or 26w"
@@ -77,7 +77,7 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
 
 
 def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """The file of a new baseline, refused where it is there already, and the baseline's name."""
+    """The file and name of a new baseline; raise a FileError if the file exists."""
     output = Path(arguments.output)
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
@@ -85,14 +85,14 @@ def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
 
 
 def write_new(path: Path, baseline: Baseline) -> None:
-    """Write a new baseline file, and make its folder if there is none."""
+    """Write a new baseline file, in a new folder if necessary."""
     with file_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_baseline(path, baseline)
 
 
 def login_name() -> str | None:
-    """The user's login name; None where the system has none, as in some containers."""
+    """The user's login name; None if the system has none, as in some containers."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -101,7 +101,7 @@ def login_name() -> str | None:
 
 
 def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
-    """The expiry asked for, as `2027-05-01`, with periods from `measured_at` on; else None."""
+    """The expiry asked for, such as `2027-05-01`, or None; a period begins at `measured_at`."""
     on, after = arguments.expires, arguments.expires_after
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")
@@ -130,29 +130,38 @@ def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
     }
 
 
-def detectable_losses(baseline: Baseline) -> list[tuple[float, str, str]]:
-    """The smallest loss that as many runs would find of each entry, the largest first.
+class SmallestLoss(NamedTuple):
+    """The smallest loss that as many runs again would find in an entry."""
 
-    Beside it stand its label and a text for a warning; infinite is none at all.
-    """
+    loss: float
+    """Infinite if no loss would be found."""
+    label: str
+    step_time: str
+
+    def __str__(self) -> str:
+        limit = _size(self.loss) if math.isinf(self.loss) else f"from {_size(self.loss)}"
+        return f"{self.label} {limit} (step time {self.step_time})"
+
+
+def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
+    """The smallest losses that can be found in a baseline's entries, the largest first."""
     runs = entries_of(baseline.runs)
-    found = []
+    losses = []
     for entry in compare(baseline, results_of(baseline)).entries:
         if entry.configuration is not None:
             loss = entry.minimum_detectable_loss
-            loss, named = (math.inf, "none") if loss is None else (loss, f"from {_size(loss)}")
-            time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
-            label = entry.key.label
-            found.append((loss, label, f"{label} {named} (step time {time})"))
-    return sorted(found, key=lambda each: -each[0])
+            step_time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
+            loss = math.inf if loss is None else loss
+            losses.append(SmallestLoss(loss, entry.key.label, step_time))
+    return sorted(losses, key=lambda each: -each.loss)
 
 
-def span(losses: Sequence[tuple[float, str, str]]) -> str:
-    """`4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)` of detectable losses."""
-    (largest, at_largest, _), (smallest, at_smallest, _) = losses[0], losses[-1]
-    if _size(largest) == _size(smallest):
-        return _size(smallest)
-    return f"{_size(smallest)} ({at_smallest}) to {_size(largest)} ({at_largest})"
+def range_text(losses: Sequence[SmallestLoss]) -> str:
+    """`4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
+    largest, smallest = losses[0], losses[-1]
+    if _size(largest.loss) == _size(smallest.loss):
+        return _size(smallest.loss)
+    return f"{_size(smallest.loss)} ({smallest.label}) to {_size(largest.loss)} ({largest.label})"
 
 
 def _size(loss: float) -> str:

@@ -33,15 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the differences; the entries of B are judged against those of A."""
+    """Print the differences, and judge the entries of B against those of A."""
     before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
     old, new = _entries(before), _entries(after)
     changes = []
-    for each in dict.fromkeys((*old, *new)):
-        then, now = old.get(each), new.get(each)
+    for entry in {**old, **new}:
+        then, now = old.get(entry), new.get(entry)
         if then != now:
             only = arguments.after if then is None else arguments.before
-            remark = "" if each in old and each in new else f"only in {only}"
+            remark = "" if then and now else f"only in {only}"
             changes.append(EntryChange(old=then, new=now, remark=remark))
     heads = (_changes(name, getattr(before, name), getattr(after, name)) for name in _HEAD)
     parts = ["\n".join((*chain(*heads), *_environments(before, after)))]
@@ -58,7 +58,7 @@ def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFi
 
 
 def _changes(name: str, old: object, new: object) -> Iterator[str]:
-    """The change of a field, or of each field of a record in it, in words."""
+    """The change of a field in words; that of a record field by field."""
     if old == new:
         return
     if isinstance(old, msgspec.Struct) and type(old) is type(new):

@@ -1,4 +1,4 @@
-"""`gpuscale baseline import`: a table that people keep by hand becomes published figures."""
+"""`gpuscale baseline import`: published figures from a table kept by hand."""
 
 import argparse
 import sys
@@ -13,6 +13,7 @@ from gpuscale.base.errors import DecodeError, ExitCode, UsageError
 from gpuscale.base.printable import escaped
 from gpuscale.base.units import counted
 from gpuscale.cli.baseline import add_output, new_baseline, write_new
+from gpuscale.cli.inputs import remark
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.store.files import file_error, read_with
@@ -34,31 +35,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
     text = "where the figures come from"
     add("--source", dest="title", metavar="TEXT", required=True, help=text)
-    add("--url", help="where that can be read")
+    add("--url", help="where to read it")
     add("--published", metavar="DATE", help="when it was published")
     add("--note", metavar="TEXT", help="what a reader must know of the figures")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     add("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
     add("--gpus-per-node", metavar="N", type=int, help="GPUs of each node")
     add("--cpu-model", metavar="NAME", help="the model of the CPUs")
-    add("--case", help="the case of rows that do not name theirs")
-    add("--strategy", help="their strategy, such as ddp")
-    add("--batch-per-gpu", metavar="N", type=int, help="their batch per GPU")
-    text = "their nodes (default: by --gpus-per-node, else 1)"
+    add("--case", help="the case of rows without a case")
+    add("--strategy", help="the strategy of rows without one, such as ddp")
+    add("--batch-per-gpu", metavar="N", type=int, help="the batch per GPU of rows without one")
+    text = "the nodes of rows without them (default: by --gpus-per-node, else 1)"
     add("--nodes", metavar="N", type=int, help=text)
     text = (
-        "what a column is whose header is not known: part of the row's name, left out, or what a "
-        "known header says; may be given several times"
+        "how to read a column whose header is not known: as part of the row's name, not at all, "
+        "or as a known header; may be given several times"
     )
     what = "HEADER=name|skip|KNOWN"
     add("--column", dest="columns", metavar=what, type=_column, action="append", help=text)
     add("--timed", choices=("job", "training_loop", "epoch"), help="what the times span")
-    text = "how many first times of each night the source leaves out (default: 0)"
+    text = "number of first times of each night that the source leaves out (default: 0)"
     add("--discard-first", metavar="N", type=int, default=0, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the baseline file and say what is in it."""
+    """Write the baseline file, and print a summary of it."""
     output, name = new_baseline(arguments)
     arguments.columns = dict(arguments.columns or ())
     try:
@@ -69,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.table)
     table = read_with(path, lambda text: figures_from_table(text, defaults, hardware))
     if table.problems:
-        for problem in _told_once(table.problems):
+        for problem in _merged(table.problems):
             error = file_error(path, problem.problem, place=problem.place, line=problem.line)
-            sys.stderr.write(f"gpuscale: {error}\n")
+            remark(f"{error}")
         return ExitCode.USAGE
     baseline = Baseline(
         name=name,
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_new(output, baseline)
     made = counted(len(table.figures), "published figure")
     sys.stdout.write(f"{output}: {made}\n")
-    sys.stdout.writelines(f"note: left out {escaped(each)}\n" for each in table.left_out)
+    sys.stdout.writelines(f"note: left out {escaped(name)}\n" for name in table.left_out)
     return ExitCode.OK
 
 
@@ -94,18 +95,17 @@ def _column(text: str) -> tuple[str, str]:
     return header, meaning
 
 
-def _told_once(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
-    """The problems by line; one that many lines have stands at its first, with the other lines."""
+def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
+    """The problems by line; one of several lines names them all, and stands at the first."""
     lines: dict[tuple[str, str], list[int]] = defaultdict(list)
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)
     for (place, text), (first, *others) in lines.items():
         also = listed([*map(str, others)], _MOST_LINES)
         word = "line" if len(others) == 1 else "lines"
-        told = f"{text} ({word} {also} too)" if others else text
-        yield DecodeError(place, told, line=first)
+        yield DecodeError(place, f"{text} ({word} {also} too)" if others else text, line=first)
 
 
 def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:
-    """The record whose every field is an option of its name."""
+    """Build a record from the options that its fields are named after."""
     return record(**{name: getattr(arguments, name) for name in record.__struct_fields__})

@@ -11,14 +11,14 @@ from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
     add_expiry,
     add_output,
-    detectable_losses,
     last_valid_day,
     login_name,
     new_baseline,
-    span,
+    range_text,
+    smallest_losses,
     write_new,
 )
-from gpuscale.cli.inputs import add_selection, read_all_results
+from gpuscale.cli.inputs import add_selection, read_all_results, remark
 from gpuscale.judge.recording import (
     MINIMUM_RUNS,
     baseline_from_results,
@@ -30,9 +30,9 @@ from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
-"""A minimum detectable loss from which a baseline is of little use."""
+"""A baseline that finds only losses above this fraction is of little use."""
 _TOO_WEAK = 0.2
-"""One from which it is of less use than a published figure, whose widest tolerance this is."""
+"""Above this fraction a published figure is more useful: it is their widest tolerance."""
 _MOST_NAMED = 5
 
 
@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
     add_selection(parser, "take")
-    text = f"also write one that finds no loss up to {rough_percent(_TOO_WEAK)}%"
+    text = f"write the baseline even if it finds no loss below {rough_percent(_TOO_WEAK)}%"
     parser.add_argument("--weak", action="store_true", help=text)
     add_expiry(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the baseline file and say what is in it."""
+    """Write the baseline file, and print a summary of it."""
     output, name = new_baseline(arguments)
     results = read_all_results([Path(text) for text in arguments.results])
     expires_on = last_valid_day(arguments, measured_at=measured_at(results))
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         gpus=arguments.gpus,
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
-    losses, entries = detectable_losses(baseline), entries_of(baseline.runs)
-    if not arguments.weak and (large := [text for loss, _, text in losses if loss > _TOO_WEAK]):
+    losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
+    if not arguments.weak and (large := [f"{each}" for each in losses if each.loss > _TOO_WEAK]):
         more = 2 * max(len(runs) for runs in entries.values())
         raise UsageError(
             f"nothing was written: a loss of {rough_percent(_TOO_WEAK)} would not be found 19 "
@@ -75,17 +75,18 @@ def run(arguments: argparse.Namespace) -> int:
     runs = counted(len(baseline.runs), "run")
     sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}{until}\n")
     if busy := busy_loads(baseline.runs):
-        sys.stderr.write(
-            f"gpuscale: warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "
+        remark(
+            f"warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "
             f"({load_text(busy[0])}), which blurs what later nights are compared with; measure "
-            "them again while nothing else runs\n"
+            "them again while nothing else runs"
         )
-    sys.stdout.write(f"the smallest loss that as many runs again would find: {span(losses)}\n")
-    if weak := [text for loss, _, text in losses if loss > _WEAK]:
-        sys.stderr.write(
-            "gpuscale: warning: against this baseline only large losses can be found: "
+    text = range_text(losses)
+    sys.stdout.write(f"the smallest loss that as many runs again would find: {text}\n")
+    if weak := [f"{each}" for each in losses if each.loss > _WEAK]:
+        remark(
+            "warning: against this baseline only large losses can be found: "
             f"{listed(weak, _MOST_NAMED)}; runs that differ that much blur the other rows too, so "
             "measure those with wide intervals again, longer (--run-seconds) or while nothing else "
-            "runs\n"
+            "runs"
         )
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`gpuscale baseline update`: new results in place of old ones, each change approved."""
+"""`gpuscale baseline update`: replace or add results, once each change is approved."""
 
 import argparse
 import sys
@@ -13,16 +13,17 @@ from gpuscale.base.printable import clean
 from gpuscale.base.units import counted
 from gpuscale.cli.baseline import (
     add_expiry,
-    detectable_losses,
     last_valid_day,
     login_name,
     measured_entries,
-    span,
+    range_text,
+    smallest_losses,
 )
 from gpuscale.cli.inputs import each_run_once, read_all_results
 from gpuscale.judge import recording
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.hardware import machine_mismatch
+from gpuscale.judge.recording import EntryId, Proposal
 from gpuscale.records import Baseline, Results, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.reason_words import reason_text, statement_text
@@ -36,8 +37,8 @@ _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show what new results would change, and write what is approved: at the terminal, or "
-        "with --accept. The old values and the reason are kept in the file's history."
+        "Show what new results would change, and write the changes that are approved at the "
+        "terminal or with --accept. The old values and the reason stay in the file's history."
     )
     parser.epilog = (
         "Exit codes: 0 written as approved, or nothing would change; 2 usage, unreadable "
@@ -46,18 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="the baseline file to change")
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     text = (
-        "add the runs beside those that the baseline has; a row that regressed or improved, or is "
-        "new, must be approved"
+        "add the runs to those of the baseline instead of replacing them; only rows that "
+        "regressed or improved, or are new, must be approved"
     )
     parser.add_argument("--add", action="store_true", help=text)
-    text = "approve this change, or 'all'; may be given several times"
+    text = "approve this change, or 'all' changes; may be given several times"
     parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
     parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
     add_expiry(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what would change, and write what was approved; 3 where that was not everything."""
+    """Show the changes, and write the approved ones; return 3 if not all were written."""
     path = Path(arguments.baseline)
     read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
@@ -73,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         known = recording.results_of(baseline)
         results = each_run_once([*known, *results])[len(known) :]
     found = recording.proposals(baseline, results, beside=arguments.add)
-    if not found and baseline == read:
-        sys.stdout.write("nothing would change\n")
-        return ExitCode.OK
     if not found:
-        write_baseline(path, baseline)
-        sys.stdout.write(f"{path}: valid until {expires_on}; nothing else would change\n")
+        done = "nothing would change"
+        if baseline != read:
+            write_baseline(path, baseline)
+            done = f"{path}: valid until {expires_on}; nothing else would change"
+        sys.stdout.write(f"{done}\n")
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, found, results)
     if not chosen or not reason:
@@ -88,79 +89,70 @@ def run(arguments: argparse.Namespace) -> int:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
         sys.stdout.write(f"{path}: nothing was written; {how}\n")
         return ExitCode.INCONCLUSIVE
-    after = recording.revised(
-        baseline,
-        chosen,
-        results,
-        reason=reason,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        by=login_name(),
-    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    after = recording.revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(found), 'change')} written\n")
     if arguments.add:
-        before, now = (span(detectable_losses(each)) for each in (baseline, after))
-        sys.stdout.write(
-            f"the smallest loss that as many runs again would find: {now}; before: {before}\n"
-        )
+        old_range, new_range = (range_text(smallest_losses(each)) for each in (baseline, after))
+        loss = f"the smallest loss that as many runs again would find: {new_range}"
+        sys.stdout.write(f"{loss}; before: {old_range}\n")
     else:
         _note_older_references(found, chosen)
     by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(found) else ExitCode.OK
 
 
-def _note_older_references(
-    found: Sequence[recording.Proposal], chosen: Sequence[recording.Proposal]
-) -> None:
+def _note_older_references(found: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
+    """Name rows on 1 GPU that stay while rows measured over them change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in found:
-        (configuration, gpus) = left.entry
-        if left not in chosen and gpus == 1 and configuration in changed:
+        if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
             sys.stdout.write(f"note: {left.label} {why}\n")
 
 
-def added(
+def additions(
     baseline: Baseline,
-    found: Sequence[recording.Proposal],
-    approved: Sequence[recording.Proposal],
+    found: Sequence[Proposal],
+    approved: Sequence[Proposal],
     results: Sequence[Results],
-) -> tuple[tuple[recording.Proposal, ...], str]:
-    """The proposals to be added, and their runs in words; none if a row changed unapproved.
+) -> tuple[tuple[Proposal, ...], str]:
+    """The proposals to add, and a text on their runs; none if a row changed without approval.
 
-    Each night is judged by itself: a good one beside it would hide what it lost.
+    Each night is judged by itself, since a good one would hide what a bad one lost.
     """
-    changed: dict[recording.EntryId, str] = {}
-    runs = {run.identity: each.allocation_of(run) for each in results for run in each.runs}
-    for night in dict.fromkeys(runs.values()):
-        its = [
-            replace(each, runs=tuple(run for run in each.runs if runs[run.identity] == night))
+    changed: dict[EntryId, str] = {}
+    nights = {run.identity: each.allocation_of(run) for each in results for run in each.runs}
+    for night in dict.fromkeys(nights.values()):
+        of_night = [
+            replace(each, runs=tuple(run for run in each.runs if nights[run.identity] == night))
             for each in results
         ]
-        for entry in compare(baseline, its).entries:
-            if entry.verdict is Verdict.INCOMPARABLE:
-                raise UsageError(f"{entry.key.label} in {night}: {reason_text(entry)}")
-            if entry.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and entry.configuration:
-                row = recording.EntryId(entry.configuration, entry.key.gpus)
-                changed[row] = f"{entry.key.label} {entry.verdict} in {night}"
+        for row in compare(baseline, of_night).entries:
+            if row.verdict is Verdict.INCOMPARABLE:
+                raise UsageError(f"{row.key.label} in {night}: {reason_text(row)}")
+            if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.configuration:
+                entry = EntryId(row.configuration, row.key.gpus)
+                changed[entry] = f"{row.key.label} {row.verdict} in {night}"
     if left := [changed[p.entry] for p in found if p.entry in changed and p not in approved]:
         why = "added, it would hide or bless what changed"
         sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
         return (), ""
     chosen = tuple(p for p in found if not p.obstacle and (p.old or p in approved))
     count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
-    return chosen, f"{count} added, of {listed([*dict.fromkeys(runs.values())], _MOST_NAMED)}"
+    return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], _MOST_NAMED)}"
 
 
 def _approved(
     arguments: argparse.Namespace,
     baseline: Baseline,
-    found: Sequence[recording.Proposal],
+    found: Sequence[Proposal],
     results: Sequence[Results],
-) -> tuple[tuple[recording.Proposal, ...], str]:
-    """The proposals that are approved once all were shown, and why; either may be missing."""
+) -> tuple[tuple[Proposal, ...], str]:
+    """Show all proposals; return the approved ones and the reason, either of which may be empty."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -174,7 +166,7 @@ def _approved(
     text = changes_text(changes, baseline, everything, compare(baseline, results))
     sys.stdout.write(f"{text}\n\n")
     if arguments.add:
-        chosen, runs = added(baseline, found, chosen, results)
+        chosen, runs = additions(baseline, found, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs
     elif not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
         chosen = _asked(found)
@@ -182,9 +174,9 @@ def _approved(
     return chosen, reason
 
 
-def _asked(found: Sequence[recording.Proposal]) -> tuple[recording.Proposal, ...]:
-    """The proposals that the user at the terminal approves; the end of input approves nothing."""
-    chosen: list[recording.Proposal] = []
+def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
+    """The proposals that the user at the terminal approves; none if the input ends."""
+    chosen: list[Proposal] = []
     answer = ""
     for proposal in found:
         if proposal.obstacle:
@@ -192,14 +184,14 @@ def _asked(found: Sequence[recording.Proposal]) -> tuple[recording.Proposal, ...
         if answer != "a":
             answer = _answer(f"accept {proposal.label}? {_QUESTION}")[:1].lower()
         if answer in ("", "q"):
-            return () if not answer else tuple(chosen)
+            return tuple(chosen) if answer else ()
         if answer in ("y", "a"):
             chosen.append(proposal)
     return tuple(chosen)
 
 
 def _answer(question: str) -> str:
-    # The end of input is the empty text; a bare return key is no answer, so it asks again.
+    """Ask until a line is not blank; return an empty text at the end of input."""
     while True:
         sys.stdout.write(question)
         sys.stdout.flush()

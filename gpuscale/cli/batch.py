@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_bytes, format_seconds
-from gpuscale.cli.inputs import case_class
+from gpuscale.cli.inputs import add_device, add_text_or_json, case_class
 from gpuscale.measure.largest_batch import FEW_STEPS, Try, tries
 from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
@@ -30,33 +30,31 @@ from gpuscale.workload.run_defaults import default_strategy
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"
 _OF_PYTEST = ("strategy", "size", "precision", "device")
-"""Options that mean here what they mean to pytest."""
+"""Options that mean the same as those of pytest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find the largest batch of a case that fits into memory: powers of two, then exactly, "
-        "each tried by a few steps in fresh ranks. It is the smallest over all ranks."
+        "each tried by a few steps in fresh ranks. It must fit on every rank."
     )
     parser.epilog = "Exit codes: 0 found, 2 usage, or the case fails for another reason."
     add = parser.add_argument
-    add("case", metavar="FILE[::CLASS]", help="the case; its class where the file has several")
+    add("case", metavar="FILE[::CLASS]", help="the case; with its class if the file has several")
     add("--gpus", metavar="N", type=int, default=1, help="GPUs, or CPU ranks (default: 1)")
     add("--strategy", metavar="S", help="one of the case's (default: one with a rank for each GPU)")
     add("--size", metavar="NAME", help="full (default on GPUs), smoke (on CPU) or one of the case")
     add("--precision", choices=get_args(Precision), default="fp32", help="default: fp32")
-    text = "auto (default: CUDA where there is one), cuda or cpu"
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
-    text = "for CPU ranks: what each may take beyond what it has once started, such as 2GiB"
+    add_device(parser)
+    text = "for CPU ranks: memory that each may take beyond what its start needs, such as 2GiB"
     add("--memory-limit", metavar="SIZE", help=text)
-    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
+    add_text_or_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try batches until the largest that fits is found, a line for each."""
+    """Try batches until the largest that fits is found, and print a line for each."""
     started = time.monotonic()
-    file, _, name = arguments.case.partition("::")
-    case = case_class(file, name)
+    case = case_class(arguments.case)
     launcher = LocalLauncher(device=arguments.device)
     first = _request(arguments, case, launcher, None)
     size = case().named_size(first.configuration.size)
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             return launcher.run(_request(arguments, case, launcher, batch))
 
     limit = arguments.memory_limit
-    # Peaks are of resident memory and count the start, so they may lie above the limit.
+    # A peak is resident memory with that of the start, so it may exceed the limit.
     each_has = f", {limit} of address space each beyond its start; peaks: with it" if limit else ""
     _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
     try:
@@ -102,7 +100,7 @@ def _request(
     launcher: LocalLauncher,
     batch: int | None,
 ) -> RunRequest:
-    """The request for one try; an error says why there can be none."""
+    """The request for one try; raise a UsageError if the case cannot be trained so."""
     environment = launcher.environment
     on_cpu = environment.device == "cpu"
     if on_cpu != (arguments.memory_limit is not None):
@@ -126,7 +124,7 @@ def _request(
 def _bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"--memory-limit: '{text}' is no amount of memory, such as 400MiB or 2GiB")
+        raise UsageError(f"--memory-limit: '{text}' is not a size such as 400MiB or 2GiB")
     amount: int = int(found[1]) * 1024 ** (_UNITS.index(found[2][0].upper()) + 1)
     return amount
 
@@ -139,7 +137,7 @@ def _line(each: Try) -> str:
 
 
 def _say(arguments: argparse.Namespace, line: str) -> None:
-    """Show a line at once, where lines are wanted."""
+    """Print a line at once, unless JSON was asked for."""
     if arguments.format == "text":
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
@@ -153,7 +151,7 @@ def _conclude(
         for name in _OF_PYTEST
         if (value := getattr(arguments, name)) not in (None, "auto", "fp32")
     ]
-    # On one GPU the batch of all may not fit.
+    # Under strong scaling the batch of all GPUs may not fit on one.
     strong = first.configuration.scaling == "strong"
     gpus = f"{arguments.gpus}" if strong or arguments.gpus == 1 else f"1,{arguments.gpus}"
     file = shlex.quote(arguments.case.partition("::")[0])

@@ -19,8 +19,9 @@ from gpuscale.cli.inputs import (
     read_all_results,
     read_content,
     read_nights,
-    refuse_as_both_sides,
+    remark,
     say_left_out,
+    validate_sides,
     without_collecting,
 )
 from gpuscale.judge.compare.comparison import Choice, compare_sides
@@ -35,19 +36,18 @@ from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.store import RESULTS_FOLDER, write_report
+from gpuscale.store import write_report
 
 
 class Output(NamedTuple):
-    """One rendering of the verdict."""
+    """One value of `--format`."""
 
     format: str
     path: Path | None
-    """None is standard output."""
+    """The file to write; None for standard output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = "Judge results against a baseline, or against earlier results."
     parser.epilog = (
         "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
@@ -60,36 +60,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Without a default argparse calls them required.
     parser.add_argument("files", metavar="BEFORE RESULTS", nargs="*", default=(), help=text)
-    text = "judge against the nights before, whose results lie below this folder"
+    text = "judge against the earlier nights whose results lie below this folder"
     parser.add_argument("--history", metavar="DIR", help=text)
     add_selection(parser, "judge")
     *names, last = FORMATS
     text = (
         f"{', '.join(names)} or {last}, to standard output or into a file; may be given several "
         "times, such as --format junit=report.xml --format markdown=comment.md (default: text to "
-        "standard output, also beside files)"
+        "standard output, also if the others go to files)"
     )
     parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, and write the verdict in every format asked for; the exit code is the verdict's."""
+    """Write the verdict in every format asked for, and return its exit code."""
     outputs = outputs_of(arguments.format)
     files = [Path(text) for text in arguments.files]
     if arguments.history is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
-    paths = files or [newest_input(RESULTS_FOLDER)]
-    spare_inputs(outputs, [before, *paths])
-    refuse_as_both_sides(before, paths)
+    paths = files or [newest_input()]
+    validate_outputs(outputs, [before, *paths])
+    validate_sides(before, paths)
     results = read_all_results(paths, or_baselines=True)
     read = [] if arguments.history is None else read_nights([before])
     say_left_out(read)
     nights = None if arguments.history is None else earlier_nights(read, results)
     if nights and nights.later:
         later = counted(nights.later, "night")
-        sys.stderr.write(f"gpuscale: --history: left out: {later} that began after these results\n")
+        remark(f"--history: left out: {later} that began after these results")
     content = (
         baseline_of_results(nights.last, name=str(before))
         if nights
@@ -102,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> Baseline | Results:
-    """The baseline in a file, or the earlier results; a FileError where these are no others."""
+    """Read the baseline or earlier results; raise a FileError if they share runs with others."""
     content = read_content(path)
     if isinstance(content, Results):
-        identities = {run.identity for each in results for run in each.runs}
+        identities = {run.identity for after in results for run in after.runs}
         shared = sum(run.identity in identities for run in content.runs)
         if shared:
-            problem = f"has {counted(shared, 'run')} of the results beside it; name another file"
+            problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
             raise FileError(visible(str(path)), problem)
     return content
 
@@ -120,7 +120,7 @@ def judged(
     files: tuple[Path, Sequence[Path]],
     history: History | None = None,
 ) -> Comparison:
-    """The comparison of the rows asked for, with causes and notes, and the files of both sides."""
+    """Compare the rows asked for, and add causes, notes and the files of both sides."""
     before, after = files
     baseline = as_baseline(content, before.stem)
     sides = sides_of(baseline, results)
@@ -139,7 +139,7 @@ def judged(
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
-    """The outputs of `--format`; exactly one goes to standard output, text by default."""
+    """Parse the values of `--format`; exactly one goes to standard output, text by default."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
     if len(printed) > 1:
@@ -165,8 +165,8 @@ def _output(option: str) -> Output:
     return Output(format=name, path=Path(path) if separator else None)
 
 
-def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
-    """Refuses an output that would take the place of an input."""
+def validate_outputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
+    """Raise a UsageError if an output would replace an input."""
     for path in (output.path for output in outputs if output.path is not None):
         if any(is_same(path, other) for other in inputs):
             raise UsageError(
@@ -176,7 +176,7 @@ def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
 
 
 def _write(outputs: Iterable[Output], view: View) -> None:
-    """Renders one verdict in every format that was asked for; a problem is raised at the end."""
+    """Write the verdict in every format, and raise the first error only then."""
     problems: list[FileError] = []
     printed = ""
     for output in outputs:
@@ -191,7 +191,7 @@ def _write(outputs: Iterable[Output], view: View) -> None:
             write_report(output.path, text)
         except FileError as problem:
             problems.append(problem)
-    # Last, since a reader such as `head` may close the pipe; the files are written then.
+    # Last, since a reader such as `head` may close the pipe.
     sys.stdout.write(printed)
     if problems:
         raise problems[0]

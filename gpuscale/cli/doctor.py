@@ -1,4 +1,4 @@
-"""`gpuscale doctor`: what this machine offers for measuring, what it lacks, and what is wrong."""
+"""`gpuscale doctor`: telemetry, links and faults of this machine or of a job's nodes."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ import msgspec
 
 from gpuscale.base.counters import MOMENTS
 from gpuscale.base.errors import require_packages
+from gpuscale.cli.inputs import add_device, add_text_or_json
 from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
@@ -32,17 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or the nodes could not be looked at."
     )
     add, launchers = parser.add_argument, tuple(ACROSS_NODES)
-    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
+    add_text_or_json(parser)
     text = "look at all nodes of the job: how each computes, how each pair communicates"
     add("--nodes", action="store_true", help=text)
-    text = f"for --nodes, what reaches them: {' (default) or '.join(launchers)}"
+    text = f"for --nodes, how to reach them: {' (default) or '.join(launchers)}"
     add("--launcher", choices=launchers, default=launchers[0], help=text)
-    text = "for --nodes: auto (default: CUDA where there is one), cuda or cpu"
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
+    add_device(parser, "for --nodes: ")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look at the machine and print it; 1 where a problem was found, 0 also without a GPU."""
+    """Print the machine's state; return 1 if a problem was found, 0 also without a GPU."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
     sys.stdout.write(f"{document if arguments.format == 'json' else text}\n")
@@ -75,7 +75,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
 
 
 def _fields(machine: Machine) -> dict[str, Any]:
-    """Every field, with null for the unknown."""
+    """Every field of the JSON document; unknown ones are null."""
     fields: dict[str, Any] = msgspec.to_builtins(machine)
     for gpu in fields["gpus"]:
         reading = gpu.pop("reading")

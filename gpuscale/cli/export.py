@@ -33,18 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the export; what its tool needs beside goes to standard output."""
+    """Write the export, and print how its tool opens it."""
     export, target = EXPORTS[arguments.export], Path(arguments.target)
     paths = [Path(text) for text in arguments.paths]
     if export.ending and target.suffix != export.ending:
-        # Who forgets to name it names a file of results.
-        problem = f"is no file of this export; first name what to write, such as x{export.ending}"
+        # Whoever forgets the target names a results file in its place.
+        problem = f"is not a file of this export; first name the target, such as x{export.ending}"
         raise UsageError(f"{visible(str(target))} {problem}")
     if export.of_nights:
         results = read_nights(paths or [RESULTS_FOLDER])
         say_left_out(results)
     else:
-        results = read_all_results(paths or [newest_input(RESULTS_FOLDER)])
+        results = read_all_results(paths or [newest_input()])
     write: Callable[[Path, Sequence[Results]], str] = import_module(
         f"gpuscale.reports.exports.{arguments.export}"
     ).write

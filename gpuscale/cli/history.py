@@ -1,4 +1,4 @@
-"""`gpuscale history`: nights after nights, when a row changed, and what else changed then."""
+"""`gpuscale history`: when rows changed over the nights, and what else changed then."""
 
 import argparse
 import sys
@@ -13,8 +13,7 @@ from gpuscale.store import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    parser.description = "When rows of a machine changed over its nights, and what else did then."
+    parser.description = "Show when rows changed over the nights, and what else changed then."
     text = f"results files, or folders of them (default: {RESULTS_FOLDER})"
     parser.add_argument("paths", metavar="DIR|FILE", nargs="*", default=(), help=text)
     add_selection(parser, "show")
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Print the history; what cannot be read is named and left out."""
+    """Print the history; unreadable files of a folder are named and skipped."""
     paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
     history = history_of(read_nights(paths), cases=arguments.case, gpus=arguments.gpus)
     sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")

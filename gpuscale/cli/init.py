@@ -1,4 +1,4 @@
-"""`gpuscale init`: a folder to measure in, for an installation without a checkout."""
+"""`gpuscale init`: a folder with cases, baselines and a profile for users without a checkout."""
 
 import argparse
 import os
@@ -12,12 +12,13 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
 from gpuscale.campaigns.cluster_profile import profile_files, recognised_profile
+from gpuscale.cli.inputs import remark
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
-"""In a checkout its folders are links to those of the same names at the top."""
+"""Links, in a checkout, to the folders of the same names at its top."""
 _PROFILE = """\
 # A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
 description = "The {scheduler.title} cluster of {host}"
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write all files, or none if one of them is there already."""
+    """Write all files, or none if one of them exists."""
     folder = Path(arguments.folder)
     profile = _profile(arguments.scheduler)
     submit = "".join(_SUBMIT.format(profile=name) for name in profile)
@@ -89,16 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
         write_report(path, content)
     sys.stdout.write(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}\n")
     if not profile:
-        sys.stderr.write(
-            "gpuscale: no profile was written, since no scheduler's commands are here; "
-            "--scheduler names one, in a new folder\n"
-        )
+        problem = "no profile was written, since no scheduler's commands are here"
+        remark(f"{problem}; --scheduler names one, in a new folder")
     sys.stdout.write(f"next: read {visible(str(folder / 'README.md'))}\n")
     return ExitCode.OK
 
 
 def _profile(asked: str | None) -> dict[str, str]:
-    """The profile by its name: the one that recognises this machine, or a first one."""
+    """Name and content of the profile: one that recognises this machine, or a first one."""
     if asked is None:
         with suppress(UsageError):
             known = recognised_profile(os.environ, socket.getfqdn())

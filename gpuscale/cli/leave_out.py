@@ -1,4 +1,4 @@
-"""`gpuscale leave-out`: no other night is compared with a bad one, until that is taken back."""
+"""`gpuscale leave-out`: exclude a bad night from comparisons, or include it again."""
 
 import argparse
 import sys
@@ -12,11 +12,10 @@ from gpuscale.store import leave_out, read_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
-        "Leave nights out of history, compare --history, report, plot, export and baselines, all "
-        "of which name them with the reason. It is written into the header of the results file; "
-        "the runs stay as they are."
+        "Leave nights out of history, compare --history, report, plot, export and baselines; all "
+        "of these name them with the reason, which is written into the header of the results "
+        "file. The runs stay as they are."
     )
     text = "results files, or folders of one night each"
     parser.add_argument("nights", metavar="NIGHT", nargs="+", help=text)
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in files:
         read_results(path)
     for path in files:
-        (said,) = left_out_of([leave_out(path, reason)]) or ("counts again",)
-        word = "" if arguments.undo else "left out: "
-        sys.stdout.write(f"{visible(str(path))}: {word}{said}\n")
+        nights = left_out_of([leave_out(path, reason)])
+        change = f"left out: {nights[0]}" if nights else "counts again"
+        sys.stdout.write(f"{visible(str(path))}: {change}\n")
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`gpuscale plot`: a picture for a paper, a ticket, or a proposal for computing time."""
+"""`gpuscale plot`: a picture of results for a paper, a ticket, or a proposal."""
 
 import argparse
 import sys
@@ -11,11 +11,13 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.cli.inputs import (
+    add_cases,
     newest_input,
     read_all_results,
     read_content,
     read_nights,
-    refuse_as_output,
+    remark,
+    validate_output,
 )
 from gpuscale.judge.recording import as_baseline
 from gpuscale.records import Baseline
@@ -31,47 +33,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: the newest results in {RESULTS_FOLDER}, or all of them)"
     )
     parser.add_argument("paths", metavar="FILE", nargs="*", default=(), help=text)
-    text = "draw what this baseline, or this earlier results file, has beside it"
+    text = "also draw the same rows of this baseline or earlier results file"
     parser.add_argument("--baseline", metavar="FILE", help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
     parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
-    text = "draw only this case; may be given several times (default: all)"
-    parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
-    text = f"the picture, of a kind that its name tells: {', '.join(KINDS)}"
+    add_cases(parser, "draw")
+    text = f"the picture, whose name ends with .{', .'.join(KINDS)}"
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the picture, and say what it shows."""
+    """Write the picture, and print its title."""
     output, paths = Path(arguments.output), [Path(text) for text in arguments.paths]
     shown = visible(str(output))
     kind = output.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
     before = None if arguments.baseline is None else Path(arguments.baseline)
-    refuse_as_output(output, [*paths, *([before] if before else [])])
+    validate_output(output, [*paths, before])
     if arguments.figure == "history":
         nights = read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
     else:
-        paths = paths or [newest_input(RESULTS_FOLDER)]
+        paths = paths or [newest_input()]
         measurements = _measurements(paths, before, arguments.case)
     picture = FIGURES[arguments.figure](measurements)
     if picture is None:
-        problem = "there is nothing of it in what was given; choose another one"
+        problem = "the input has no data for this figure; choose another one"
         raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
     write_content(output, content_of(picture, kind))
     sys.stdout.write(f"{shown}: {picture.title}\n")
     if picture.left_out:
         left_out = ", ".join(picture.left_out)
-        sys.stderr.write(f"gpuscale: not shown: {left_out}; choose with --case\n")
+        remark(f"not shown: {left_out}; choose with --case")
     return ExitCode.OK
 
 
 def _measurements(
     paths: Sequence[Path], before: Path | None, cases: Collection[str] | None
 ) -> Measurements:
-    """What files hold of the cases, and the baseline beside it."""
+    """The cases' measurements in the files, and the baseline to draw beside them."""
     first = read_any(paths[0])
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:

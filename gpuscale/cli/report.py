@@ -1,4 +1,4 @@
-"""`gpuscale report`: one HTML file of what was measured, judged and seen."""
+"""`gpuscale report`: one HTML file of results, verdict and evidence."""
 
 import argparse
 import sys
@@ -14,9 +14,10 @@ from gpuscale.cli.inputs import (
     newest_input,
     read_all_results,
     read_nights,
-    refuse_as_both_sides,
-    refuse_as_output,
+    remark,
     selected,
+    validate_output,
+    validate_sides,
     without_collecting,
 )
 from gpuscale.judge.compare.over_nights import last_night
@@ -24,13 +25,12 @@ from gpuscale.judge.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.page.content import Subject
 from gpuscale.reports.page.document import report_html
-from gpuscale.store import RESULTS_FOLDER, write_report
+from gpuscale.store import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
-        "Write one HTML file, without scripts and network, of results: the verdict and its "
+        "Write one HTML file of results, without scripts or network access: the verdict and its "
         "causes, every row, where the time goes, the GPUs, the nights before and the machines."
     )
     text = (
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page; the exit code says whether it was, and nothing about the verdict."""
+    """Write the page; the exit code does not depend on the verdict."""
     output = Path(arguments.output)
-    paths = [Path(text) for text in arguments.paths] or [newest_input(RESULTS_FOLDER)]
+    paths = [Path(text) for text in arguments.paths] or [newest_input()]
     baseline = None if arguments.baseline is None else Path(arguments.baseline)
-    refuse_as_output(output, [*paths, *([baseline] if baseline else [])])
+    validate_output(output, [*paths, baseline])
     if baseline is not None:
-        refuse_as_both_sides(baseline, paths)
+        validate_sides(baseline, paths)
     page = report_html(_subject(arguments, paths, baseline))
     write_report(output, page)
     size_kb = len(page.encode()) / 1000
@@ -71,12 +71,12 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
         try:
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
-            sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
+            remark(f"the page has no history: {problem}")
     shown = selected(results, cases=arguments.case, gpus=arguments.gpus)
     if before is None:
         if any(each.runs for each in results) and not any(each.runs for each in shown):
             there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
-            raise UsageError(f"--case, --gpus: no run is of these; there are {there}")
+            raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
     content = read_before(before, results)
     view = view_of(judged(content, results, arguments, (before, files)), results)

@@ -12,8 +12,8 @@ _FORMATS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Print the JSON Schema of a file format. Of results it describes a line: the header "
-        "(beside its format and version) or a run."
+        "Print the JSON Schema of a file format. That of results describes a line: the header "
+        "(without its format and version) or a run."
     )
     parser.add_argument("kind", choices=tuple(_FORMATS), help="results or baseline")
 

@@ -9,7 +9,7 @@ import msgspec
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns import trials
-from gpuscale.cli.inputs import case_class, gpu_counts
+from gpuscale.cli.inputs import add_device, add_text_or_json, case_class, gpu_counts, remark
 from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)"
     add("--case", metavar="FILE::CLASS", help=text)
     add("--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)")
-    text = "auto (default: CUDA where there is one), cuda or cpu"
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
+    add_device(parser)
     for option, default, what in (
         ("--runs", 8, "of the overhead: fresh starts on each number of GPUs"),
         ("--pairs", 10, "identical measurements that are compared with those before them"),
@@ -52,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         text = f"{what} (default: {default})"
         add(option, metavar="N", type=int, default=default, help=text)
-    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
+    add_text_or_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try false alarms and faults, unless only the overhead is asked for, and the overhead."""
+    """Measure the overhead, and before it, unless --overhead is given, false alarms and faults."""
     fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
     for option, least in fewest.items():
         if (number := getattr(arguments, option)) < least:
@@ -71,15 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
     plan = [] if arguments.overhead else list(planned)
     total = (len(plan) * trials.RUNS_PER_BLOCK + runs) * len(gpus)
     timing = TIMING_PLANS[here.device]
-    # About, and where steps are short.
+    # An estimate for short steps.
     run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
     overhead_run_s = 3.0 + timing.warmup_s + 2 * trials.OVERHEAD_PAIRS * timing.window_s
     about_s = len(gpus) * (len(plan) * trials.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
-    sys.stderr.write(
-        f"{total} runs of {case.name()} on {here.hardware_label}; "
-        f"this takes about {format_seconds(about_s)}\n"
-    )
-    sys.stderr.flush()
+    about = format_seconds(about_s)
+    remark(f"{total} runs of {case.name()} on {here.hardware_label}; this takes about {about}")
     try:
         with counted_runs(sys.stderr, total, launcher.progress) as advance:
             tried = trials.Trials(launcher.run, case, here, gpus, after_run=advance)
@@ -97,24 +93,25 @@ def run(arguments: argparse.Namespace) -> int:
     if alarms is None:
         return ExitCode.NOTHING_COMPARABLE
     if alarms.rate.low is not None and alarms.rate.low > _PROMISED_ALARMS:
-        # More than the promised rate gives by chance.
+        # More than chance explains at the promised rate.
         return 1
     return _overhead_code(measured)
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
-    """The case that `FILE::Class` names, or the default one of the device."""
-    file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
+    """The case given as `FILE::Class`, or the default case of the device."""
+    default = _DEFAULT_CASES[device]
+    file = default.partition("::")[0]
     if text is None and not Path(file).is_file():
         raise UsageError(
             f"there is no {file} here; go to the folder that has bench_cases ('gpuscale init "
             "DIR' makes one), or name a case of your own with --case FILE::Class"
         )
-    return case_class(file, name)
+    return case_class(text or default)
 
 
 def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:
-    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two."""
+    """The numbers of GPUs, or of CPU ranks, to try: by default 1, and 2 if there are two."""
     on_cpu = environment.device == "cpu"
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:

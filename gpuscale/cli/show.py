@@ -8,38 +8,35 @@ from pathlib import Path
 
 from gpuscale.analysis.projection import Projection, projections
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import gpu_counts, newest_valid, read_content
+from gpuscale.cli.inputs import gpu_counts, newest_valid, read_content, remark
 from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.show.scaling_rows import Shown
-from gpuscale.store import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = "Print a results or baseline file as a table."
     text = "results or baseline file (default: the newest in .gpuscale/results)"
     parser.add_argument("file", metavar="FILE", nargs="?", help=text)
-    text = "where the time of a step goes, phase by phase, instead of the scaling table"
+    text = "the phases of a step instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)
-    text = "text (the default), csv, json, or latex for a paper or a proposal"
+    text = ", ".join(f"{name} ({purpose})" for name, purpose in SHOWN_FORMATS.items())
     parser.add_argument("--format", choices=tuple(SHOWN_FORMATS), default="text", help=text)
-    text = "with the GPU-hours that a training of so many steps takes"
+    text = "add the GPU-hours of a training of N steps"
     parser.add_argument("--steps", metavar="N", type=_steps, help=text)
     text = (
-        "T, S and E on these numbers of GPUs, which were not measured, as a band that says how far "
-        "off they may be; at least 3 numbers must have been"
+        "T, S and E projected to numbers of GPUs that were not measured, with their error bands; "
+        "needs measurements on at least 3 numbers"
     )
     parser.add_argument("--project", metavar="N,N,…", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the file."""
     now = datetime.now(UTC)
     file = arguments.file
-    path = newest_valid(RESULTS_FOLDER, now) if file is None else Path(file)
+    path = newest_valid(now)[0] if file is None else Path(file)
     content = read_content(path)
     shown = Shown(
         content=content,
@@ -59,21 +56,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
-    """Those that can be made; what cannot be is told on standard error."""
+    """The projections that are possible; the others are named on standard error."""
     if numbers is None:
         return ()
     made: list[Projection] = []
     refused: list[str] = []
-    for each in projections(content.runs, sorted(gpu_counts(numbers, "--project"))):
-        if isinstance(each, Projection):
-            made.append(each)
+    for result in projections(content.runs, sorted(gpu_counts(numbers, "--project"))):
+        if isinstance(result, Projection):
+            made.append(result)
         else:
-            words = configuration_text(each.configuration)
-            refused.append(f"--project: {each.configuration.label} ({words}): {each.reason}")
+            words = configuration_text(result.configuration)
+            refused.append(f"--project: {result.configuration.label} ({words}): {result.reason}")
     if not made:
         raise UsageError(refused[0] if refused else "--project: no run was measured")
     for line in refused:
-        sys.stderr.write(f"gpuscale: {line}\n")
+        remark(line)
     return tuple(made)
 
 
