@@ -1,7 +1,7 @@
-"""The `gpuscale` command: parses, dispatches, and turns expected failures into one line.
+"""The `gpuscale` command: parses, dispatches, and prints expected errors in one line.
 
 A command is a module with `add_arguments(parser)` and `run(arguments)`, and a line in `_COMMANDS`.
-It is imported only when it is named: `gpuscale --help` is typed often.
+Only the module of the named command is imported, so that `gpuscale --help` is fast.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _COMMANDS = (
     ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
-# Packages that a command needs besides `READING`; a wheel may be installed without them.
+# Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("run", "batch", "night", "selftest"), MEASURING),
     "report": ("matplotlib", "jinja2"),
@@ -46,7 +46,7 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code of the process."""
+    """Run a command line, and return the exit code of the process."""
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams: nobody would see the verdict.
         if sys.stderr is not None:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
-        # Here already modules are imported, which may be broken.
+        # Parsing imports modules, which may be broken.
         parsed = _parser().parse_args(arguments)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    """Print on standard error, and go on where that cannot be: the exit code still tells."""
+    """Print on standard error, ignoring errors: the exit code is what counts."""
     try:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command line prints
     except OSError:
@@ -87,27 +87,27 @@ def _say(text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere; Python would complain at exit."""
+    """Discard what is buffered, which Python would fail to write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# What argparse says of a mistyped name: of one among several, and of an option.
+# argparse's messages for a mistyped choice, and for an unknown option.
 _MISTYPED = re.compile(
     r"invalid choice: '(?P<name>.*?)' (?P<known>\(choose from .*\))$"
     r"|unrecognized arguments:.*? --(?P<option>[\w-]+)"
 )
 
 _NEAR = 0.65
-"""The likeness of `cvs` and `csv` is above it, that of `case` and `phases` is not."""
+"""Least similarity of a suggestion: `cvs` and `csv` have more, `case` and `phases` less."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A command's parser, which takes in its arguments from the module when it is needed."""
+    """A command's parser, which adds its arguments from the module when it parses."""
 
     module: str | None = None
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
-        """Parse, as argparse does with the parser of the command that is named."""
+        """Add the arguments of the command's module, and parse."""
         if self.module is not None:
             command = self.module.rpartition(".")[2]
             require_packages(command, (*READING, *_NEEDS.get(command, ())))
@@ -116,12 +116,12 @@ class _Parser(argparse.ArgumentParser):
             self.module = None
         parsed, unknown = super().parse_known_args(*arguments, **keywords)
         if unknown:
-            # Otherwise said by the main parser, with its usage.
+            # Otherwise the main parser prints this with its own usage.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage, and with the name that is nearest to a mistyped one."""
+        """Print the usage and the error, with a suggestion for a mistyped name, and exit."""
         if found := _MISTYPED.search(message):
             from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""`gpuscale night`: measure, compare and keep, with one more try where a node failed."""
+"""`gpuscale night`: measure, compare and keep, with a second try if a node failed."""
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="of the machine, such as arc4")
     text = "a word for this night, such as the job's number"
     parser.add_argument("job", metavar="JOB", help=text)
-    # Everything after them is pytest's or that of `gpuscale compare`.
+    # The rest goes to pytest and to `gpuscale compare`.
     text = "measure PYTEST_ARGUMENT..."
     parser.add_argument("words", metavar=text, nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One night; docs/nightly.md says what the exit code means."""
+    """Measure one night; docs/nightly.md explains the exit codes."""
     words = arguments.words
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
@@ -50,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(*arguments: str) -> tuple[int, str]:
-    """The exit code of another command of gpuscale, in this process, and what it said."""
+    """Run a command of gpuscale in this process; return its exit code and output."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:
             code = cli.main(arguments)
         except (SystemExit, OSError):
-            # The first is argparse's, of options that it does not know.
+            # argparse raises SystemExit for unknown options.
             code = ExitCode.USAGE
     print_on(said.getvalue())
     return code, said.getvalue()

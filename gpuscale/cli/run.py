@@ -22,7 +22,6 @@ _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     parser.usage = "gpuscale run --gpus N,N,… [options] -- COMMAND …"
     parser.description = (
@@ -31,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "filled in."
     )
     add = parser.add_argument
-    add("--name", metavar="NAME", help="of the case (default: that of the script)")
-    text = "samples of a step over all GPUs, which their number does not change"
+    add("--name", metavar="NAME", help="name of the case (default: that of the script)")
+    text = "samples of a step over all GPUs, if the script keeps them constant"
     add("--samples-per-step", dest="global_batch", metavar="N", type=int, help=text)
-    text = "of what the command prints (default: the one that its lines fit)"
+    text = "format of the command's lines (default: the one that they fit)"
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
     add("--step-regex", metavar="REGEX", help=text)
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the command in a session of pytest, whose exit code it returns."""
+    """Measure the command in a session of pytest, and return its exit code."""
     given = {option: vars(arguments)[option.dest] for option in OPTIONS.values()}
     for option, value in given.items():
         if _is_foreign(option) and value:
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
     case = _case(arguments, options)
     words = [word for option, value in given.items() for word in _given(option, value)]
-    # Here, since it takes a while, and whoever mistypes an option should not wait for it.
+    # Imported here, since it is slow, and mistyped options should fail at once.
     from gpuscale.plugin.command_item import measured_in_session
 
     return measured_in_session(case, words)
@@ -89,12 +88,12 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:
         validate_command(case)
-        # Here, since the others would be measured for hours before.
+        # Before other entries are measured for hours.
         for number in options.gpus:
             for batch in options.batches or (None,):
                 case.batch_per_gpu(number, batch)
         if options.launcher == "local":
-            # Whether there is a GPU is looked at later.
+            # A session looks for GPUs later.
             validate_scaling(case, options.gpus, on_gpu=options.device != "cpu")
     except CaseError as error:
         raise UsageError(str(error)) from None
@@ -102,12 +101,12 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
 
 
 def _is_foreign(option: Option) -> bool:
-    """True of an option that a command has no use for: it has one strategy, its own."""
+    """True for options without a meaning for commands, which have a single strategy."""
     return option.in_training or option.flag == "--strategy"
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """The name of the first script, also within what a shell is given, or that of the program."""
+    """The name of the first script, also in a text for a shell, or else of the program."""
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name
@@ -118,7 +117,7 @@ def name_of_command(words: Sequence[str]) -> str:
 
 
 def _given(option: Option, value: Any) -> Iterator[str]:
-    """The words that give pytest an option."""
+    """The arguments that pass an option to pytest."""
     if isinstance(value, str):
         yield f"{option.flag}={value}"
     elif value:

@@ -1,6 +1,6 @@
-"""The pytest plugin. Every pytest run in the environment imports this file: it stays small.
+"""The pytest plugin. Every pytest run in the environment imports this file, so it stays small.
 
-The machinery behind it is imported only when `--gpus` is given.
+The modules that measure are imported only when `--gpus` is given.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gpuscale.records import Run
 
 _NOTHING_ASKED = pytest.StashKey[bool]()
-_WHAT_TO_ASK = "give the numbers of GPUs, e.g. --gpus 1,2"
+_REMEDY = "give the numbers of GPUs, e.g. --gpus 1,2"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options; what they mean is checked when a session starts."""
+    """Declare the options; their values are parsed when a session starts."""
     group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
     for option in OPTIONS.values():
         if not option.owner or find_spec(option.owner) is None:
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark, and start the session's machinery if there is something to measure."""
+    """Declare the mark, and register the plugin that measures if `--gpus` is given."""
     config.addinivalue_line(
         "markers", "gpuscale(case=C): measure the scaling of this TrainingCase (see --gpus)"
     )
@@ -45,17 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say why tests with `scaling` were skipped, also to those who do not ask with -rs."""
+    """Print why tests with `scaling` were skipped, also without -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
-        terminalreporter.write_line(f"gpuscale measured nothing; {_WHAT_TO_ASK}")
+        terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 
 
 @pytest.fixture
 def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
-    """Measure the case of the test's `gpuscale` mark; calling it returns the Run."""
+    """A function that measures the case of the test's `gpuscale` mark, and returns the run."""
     session = request.config.pluginmanager.getplugin("gpuscale-session")
     if session is None:
         request.config.stash[_NOTHING_ASKED] = True
-        pytest.skip(f"nothing to measure; {_WHAT_TO_ASK}")
+        pytest.skip(f"nothing to measure; {_REMEDY}")
     measure: Callable[[], Run] = session.measure_for(request)
     return measure

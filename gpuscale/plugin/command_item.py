@@ -1,4 +1,4 @@
-"""The session of `gpuscale run`: a single test, of a command that stands in no file."""
+"""The pytest session of `gpuscale run`: a single test, of a command without a file."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -11,7 +11,7 @@ from gpuscale.workload.command_case import CommandCase
 
 
 class CommandItem:
-    """A plugin by which `test_command`, below, measures this case."""
+    """A plugin that makes `test_command`, below, measure this case."""
 
     def __init__(self, case: type[CommandCase]) -> None:
         self._case = case
@@ -19,7 +19,7 @@ class CommandItem:
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Module:
-        """The module of the test under the name of the case: its path tells nobody anything."""
+        """Name the module of the test after the case, since its path means nothing to users."""
         module: pytest.Module = pytest.Module.from_parent(
             parent, path=module_path, nodeid=self._case.name()
         )
@@ -27,24 +27,24 @@ class CommandItem:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(self) -> Generator[None, Any, list[list[str]]]:
-        """The header without a settings file, since a session of a command has none."""
+        """Remove the settings file from the header: a session of a command has none."""
         parts = yield
         lines = [[part] if isinstance(part, str) else part for part in parts]
-        return [[line for line in its if not line.startswith("configfile:")] for its in lines]
+        return [[line for line in part if not line.startswith("configfile:")] for part in lines]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None, None, None]:
-        """Name the case to what asks for it."""
+        """Mark the test with the case."""
         metafunc.definition.add_marker(pytest.mark.gpuscale(case=self._case))
         yield
 
 
 def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
-    """The exit code of a session of pytest that measures the case."""
-    # The settings of a project that lies around here are not about this session.
+    """Measure the case in a session of pytest, and return its exit code."""
+    # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
-    # Else pytest-benchmark leaves an empty folder here.
+    # Otherwise pytest-benchmark leaves an empty folder here.
     settings += ["--benchmark-storage", f"file://{os.devnull}"]
     return int(pytest.main([*settings, __file__, *options], plugins=[CommandItem(case)]))
 

@@ -1,4 +1,4 @@
-"""One pytest invocation that measures: from items to runs, results file, table and exit code."""
+"""The pytest session that measures: items become runs, a results file, tables, an exit code."""
 
 import os
 import sys
@@ -52,7 +52,7 @@ _IMPORTED_BY_CASES = ("torch", "torchvision")
 
 
 def start_session(config: pytest.Config) -> None:
-    """Check the options and the machine, and register what measures."""
+    """Check the options and the machine, and register the plugin that measures."""
     spell_out(sys.stdout, sys.stderr)
     if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
         raise pytest.UsageError(
@@ -299,7 +299,7 @@ class _MeasuringSession:
                 run = launcher.run(request)
                 return recorder.append(replace(run, host_load=meter.read()), sampling)
         except (RunTerminated, FileError) as error:
-            # What comes after would be killed, or be lost as this run is, after as long a time.
+            # Later runs would be killed or lost as this one is.
             path = terminal.relative(recorder.path)
             kept = f"earlier runs are kept; go on as before, with --resume {path}"
             if not recorder.measured.runs:
@@ -308,7 +308,7 @@ class _MeasuringSession:
             pytest.exit(f"{error}; {kept}", returncode=code)
 
     def pytest_keyboard_interrupt(self) -> None:
-        # Also where the session itself ends pytest.
+        # pytest.exit() comes here too.
         self._interrupted = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""The lines that a session adds to pytest's: on the machine, a run's progress, and the tables."""
+"""Lines that a session adds to pytest's output: machine, progress of a run, and tables."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ from gpuscale.store import ResumedResults
 
 
 def own_stream() -> TextIO | None:
-    """A stream to the terminal that standard output is before pytest captures it; else None."""
+    """A stream to the terminal, opened before pytest captures the output; None if there is none."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
             own = os.dup(sys.stdout.fileno())
@@ -40,15 +40,15 @@ def own_stream() -> TextIO | None:
 def progress_line(
     stream: TextIO | None, launcher: Launcher, left: Callable[[float], str]
 ) -> AbstractContextManager[None]:
-    """Draws how far a run is behind the item's id, and erases it when the run has ended.
+    """Draw the progress of a run after the item's id, and erase it when the run has ended.
 
-    `left` says what is left of the session so many seconds after the run began.
+    `left` returns the text on the session's remaining time, given the seconds since the run began.
     """
     columns = 0 if stream is None else columns_of(stream)
     # pytest shows the id as seen from the folder it was started in, which is at most shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
-    # But for the last column; none where the id fills its line.
+    # Without the last column; 0 if the id fills its line.
     room = columns - used - 1 if used else 0
     began_s = time.monotonic()
 
@@ -56,9 +56,9 @@ def progress_line(
         stage = launcher.progress()
         if stage is None:
             return None
-        behind = left(time.monotonic() - began_s)
-        if text := progress_text(*stage, room - len(behind)):
-            return text + behind
+        time_left = left(time.monotonic() - began_s)
+        if text := progress_text(*stage, room - len(time_left)):
+            return text + time_left
         return progress_text(*stage, room)
 
     return redrawn(stream, drawn, behind=True)
@@ -67,7 +67,7 @@ def progress_line(
 def header_lines(
     environment: Environment, options: MeasureOptions, resumed: ResumedResults | None
 ) -> Iterator[str]:
-    """The machine, and what a reader must know before anything is measured on it."""
+    """Lines on the machine, and warnings that apply to everything measured on it."""
     if options.injections:
         yield injection_warning(options.injections)
     if environment.device == "cuda":
@@ -112,7 +112,7 @@ def summary_lines(
     new_runs: Sequence[Run],
     interrupted: bool,
 ) -> Iterator[str]:
-    """The closing table of everything in a session's file, and of its own runs what is amiss."""
+    """The table of all runs in the session's file, and notes on the session's own runs."""
     if not results.runs:
         yield "nothing was measured: no results file was written"
         return
@@ -172,6 +172,6 @@ def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
 
 
 def relative(path: Path) -> str:
-    """The path as a user would type it here; whole where it lies elsewhere."""
+    """The path relative to the current folder if it lies below it, else the absolute path."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
