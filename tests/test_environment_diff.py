@@ -6,12 +6,12 @@ from changing import replace
 
 from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.environment_diff import (
-    FIELDS,
+    ENVIRONMENT_FIELDS,
     IN_SESSION,
     ON_NODES,
-    change_text,
-    changes,
-    differences,
+    environment_changes,
+    environment_text,
+    field_differences,
 )
 
 HERE: Environment = environment()
@@ -19,15 +19,15 @@ HERE: Environment = environment()
 
 def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
     newer = replace(HERE, torch_version="2.12", nccl_version="2.28", launcher="slurm")
-    assert changes([HERE], [newer]) == (
+    assert environment_changes([HERE], [newer]) == (
         EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
     )
-    assert changes([HERE, newer], [newer, HERE]) == ()
+    assert environment_changes([HERE, newer], [newer, HERE]) == ()
     tuned = replace(HERE, variables={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"})
-    assert changes([HERE], [tuned, HERE]) == (
+    assert environment_changes([HERE], [tuned, HERE]) == (
         EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
     )
-    assert changes([], [tuned]) == changes([HERE], []) == ()
+    assert environment_changes([], [tuned]) == environment_changes([HERE], []) == ()
 
 
 def test_a_gpu_that_was_replaced_on_its_host_is_a_change_and_one_of_another_host_is_not() -> None:
@@ -36,9 +36,9 @@ def test_a_gpu_that_was_replaced_on_its_host_is_a_change_and_one_of_another_host
         return replace(HERE, host=host, gpus=gpus)
 
     before = [with_gpus("node1", "A", "B"), with_gpus("node2", "C")]
-    (replaced,) = changes(before, [with_gpus("node1", "A", "C")])
+    (replaced,) = environment_changes(before, [with_gpus("node1", "A", "C")])
     assert (replaced.host, replaced.after) == ("node1", ("C",))
-    assert changes(before, [with_gpus("node3", "D")]) == ()
+    assert environment_changes(before, [with_gpus("node3", "D")]) == ()
 
 
 def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_resumed_job() -> None:
@@ -48,30 +48,37 @@ def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_res
         return replace(HERE, gpus=(ours,), nodes=(node,))
 
     before, after = limited(power_limit_w=300), limited(power_limit_w=250.5)
-    (lower,) = changes([before], [after])
-    assert change_text(lower) == "power limit of GPUs 300 W → 250.5, 300 W"
-    assert changes([HERE], [after]) == changes([after], [HERE]) == ()
-    assert [*differences(before, after, IN_SESSION)] == []
-    (clock,) = changes([limited(application_clock_mhz=1312)], [limited(application_clock_mhz=1005)])
-    assert change_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
+    (lower,) = environment_changes([before], [after])
+    assert environment_text(lower) == "power limit of GPUs 300 W → 250.5, 300 W"
+    assert environment_changes([HERE], [after]) == environment_changes([after], [HERE]) == ()
+    assert [*field_differences(before, after, IN_SESSION)] == []
+    (clock,) = environment_changes(
+        [limited(application_clock_mhz=1312)], [limited(application_clock_mhz=1005)]
+    )
+    assert environment_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
 
 
 def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_known() -> None:
     other = replace(HERE, nccl_version="2.28", kernel="6.1", host="node2", launcher="slurm")
-    assert [each.name for each in differences(HERE, other, IN_SESSION)] == [
+    assert [each.name for each in field_differences(HERE, other, IN_SESSION)] == [
         "nccl_version",
         "launcher",
     ]
-    assert [each.name for each in differences(HERE, other, ON_NODES)] == ["nccl_version"]
+    assert [each.name for each in field_differences(HERE, other, ON_NODES)] == ["nccl_version"]
     fewer = replace(HERE, gpus=HERE.gpus[:2])
-    assert [each.name for each in differences(HERE, fewer, IN_SESSION)] == ["GPUs", "GPUs per node"]
-    assert [*differences(HERE, fewer, ON_NODES)] == []
+    assert [each.name for each in field_differences(HERE, fewer, IN_SESSION)] == [
+        "GPUs",
+        "GPUs per node",
+    ]
+    assert [*field_differences(HERE, fewer, ON_NODES)] == []
 
 
 def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> None:
     # Hosts, devices and variables are compared in ways of their own; jobs never are.
     left_out = {"host", "gpus", "nodes", "variables", "scheduler", "job_id"}
-    assert {field.name for field in FIELDS} >= set(Environment.__struct_fields__) - left_out
+    assert {field.name for field in ENVIRONMENT_FIELDS} >= set(
+        Environment.__struct_fields__
+    ) - left_out
 
 
 @pytest.mark.parametrize(
@@ -90,4 +97,4 @@ def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> N
     ],
 )
 def test_a_change_shows_its_first_values(change: EnvironmentChange, text: str) -> None:
-    assert change_text(change) == text
+    assert environment_text(change) == text

@@ -12,8 +12,8 @@ from gpuscale.base.errors import ExitCode, MachineError, UsageError
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
     Attempt,
-    Fault,
     Items,
+    NightFault,
     job_exit,
     night_exit,
     night_meaning,
@@ -52,7 +52,7 @@ def attempt(
     exit_code: int = 1,
     items: Items = ALL_ITEMS,
     stopped_by: int | None = None,
-    machine: tuple[Fault, ...] = (),
+    machine: tuple[NightFault, ...] = (),
 ) -> Attempt:
     return Attempt(
         exit_code=exit_code,
@@ -72,7 +72,7 @@ def attempt(
         attempt(failed("system")),
         attempt(exit_code=74),
         attempt(exit_code=0, items=GPUS_ARE_GONE),
-        attempt(exit_code=4, machine=(Fault(text="no GPUs here"),)),
+        attempt(exit_code=4, machine=(NightFault(text="no GPUs here"),)),
     ],
 )
 def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
@@ -112,7 +112,7 @@ def test_what_the_training_or_user_does_is_no_infrastructure_fault(tried: Attemp
     ],
 )
 def test_a_pytest_that_a_signal_ended_is_a_fault_by_its_name(exit_code: int, name: str) -> None:
-    assert attempt(exit_code=exit_code).faults == (Fault(text=f"pytest was ended by {name}"),)
+    assert attempt(exit_code=exit_code).faults == (NightFault(text=f"pytest was ended by {name}"),)
     assert attempt(exit_code=127).faults == ()
 
 
@@ -186,7 +186,7 @@ NODE_FAILED = attempt(make.run(2, 0.1), failed("killed", index=2))
 NOTHING = attempt(exit_code=1)
 NOT_UNDERSTOOD = attempt(exit_code=4)
 NOT_COLLECTED = attempt(exit_code=2, items=Items(count=1, uncollected=("test_x",)))
-NO_GPUS = attempt(exit_code=4, machine=(Fault(text="no GPUs"),))
+NO_GPUS = attempt(exit_code=4, machine=(NightFault(text="no GPUs"),))
 BROKEN_ITSELF = attempt(exit_code=3)
 INTERRUPTED = attempt(exit_code=2)
 ONLY_FAILED = attempt(failed("raised"))
@@ -308,11 +308,11 @@ def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) ->
 
 def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
     nodes = ("n1", "n2", "n3")
-    assert suspects([Fault(text="", host="n2.cluster.example")], nodes) == ("n2",)
-    assert suspects([Fault(text="")], nodes) == nodes
-    assert suspects([Fault(text="", host="elsewhere")], nodes) == nodes
+    assert suspects([NightFault(text="", host="n2.cluster.example")], nodes) == ("n2",)
+    assert suspects([NightFault(text="")], nodes) == nodes
+    assert suspects([NightFault(text="", host="elsewhere")], nodes) == nodes
     # When a node is lost, ranks on the others end with it.
-    assert suspects([Fault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
+    assert suspects([NightFault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
 
 
 def test_a_job_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gpuscale.measure.worker.strategies.one_process import DataParallelStrategy
 from gpuscale.measure.worker.tensors import parameter_digest
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import Failure, RunRequest
-from gpuscale.records.trials import OverheadOutcome, OverheadPair
+from gpuscale.records.trial_report import OverheadOutcome, OverheadPair
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")

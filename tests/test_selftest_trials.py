@@ -20,7 +20,7 @@ from gpuscale.campaigns.trials import (
 )
 from gpuscale.cli.selftest import load_case_class
 from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
-from gpuscale.records.trials import Fault, OverheadReport, TrialsReport
+from gpuscale.records.trial_report import Fault, OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import trials_text
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.injections import parse_injections

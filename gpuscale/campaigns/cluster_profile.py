@@ -39,7 +39,7 @@ Variable = Annotated[
 TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 01:00:00")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JobOption:
     """Marks a field of a profile that an option of `gpuscale submit` replaces."""
 
@@ -64,10 +64,7 @@ class GpuNodes(Record, frozen=True, kw_only=True):
     gpus: Annotated[
         Gpus | None,
         JobOption(
-            name="--gpus-per-node",
-            metavar="N",
-            words="GPUs of each node, for profiles such as generic-slurm",
-            parse=int,
+            "--gpus-per-node", "N", "GPUs of each node, for profiles such as generic-slurm", int
         ),
     ] = None
     """GPUs of each node; None if only the site knows."""
@@ -100,31 +97,18 @@ class MachineMarks(Record, frozen=True, kw_only=True):
 class JobSettings(Record, frozen=True, kw_only=True):
     """Settings for the scheduler, and for the shell of the job."""
 
-    partition: Annotated[
-        ShellWord | None,
-        JobOption(name="--partition", metavar="P", words="partition or queue"),
-    ] = None
-    account: Annotated[
-        ShellWord | None,
-        JobOption(name="--account", metavar="A", words="account or project"),
-    ] = None
-    time_limit: Annotated[
-        TimeLimit,
-        JobOption(name="--time", metavar="HH:MM:SS", words="time limit of the job"),
-    ]
+    partition: Annotated[ShellWord | None, JobOption("--partition", "P", "partition or queue")] = (
+        None
+    )
+    account: Annotated[ShellWord | None, JobOption("--account", "A", "account or project")] = None
+    time_limit: Annotated[TimeLimit, JobOption("--time", "HH:MM:SS", "time limit of the job")]
     gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, verbatim."""
     modules: Annotated[
         tuple[ShellWord, ...],
-        JobOption(
-            name="--modules",
-            metavar="'M M …'",
-            words="modules to load",
-            parse=str.split,
-            variable="GPUSCALE_MODULES",
-        ),
+        JobOption("--modules", "'M M …'", "modules to load", str.split, "GPUSCALE_MODULES"),
     ] = ()
     module_purge: bool = False
     """True if all modules are unloaded first."""
@@ -162,25 +146,13 @@ class Measured(Record, frozen=True, kw_only=True):
 
     cases: Annotated[
         tuple[ShellWord, ...],
-        JobOption(
-            name="--cases",
-            metavar="'PATH …'",
-            words="measure these files and folders",
-            parse=str.split,
-        ),
+        JobOption("--cases", "'PATH …'", "measure these files and folders", str.split),
     ] = ("bench_cases",)
     strategies: Annotated[tuple[ShellWord, ...], PytestOption("--strategy")] = ("ddp", COMMAND)
     gpus: Annotated[tuple[Gpus, ...], PytestOption("--gpus")] = ()
     """Default for `--gpus` of `submit`; empty if that option is required."""
     runs: Annotated[
-        PositiveCount,
-        JobOption(
-            name="--runs",
-            metavar="R",
-            words="fresh starts of each",
-            parse=int,
-            variable="GPUSCALE_RUNS",
-        ),
+        PositiveCount, JobOption("--runs", "R", "fresh starts of each", int, "GPUSCALE_RUNS")
     ] = 3
     device: Annotated[Literal["cuda", "cpu"], PytestOption("--device")] = "cuda"
     size: Annotated[ShellWord, PytestOption("--size")] = "full"
@@ -195,12 +167,7 @@ class Judged(Record, frozen=True, kw_only=True):
 
     baseline: Annotated[
         ShellWord | None,
-        JobOption(
-            name="--baseline",
-            metavar="FILE",
-            words="what to judge against",
-            variable="GPUSCALE_BASELINE",
-        ),
+        JobOption("--baseline", "FILE", "what to judge against", str, "GPUSCALE_BASELINE"),
     ] = None
     cases: tuple[ShellWord, ...] = ()
     """`CASE/STRATEGY`; empty for all."""

@@ -35,7 +35,7 @@ from gpuscale.records import (
     RunRequest,
 )
 from gpuscale.records.cause import CauseKind
-from gpuscale.records.trials import (
+from gpuscale.records.trial_report import (
     DetectableLoss,
     Fault,
     FaultResult,

@@ -14,8 +14,7 @@ from gpuscale.cli.baseline import measured_entries
 from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
-from gpuscale.records.environment_diff import change_text, listed
-from gpuscale.records.environment_diff import changes as environment_changes
+from gpuscale.records.environment_diff import environment_changes, environment_text, listed
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
@@ -82,7 +81,7 @@ def _shown(value: object) -> str:
 
 def _environments(before: Baseline, after: Baseline) -> Iterator[str]:
     old, new = tuple(before.environments.values()), tuple(after.environments.values())
-    yield from map(change_text, environment_changes(old, new))
+    yield from map(environment_text, environment_changes(old, new))
     hosts, others = (sorted({each.host for each in side if each.host}) for side in (old, new))
     if hosts and others and hosts != others:
         yield f"hosts: {listed(hosts)} → {listed(others)}"

@@ -14,7 +14,7 @@ from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
 from gpuscale.records.json_text import document_text
-from gpuscale.records.trials import OverheadReport, TrialsReport
+from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.screen import counted_runs
 from gpuscale.workload.cases import TrainingCase

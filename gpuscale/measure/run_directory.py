@@ -27,7 +27,7 @@ from gpuscale.records.request import (
     RankFailure,
     RankOutcome,
 )
-from gpuscale.records.trials import OverheadOutcome, OverheadPlan
+from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 R = TypeVar("R", bound=msgspec.Struct)
 

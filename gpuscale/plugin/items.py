@@ -9,7 +9,7 @@ import pytest
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.strategies import COMMAND
-from gpuscale.campaigns.night.attempt import LeftOut
+from gpuscale.campaigns.night.attempt import NoRunReason
 from gpuscale.plugin.benchmark_table import add_clock
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import EntryKey
@@ -53,7 +53,7 @@ class NoRun:
     """An item that makes no run, for this reason."""
 
     reason: str
-    kind: LeftOut = "cannot be measured"
+    kind: NoRunReason = "cannot be measured"
 
 
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:

@@ -99,7 +99,7 @@ def validate_environment(
         then = replace(then, driver_version=driver)
     now = replace(environment, driver_version=driver)
     changes = (
-        *environment_diff.differences(then, now, environment_diff.IN_SESSION),
+        *environment_diff.field_differences(then, now, environment_diff.IN_SESSION),
         *environment_diff.variable_changes([then], [now]),
     )
     found = _changes(

@@ -14,7 +14,7 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
 )
-from gpuscale.records.environment_diff import change_text, listed
+from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
 
 _Kind = TypeVar("_Kind")
@@ -67,7 +67,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     return (
         *([phases] if phases else []),
         *_device_facts(_of_type(DeviceSymptom, cause)),
-        *map(change_text, _of_type(EnvironmentChange, cause)),
+        *map(environment_text, _of_type(EnvironmentChange, cause)),
     )
 
 
@@ -221,11 +221,11 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "device_fault": _device_fault,
     "busy_host": lambda cause, *_: (
-        f"busy host: {change_text(_of_type(EnvironmentChange, cause)[0])}",
+        f"busy host: {environment_text(_of_type(EnvironmentChange, cause)[0])}",
         "other work took time of the CPUs or GPUs from the ranks",
     ),
     "environment_changed": lambda cause, *_: (
-        f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
+        f"changed: {environment_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone does not make it the cause",
     ),
     "lost_to_ideal": _lost_to_ideal,

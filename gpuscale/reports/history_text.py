@@ -10,7 +10,7 @@ from gpuscale.analysis.history.device_paces import DeviceChange
 from gpuscale.analysis.statistics.levels import REMEMBERED
 from gpuscale.base.units import format_percent, format_seconds
 from gpuscale.records import PointKey
-from gpuscale.records.environment_diff import change_text, listed
+from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.columns import Cell, text_table
@@ -242,7 +242,7 @@ def event_text(event: HistoryEvent, history: History) -> EventText:
     if is_drift:
         details.append("slowly: no single night began it")
     elif event.environment:
-        details.append(f"changed that night: {'; '.join(map(change_text, event.environment))}")
+        details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
     elif not event.devices:
         details.append("nothing that is recorded of the environment changed that night")
     night = night_names(history.nights)[event.night]

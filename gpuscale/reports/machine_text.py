@@ -8,7 +8,7 @@ from gpuscale.base.units import format_bytes, format_percent, format_seconds, wh
 from gpuscale.judge.diagnose.slow_nodes import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Rate
-from gpuscale.records.trials import OverheadReport, TrialsReport
+from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.phrases import (
     UNKNOWN,
     bounds_text,

@@ -14,8 +14,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.environment_diff import change_text as environment_text
-from gpuscale.records.environment_diff import listed
+from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
     UNCERTAIN,

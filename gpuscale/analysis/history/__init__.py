@@ -21,7 +21,7 @@ from gpuscale.analysis.statistics.levels import (
 )
 from gpuscale.base.errors import UsageError
 from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
-from gpuscale.records.environment_diff import changes, host_changes
+from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +372,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
     """What changed in the environment from the night before to that one."""
     before, now = nights[night - 1].environment, nights[night].environment
     hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
-    return (*changes([before], [now]), *hosts)
+    return (*environment_changes([before], [now]), *hosts)
 
 
 def _changed_devices(

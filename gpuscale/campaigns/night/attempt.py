@@ -19,7 +19,7 @@ FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """The variable that names the file in which a session of a night says what the machine lacks."""
 LEFT_OUT = "gpuscale left out"
 """The property of an item without a run, which says why."""
-LeftOut = Literal["needless", "GPUs missing", "cannot be measured"]
+NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
 """Why an item made no run: it needed none, the node has lost GPUs, or the case is not for it."""
 
 _OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
@@ -43,7 +43,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class NightFault:
     """One thing that looks like a failure of the infrastructure."""
 
     text: str
@@ -66,7 +66,7 @@ class Attempt:
     """The signal by which this night was asked to end meanwhile."""
     items: Items
     results: Results | None
-    machine: tuple[Fault, ...] = ()
+    machine: tuple[NightFault, ...] = ()
     """Why the session could not start, where that is the machine's fault."""
 
     @property
@@ -86,7 +86,7 @@ class Attempt:
         return passed and self.stopped_by is None
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[NightFault, ...]:
         """All that looks like a failure of nodes, network, file system or scheduler.
 
         An exception of the training's own code, ranks that do not agree and steps that are not
@@ -94,22 +94,22 @@ class Attempt:
         """
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
-    def _faults(self) -> Iterator[Fault]:
+    def _faults(self) -> Iterator[NightFault]:
         # Those that failed and were made again well are no faults.
         done = {(run.key, run.configuration, run.index) for run in self.runs if run.is_valid}
         for run in self.runs:
             failure, made = run.failure, (run.key, run.configuration, run.index)
             if failure and failure.kind in _OF_THE_INFRASTRUCTURE and made not in done:
                 text = f"{run.key.label}, run {run.index}: {failure.message}"
-                yield Fault(text=text, host=failure.host, rank=failure.rank)
+                yield NightFault(text=text, host=failure.host, rank=failure.rank)
         for reason in self.items.gpus_missing:
-            yield Fault(text=f"GPUs are missing: {reason}")
+            yield NightFault(text=f"GPUs are missing: {reason}")
         if self.exit_code < 0 or self.exit_code >= 128:
             number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
             memory = " (out of memory?)" if number == signal.SIGKILL else ""
-            yield Fault(text=f"pytest was ended by {signal_name(number)}{memory}")
+            yield NightFault(text=f"pytest was ended by {signal_name(number)}{memory}")
         elif self.exit_code == CANNOT_WRITE:
-            yield Fault(text="results could not be written; see the end of pytest.log")
+            yield NightFault(text="results could not be written; see the end of pytest.log")
         yield from self.machine
 
     def evidence(self, **facts: object) -> str:
@@ -135,7 +135,7 @@ class Attempt:
 
 
 def suspects(
-    faults: Sequence[Fault], nodes: Sequence[str], *, lost: Sequence[str] = ()
+    faults: Sequence[NightFault], nodes: Sequence[str], *, lost: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The nodes of a job to keep away from, by the scheduler's names.
 
@@ -180,15 +180,15 @@ def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
         text = f"nothing could be started: {error}"
-        faults = [Fault(text=text, host=host) for host in error.hosts or (None,)]
+        faults = [NightFault(text=text, host=host) for host in error.hosts or (None,)]
         with suppress(OSError):
             Path(path).write_bytes(msgspec.json.encode(faults))
 
 
-def read_machine_faults(path: Path) -> tuple[Fault, ...]:
+def read_machine_faults(path: Path) -> tuple[NightFault, ...]:
     """The faults that `tell_night` left; empty where it left none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[Fault, ...])
+        return msgspec.json.decode(path.read_bytes(), type=tuple[NightFault, ...])
     except (OSError, msgspec.DecodeError):
         return ()
 

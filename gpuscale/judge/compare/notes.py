@@ -29,7 +29,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.environment_diff import changes
+from gpuscale.records.environment_diff import environment_changes
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 
@@ -72,7 +72,7 @@ def notes_of(
 def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Comparison:
     """The comparison with notes on an expired baseline and on another machine or software."""
     before, after = sides.environments
-    changed = changes(before, after)
+    changed = environment_changes(before, after)
     notes = (
         expiry_note(sides.baseline, today),
         foreign_note(sides.baseline.hardware, after),

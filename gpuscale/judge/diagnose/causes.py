@@ -10,7 +10,7 @@ from gpuscale.judge.diagnose.devices import explaining_clocks
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
-from gpuscale.records.environment_diff import changes, host_changes
+from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
@@ -120,7 +120,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         or {each.host for each in environments if each.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
-    found = (*changes(before, after), *host_changes(*hosts))
+    found = (*environment_changes(before, after), *host_changes(*hosts))
     if found:
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)

@@ -13,7 +13,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch.failures import text_of
 from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeProbe, RunRequest
-from gpuscale.records.environment_diff import ON_NODES, differences
+from gpuscale.records.environment_diff import ON_NODES, field_differences
 from gpuscale.records.request import RankWindow
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
@@ -210,7 +210,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
             hosts=without,
         )
     for host, environment in found.items():
-        for change in differences(first, environment, ON_NODES):
+        for change in field_differences(first, environment, ON_NODES):
             raise UsageError(
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"

@@ -25,7 +25,7 @@ from gpuscale.measure.launch.collect import collect_run, left_by_ranks
 from gpuscale.measure.launch.failures import failure_of, text_of
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.records import Environment, Failure, Run, RunRequest
-from gpuscale.records.trials import OverheadOutcome, OverheadPlan
+from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 _PRELOAD = ["gpuscale.measure.worker.preload"]
 _PRELOADED = "GPUSCALE_PRELOAD"

@@ -28,7 +28,7 @@ from gpuscale.measure.worker.training import Training
 from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
-from gpuscale.records.trials import OverheadOutcome, OverheadPair
+from gpuscale.records.trial_report import OverheadOutcome, OverheadPair
 
 _LINES_OF_NCCL = 4
 _SEED = 42

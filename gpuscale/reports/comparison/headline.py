@@ -16,7 +16,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.environment_diff import change_text, listed
+from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
@@ -285,7 +285,7 @@ def _changed(comparison: Comparison) -> str:
 
 
 def _listed(changes: Iterable[EnvironmentChange]) -> str:
-    return ", ".join(map(change_text, changes))
+    return ", ".join(map(environment_text, changes))
 
 
 def _side(name: str, origin: Origin, machine: str) -> str:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from gpuscale.analysis.history import History, Night, RowHistory, environment_at
 from gpuscale.analysis.statistics.estimates import exponential
 from gpuscale.records import EnvironmentChange
-from gpuscale.records.environment_diff import change_text
+from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.axes import label_ticks, legend_of, names_beside
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
@@ -54,8 +54,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
         "samples/s of each night; percentages are from level to level; outlying nights beyond the "
         "axis lie at its end; dates in UTC",
         *(
-            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
-            for night, changes in changed[-MOST_ENVIRONMENTS:]
+            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(environment_text, each))}"
+            for night, each in changed[-MOST_ENVIRONMENTS:]
         ),
         *(
             f"not shown: {each}"

@@ -6,7 +6,7 @@ from datetime import datetime
 from gpuscale.base.units import format_bytes
 from gpuscale.judge.compare.hardware import hardware_label
 from gpuscale.records import Environment
-from gpuscale.records.environment_diff import FIELDS, listed
+from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.page.content import Section, Subject, Table, without_unknown
 from gpuscale.reports.phrases import UNKNOWN, known_text
@@ -59,7 +59,7 @@ def _facts(
         "measured": [f"{datetime.fromisoformat(each):%Y-%m-%d %H:%M %Z}" for each in begun],
         "job": jobs,
         "host": [its.host for its in environments],
-        **{f.words: map(f.value, environments) for f in FIELDS if f.words is not None},
+        **{f.words: map(f.value, environments) for f in ENVIRONMENT_FIELDS if f.words is not None},
         "launcher": [its.launcher for its in environments],
         "variables": [", ".join(sorted(variables))],
     }

@@ -18,7 +18,7 @@ from gpuscale.records.json_text import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
 from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
 from gpuscale.store.table.numbers import day_of, measures_of, whole_number
-from gpuscale.store.table.reading import Problems, Row, tables_in
+from gpuscale.store.table.reading import Problems, TableRow, tables_in
 from gpuscale.store.table.selection import (
     cell_of,
     is_no_value,
@@ -143,7 +143,9 @@ def _timed(measure: Column | None, defaults: TableDefaults) -> Timed | None:
     return of_header or defaults.timed
 
 
-def _figures(table: _Table, rows: Sequence[Row], problems: Problems) -> Iterator[PublishedFigure]:
+def _figures(
+    table: _Table, rows: Sequence[TableRow], problems: Problems
+) -> Iterator[PublishedFigure]:
     repetitions: dict[tuple[str, EntryKey], list[_Measured]] = {}
     for row in rows:
         with problems.on(row.line):
@@ -159,7 +161,7 @@ def _figures(table: _Table, rows: Sequence[Row], problems: Problems) -> Iterator
             yield _joined(measured_rows, table)
 
 
-def _values(row: Row, table: _Table, problems: Problems) -> dict[str, Any]:
+def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
     """The value of each cell that is filled, by the meaning of its column; None of a bad cell."""
     values: dict[str, Any] = {}
     for column, text in zip(table.columns, row.cells, strict=True):

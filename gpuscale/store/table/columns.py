@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.printable import shown
 from gpuscale.records.record import Gpus, PositiveCount
-from gpuscale.store.table.reading import Problems, Row
+from gpuscale.store.table.reading import Problems, TableRow
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("gpus", "gpu", "n", "#gpus", "ngpus", "gpu count", "devices", "ranks", "world size"),
@@ -130,7 +130,7 @@ def measure_of_unit(unit: str) -> tuple[str, float] | None:
 
 
 def columns_of(
-    head: Row, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
+    head: TableRow, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
 ) -> list[Column | None]:
     """The columns under a row of headers; None where a header has no meaning of its own.
 
@@ -178,7 +178,7 @@ def _skip(header: str) -> str:
     return f"--column {shlex.quote(f'{header}=skip')}"
 
 
-def has_gpus(head: Row, asked: Mapping[str, str]) -> bool:
+def has_gpus(head: TableRow, asked: Mapping[str, str]) -> bool:
     """True where one of the headers is that of numbers of GPUs."""
     columns = columns_of(head, Problems(), asked)
     return any(column and column.meaning == "gpus" for column in columns)

@@ -17,7 +17,7 @@ _COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)
 _BAR = re.compile(r"(?<!\\)\|")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of a table."""
 
     line: int
@@ -49,7 +49,7 @@ class Problems:
             self.add(line, error.problem, place=place or error.place)
 
 
-def tables_in(text: str, problems: Problems) -> list[list[Row]]:
+def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
     """The tables of a text, each its headers and the rows below them, with as many cells.
 
     Tables are those in Markdown, else the text itself as CSV, separated by commas, semicolons or
@@ -65,7 +65,7 @@ def tables_in(text: str, problems: Problems) -> list[list[Row]]:
     return [_without_blanks(list(_even(table, problems))) for table in tables if table]
 
 
-def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
+def _even(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
     """The rows that have as many cells as there are headers."""
     head = table[0]
     for row in table:
@@ -77,20 +77,20 @@ def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
             problems.add(row.line, f"{count} (line {head.line}); give each header its cell")
 
 
-def _without_blanks(table: list[Row]) -> list[Row]:
+def _without_blanks(table: list[TableRow]) -> list[TableRow]:
     """The table without columns in which nothing stands: a spreadsheet writes some at the end."""
     columns = zip(*(row.cells for row in table), strict=True)
     kept = [at for at, column in enumerate(columns) if any(column)]
     return [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in table]
 
 
-def _markdown(lines: Sequence[str]) -> Iterator[list[Row]]:
+def _markdown(lines: Sequence[str]) -> Iterator[list[TableRow]]:
     for at in range(1, len(lines)):
         head, rule = lines[at - 1], lines[at]
         if "|" not in head or "|" not in rule or _RULE.fullmatch(rule) is None:
             continue
         rows = takewhile(lambda row: "|" in row[1], enumerate(lines[at + 1 :], start=at + 2))
-        yield [Row(number, _markdown_cells(line)) for number, line in ((at, head), *rows)]
+        yield [TableRow(number, _markdown_cells(line)) for number, line in ((at, head), *rows)]
 
 
 def _markdown_cells(line: str) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def _markdown_cells(line: str) -> tuple[str, ...]:
     return tuple(cell.replace("\\|", "|").strip(" *`") for cell in _BAR.split(inner))
 
 
-def _csv(lines: Sequence[str], problems: Problems) -> list[Row]:
-    rows: list[Row] = []
+def _csv(lines: Sequence[str], problems: Problems) -> list[TableRow]:
+    rows: list[TableRow] = []
     delimiter = ""
     for number, line in enumerate(lines, start=1):
         if not line.strip() or _COMMENT.match(line):
@@ -112,5 +112,5 @@ def _csv(lines: Sequence[str], problems: Problems) -> list[Row]:
         except csv.Error as error:
             problems.add(number, f"this is no line of a table: {error}")
         else:
-            rows.append(Row(number, tuple(cell.strip() for cell in cells)))
+            rows.append(TableRow(number, tuple(cell.strip() for cell in cells)))
     return rows

@@ -8,7 +8,7 @@ from contextlib import suppress
 from gpuscale.base.errors import DecodeError
 from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, Column
 from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
-from gpuscale.store.table.reading import Problems, Row
+from gpuscale.store.table.reading import Problems, TableRow
 
 _NO_VALUE = re.compile(r"[-–—?]+|n/?a|none|null|tbd", re.IGNORECASE)
 _FAILED = re.compile(
@@ -19,7 +19,7 @@ _MOST_APART = 30.0
 """Numbers of one case, each over what its GPUs should do, differ by less; misread ones by 1000."""
 
 
-def cell_of(row: Row, columns: Sequence[Column | None], meaning: str) -> str | None:
+def cell_of(row: TableRow, columns: Sequence[Column | None], meaning: str) -> str | None:
     """The cell under the column of that meaning; None where there is no such column."""
     for column, text in zip(columns, row.cells, strict=True):
         if column is not None and column.meaning == meaning:
@@ -28,13 +28,13 @@ def cell_of(row: Row, columns: Sequence[Column | None], meaning: str) -> str | N
 
 
 def rows_of_machine(
-    rows: Sequence[Row], columns: Sequence[Column | None], cluster: str, problems: Problems
-) -> tuple[list[Row], Counter[str]]:
+    rows: Sequence[TableRow], columns: Sequence[Column | None], cluster: str, problems: Problems
+) -> tuple[list[TableRow], Counter[str]]:
     """The rows of the machine that is asked for, and how many there are of each other one.
 
     All rows if none is of it: they may have other problems.
     """
-    found: list[Row] = []
+    found: list[TableRow] = []
     others: Counter[str] = Counter()
     for row in rows:
         machine = cell_of(row, columns, "cluster")
@@ -52,8 +52,8 @@ def rows_of_machine(
 
 
 def rows_with_figure(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
-) -> tuple[list[Row], dict[int, str]]:
+    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
+) -> tuple[list[TableRow], dict[int, str]]:
     """The rows that measured something, and what the others say instead, by line."""
     if measure is None:
         return list(rows), {}
@@ -72,7 +72,7 @@ def is_no_value(text: str) -> bool:
 
 
 def unused_columns(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
+    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
 ) -> Iterator[tuple[Column, str]]:
     """The columns that figures are not made of, and why not."""
     for at, column in enumerate(columns):
@@ -91,13 +91,13 @@ def unused_columns(
             yield column, f"'{measure.header}' says it better"
 
 
-def _name_of(row: Row, columns: Sequence[Column | None]) -> tuple[str, ...]:
+def _name_of(row: TableRow, columns: Sequence[Column | None]) -> tuple[str, ...]:
     named = zip(columns, row.cells, strict=True)
     return tuple(text for column, text in named if column and column.meaning in NAMES)
 
 
 def signs_of_table(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
+    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
 ) -> Collection[str]:
     """What stands before decimals: as other cells show it, else as only one is credible."""
     found: set[str] = set()
@@ -112,7 +112,7 @@ def signs_of_table(
 
 
 def _is_credible(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column, sign: str
+    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column, sign: str
 ) -> bool:
     """True where what a GPU does differs between the rows of a case as machines can differ."""
     by_case: dict[object, list[float]] = defaultdict(list)
