@@ -205,7 +205,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
         if get_origin(kind) in (dict, Mapping):
             yield from (("", types[0], name) for name in value)
             yield from (("[...]", types[1], held) for held in value.values())
-    elif get_origin(kind) is tuple and isinstance(value, list):
+    elif get_origin(kind) is tuple and isinstance(value, list | tuple):
         yield from ((f"[{position}]", types[0], held) for position, held in enumerate(value))
 
 
@@ -227,7 +227,7 @@ def _problem(kind: Any, bounds: Sequence[Meta], value: Any) -> str:
     if get_origin(kind) is Literal:
         wanted = " or ".join(sorted(f"'{choice}'" for choice in get_args(kind)))
     elif get_origin(kind) is tuple:
-        wanted = "a list of the right length" if isinstance(value, list) else "a list"
+        wanted = "a list of the right length" if isinstance(value, list | tuple) else "a list"
     if kind is str and isinstance(value, str):
         described = [bound.description for bound in bounds if bound.description]
         wanted = (*described, "text that is not empty and has no spaces around it")[0]
