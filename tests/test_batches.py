@@ -12,9 +12,10 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.stopping import DecidedVerdict
+from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import validate_configurations
-from gpuscale.plugin.stopping import BaselineJudge
 from gpuscale.records import Failure, Run, RunRequest, Verdict
 from gpuscale.store import read_results, write_baseline
 from gpuscale.workload.cases import TrainingCase
@@ -74,9 +75,9 @@ def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_p
         tmp_path / "then.json",
         baseline_from_results([results(*curve(BEFORE))], name="then", cluster="here"),
     )
-    judge = known(
-        BaselineJudge.of(parse_options({"gpus": "1,2", "baseline": str(tmp_path / "then.json")}))
-    )
+    options = parse_options({"gpus": "1,2", "baseline": str(tmp_path / "then.json")})
+    judge = stopping_rule(options)
+    assert isinstance(judge, DecidedVerdict)
     now = results(*curve({**BEFORE, 64: (0.15, 0.2)}, runs=3), where=environment())
 
     def needs(batch: int, gpus: int) -> bool:

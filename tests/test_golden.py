@@ -34,8 +34,8 @@ from statements import known
 from gpuscale import __version__
 from gpuscale.cli import main
 from gpuscale.judge.recording import proposals, revised
+from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.stopping import StoppingRule
 from gpuscale.plugin.terminal import summary_lines
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
@@ -420,7 +420,7 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
         lines = summary_lines(
             results,
             folder / "night.jsonl",
-            StoppingRule.of(parse_options(options)),
+            stopping_rule(parse_options(options)),
             new_runs=results.runs,
             interrupted=name == "failures",
         )

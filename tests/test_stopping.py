@@ -8,13 +8,10 @@ import pytest
 from builders import baseline, measured, request, results, run
 
 from gpuscale.analysis.scaling import scaling_points
+from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals
+from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
+from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.stopping import (
-    BaselineJudge,
-    StoppingRule,
-    status_of_verdict,
-    status_without_verdict,
-)
 from gpuscale.records import (
     Comparison,
     EntryKey,
@@ -29,8 +26,8 @@ from gpuscale.records import (
 from gpuscale.store import write_baseline
 
 
-def one_percent(*gpus: int) -> StoppingRule:
-    return StoppingRule(minimum_runs=3, target=0.01, gpus=gpus)
+def one_percent(*gpus: int) -> NarrowIntervals:
+    return NarrowIntervals(minimum_runs=3, target=0.01, gpus=gpus)
 
 
 QUIET = (1.0, 1.001, 0.999)
@@ -82,17 +79,14 @@ def test_what_is_not_settled_at_the_end_is_named() -> None:
 def test_runs_are_three_or_what_decides_has_three_to_eight() -> None:
     given = {"gpus": "1,2"}
     assert parse_options(given).bounds_of_runs == (None, 3)
-    assert StoppingRule.of(parse_options(given)) is None
-    assert BaselineJudge.of(parse_options(given)) is None
+    assert stopping_rule(parse_options(given)) is None
     asked = parse_options({**given, "runs": "4:9"})
     assert asked.bounds_of_runs == (4, 9)
-    assert StoppingRule.of(asked) == StoppingRule(minimum_runs=4, target=0.01, gpus=(1, 2))
-    assert BaselineJudge.of(asked) is None
-    narrower = StoppingRule.of(parse_options({**given, "runs": "4:9", "target_ci": "2.5%"}))
-    assert narrower == StoppingRule(minimum_runs=4, target=0.025, gpus=(1, 2))
+    assert stopping_rule(asked) == NarrowIntervals(minimum_runs=4, target=0.01, gpus=(1, 2))
+    narrower = stopping_rule(parse_options({**given, "runs": "4:9", "target_ci": "2.5%"}))
+    assert narrower == NarrowIntervals(minimum_runs=4, target=0.025, gpus=(1, 2))
     judged = parse_options({**given, "baseline": "b.json"})
     assert judged.bounds_of_runs == (3, 8)
-    assert StoppingRule.of(judged) is None
 
 
 def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
@@ -104,7 +98,7 @@ def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
     assert estimate.high is not None
     half = (estimate.high - estimate.low) / 2 / estimate.value
     for target, count in ((half, 3), (half * 1.01, 3), (half * 0.99, None)):
-        rule = StoppingRule(minimum_runs=3, target=target, gpus=(1,))
+        rule = NarrowIntervals(minimum_runs=3, target=target, gpus=(1,))
         assert rule.settled_after(point.point_key, made) == count
 
 
@@ -118,8 +112,8 @@ def test_a_run_that_is_not_needed_is_left_out_with_the_reason() -> None:
 def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     write_baseline(tmp_path / "b.json", baseline({1: [2.0, 2.001, 1.999] * 2, 2: [1.0] * 6}))
     options = parse_options({"gpus": "1,2", "baseline": str(tmp_path / "b.json")})
-    judge = BaselineJudge.of(options)
-    assert judge is not None
+    judge = stopping_rule(options)
+    assert isinstance(judge, DecidedVerdict)
     assert (judge.plan.fewest_runs, judge.plan.most_runs, judge.gpus) == (3, 8, (1, 2))
     now = measured({1: QUIET, 2: [2.0, 2.001, 1.999], 4: QUIET})
     assert judge.reason_to_leave_out(request(index=3), now) is None
@@ -129,7 +123,7 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     fine = measured({1: QUIET, 2: [0.5, 0.5005, 0.4995]})
     assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
     assert judge.reason_to_leave_out(request(index=3), fine) is None
-    assert judge.comparison(fine).exit_code == 0
+    assert judge.step_after(fine).comparison.exit_code == 0
 
 
 def covers(estimate: Estimate | None, truth: float) -> bool:

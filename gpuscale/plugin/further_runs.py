@@ -1,10 +1,30 @@
-"""Predictions from the runs so far: how long further ones take, and which would fail."""
+"""Further runs: the rule that ends them, how long they take, and which would fail."""
 
 import statistics
 from collections.abc import Sequence
 
 from gpuscale.base.foreign_texts import MAYBE_NOT_OWN, MAYBE_TRANSIENT
+from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.judge.recording import as_baseline
+from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
+from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import EntryKey, Run
+from gpuscale.store import read_any
+
+
+def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
+    """The rule by which a row has enough runs; None if all of `--runs` are made."""
+    fewest, most = options.bounds_of_runs
+    if fewest is None:
+        return None
+    if options.baseline is None:
+        target = options.target_ci or 0.01
+        return NarrowIntervals(minimum_runs=fewest, target=target, gpus=options.gpus)
+    return DecidedVerdict(
+        baseline=as_baseline(read_any(options.baseline), options.baseline.stem),
+        plan=SequentialPlan(fewest_runs=fewest, most_runs=most),
+        gpus=options.gpus,
+    )
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:

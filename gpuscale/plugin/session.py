@@ -17,14 +17,16 @@ from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageEr
 from gpuscale.base.printable import spell_out
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.night.attempt import LEFT_OUT, tell_night
+from gpuscale.judge.stopping import DecidedVerdict, StoppingRule
 from gpuscale.measure.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
-from gpuscale.plugin import results_file, stopping, terminal
+from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.benchmark_table import enter_run, keep_tables_narrow
 from gpuscale.plugin.command_item import CommandItem
-from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left
+from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
+from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left, stopping_rule
 from gpuscale.plugin.items import (
     ItemPlan,
     NoRun,
@@ -92,9 +94,8 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
             resumed.path, resumed.results, environment, options.injections
         )
     recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
-    judge, rule = stopping.BaselineJudge.of(options), stopping.StoppingRule.of(options)
-    stream = terminal.own_stream()
-    return _MeasuringSession(config, options, launcher, recorder, judge, rule, stream)
+    rule, stream = stopping_rule(options), terminal.own_stream()
+    return _MeasuringSession(config, options, launcher, recorder, rule, stream)
 
 
 @contextmanager
@@ -127,8 +128,7 @@ class _MeasuringSession:
     _options: MeasureOptions
     _launcher: Launcher
     _recorder: results_file.Recorder
-    _judge: stopping.BaselineJudge | None
-    _stopping: stopping.StoppingRule | None
+    _rule: StoppingRule | None
     _terminal: TextIO | None
     _words: dict[str, str] = field(default_factory=dict)
     _skips: Counter[str] = field(default_factory=Counter)
@@ -175,9 +175,9 @@ class _MeasuringSession:
         ]
         if misfits := self._launcher.misfits(to_try):
             raise pytest.UsageError(*misfits)
-        if self._judge is not None:
-            self._judge.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
-            self._judge.configurations = {request.configuration for request in requests}
+        if isinstance(self._rule, DecidedVerdict):
+            self._rule.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
+            self._rule.configurations = {request.configuration for request in requests}
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         return list(notes_on_commands(plans_of(items), self._options))
@@ -222,7 +222,7 @@ class _MeasuringSession:
         """The reason why an item makes no run; None if it must make one."""
         if (no_run := self._unmeasurable(plan)) is not None:
             return no_run
-        request, rule = self._request(plan), self._judge or self._stopping
+        request, rule = self._request(plan), self._rule
         if rule and not isinstance(request, NoRun):
             reason = rule.reason_to_leave_out(request, self._recorder.measured)
             return None if reason is None else NoRun(reason, "needless")
@@ -249,7 +249,7 @@ class _MeasuringSession:
         return seconds_left(keys, self._recorder.new_runs)
 
     def _left_text(self, seconds: float | None) -> str:
-        return left_text(seconds, at_most=(self._judge or self._stopping) is not None)
+        return left_text(seconds, at_most=self._rule is not None)
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
         if item.stash.get(_IS_MEASURED, False):
@@ -344,7 +344,7 @@ class _MeasuringSession:
         lines = terminal.summary_lines(
             results,
             self._recorder.path,
-            self._stopping,
+            self._rule,
             new_runs=self._recorder.new_runs,
             interrupted=self._interrupted,
         )
@@ -352,10 +352,11 @@ class _MeasuringSession:
             terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")
-        if self._judge is not None and results.runs:
-            terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
+        if isinstance(self._rule, DecidedVerdict) and results.runs:
+            name = "" if self._options.baseline is None else self._options.baseline.name
+            terminalreporter.section(f"against {name}", sep="-", bold=True)
             colour, code = terminalreporter.hasmarkup, self._exit_code
-            for line in terminal.verdict_lines(self._judge, results, colour, code):
+            for line in terminal.verdict_lines(self._rule, results, colour, code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)
@@ -363,17 +364,17 @@ class _MeasuringSession:
         if self._config.option.collectonly:
             return
         measured = self._recorder.measured
-        if self._judge is None:
+        if not isinstance(self._rule, DecidedVerdict):
             needless = not self._has_items or self._anything_passed
-            session.exitstatus = stopping.status_without_verdict(
+            session.exitstatus = status_without_verdict(
                 int(session.exitstatus), measured.runs, needless=needless
             )
             return
-        session.exitstatus = self._exit_code = stopping.status_of_verdict(
+        session.exitstatus = self._exit_code = status_of_verdict(
             int(session.exitstatus),
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),
-            comparison=self._judge.comparison(measured) if measured.runs else None,
+            comparison=self._rule.step_after(measured).comparison if measured.runs else None,
         )
 
     def pytest_unconfigure(self) -> None:

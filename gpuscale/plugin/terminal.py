@@ -15,10 +15,10 @@ from gpuscale import __version__
 from gpuscale.base.printable import SPELT_OUT
 from gpuscale.judge.compare.notes import with_validity
 from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.measure.launch import Launcher
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
 from gpuscale.reports.comparison import as_text
 from gpuscale.reports.comparison.view import view_of
@@ -107,7 +107,7 @@ def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterato
 def summary_lines(
     results: Results,
     path: Path,
-    stopping: StoppingRule | None,
+    rule: StoppingRule | None,
     *,
     new_runs: Sequence[Run],
     interrupted: bool,
@@ -121,8 +121,8 @@ def summary_lines(
     columns = Screen.of(sys.stdout).columns
     yield from scaling_lines(results, columns)
     notes = [*_failure_lines(results, new_runs)]
-    if stopping is not None:
-        notes += _stopping_lines(results, stopping)
+    if isinstance(rule, NarrowIntervals):
+        notes += _stopping_lines(results, rule)
     if interrupted:
         notes.append(
             f"not all runs were made; go on as before, with --resume {shlex.quote(relative(path))} "
@@ -132,10 +132,10 @@ def summary_lines(
 
 
 def verdict_lines(
-    judge: BaselineJudge, results: Results, colour: bool, exit_code: int
+    rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
 ) -> Iterator[str]:
     """The verdict against the baseline, with the exit code of the whole session."""
-    step = judge.step_after(results)
+    step = rule.step_after(results)
     comparison = diagnose(step.sides, step.comparison)
     comparison = with_validity(comparison, step.sides, today=date.today())
     screen = replace(Screen.of(sys.stdout), colour=colour)
@@ -154,7 +154,7 @@ def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
         yield f"{counted(failed, 'run')} failed and left no number; see above"
 
 
-def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
+def _stopping_lines(results: Results, rule: NarrowIntervals) -> Iterator[str]:
     # Simulated: docs/evidence/rates.md, "Stopping early".
     yield "runs stopped when intervals were narrow: these cover the truth a little less often"
     for point in rule.unsettled_points(results.runs):
