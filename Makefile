@@ -44,7 +44,7 @@ golden: setup
 
 # Do the tests notice one changed operator or number of the committed code? All of it takes hours, so
 # `make mutants MUTANTS=statistics SHARE=0.1` draws some of one of the groups in tests/mutants.
-MUTANTS ?= judging diagnose statistics measuring outcomes
+MUTANTS ?= judging diagnose statistics measuring outcomes reading
 SHARE ?= 1
 mutants: $(MUTANTS:%=mutants-%)
 

@@ -362,6 +362,19 @@ def test_a_comparison_on_a_terminal_keeps_to_its_columns(folder: Path) -> None:
     check("compare_on_terminals.txt", "\n".join(shown))
 
 
+def test_a_page_reads_as_before(folder: Path) -> None:
+    write_baseline(folder / "well.json", baseline_of(THEN))
+    slow = Fault(computing=1.3, device=2, clock=0.7, ranks=frozenset({1}), communication_s=0.01)
+    failures = {(4, 2): KILLED, (2, 3): UNSTEADY}
+    write_night(folder / "now.jsonl", replace(NOW, fault=slow, runs=4, failures=failures))
+    given("report", "now.jsonl", "--baseline", "well.json", "-o", "page.html")
+    page = re.sub(r"(?s)<(style|svg)\b.*?</\1>", "", (folder / "page.html").read_text())
+    lines = re.sub(r"</t[dh]>", " | ", " ".join(page.split()))
+    lines = re.sub(r"</(?:tr|p|h\d|li|dd|div|caption|summary|a|title)>", "\n", lines)
+    words = (" ".join(each.split()) for each in re.sub(r"<[^<>]*>", " ", lines).splitlines())
+    check("page.txt", unescape("".join(f"{each}\n" for each in words if each)))
+
+
 # ---- show, the closing table of a session ----
 
 NIGHTS = {
