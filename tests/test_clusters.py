@@ -206,7 +206,7 @@ def test_the_page_has_the_schedulers_as_the_registry_has_them() -> None:
 def test_every_field_of_a_profile_is_in_the_documentation() -> None:
     page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
     table = page.split("## What a profile holds")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (?:\*\*)?`\[?(\w+)\]?`", table, re.MULTILINE)
+    rows = re.findall(r"^- (?:\*\*)?`\[?(\w+)\]?`", table, re.MULTILINE)
     parts = (JobSettings, Judged, Measured, GpuNodes, MachineMarks, ClusterProfile)
     known = [part.name for kind in parts for part in fields(kind) if part.name != "name"]
     assert sorted(rows) == sorted(known)

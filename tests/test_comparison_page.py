@@ -1,4 +1,4 @@
-"""docs/tools.md is true: its table has every field of the JSON, and no other."""
+"""docs/tools.md is true: its list has every field of the JSON, and no other."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def paths(value: object, place: str = "") -> Iterator[str]:
 
 def documented() -> set[str]:
     part = PAGE.split("\n## JSON of a comparison\n")[1].split("\n## ")[0]
-    cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
+    cells = re.findall(r"^- (`.*?):", part, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
@@ -51,7 +51,7 @@ def test_every_field_of_the_json_has_a_row_and_every_row_a_field() -> None:
 
 
 def test_the_row_of_the_configuration_names_its_fields() -> None:
-    (row,) = re.findall(r"^\| `entries\[\]\.configuration` \|.*$", PAGE, re.MULTILINE)
+    (row,) = re.findall(r"^- `entries\[\]\.configuration`:.*$", PAGE, re.MULTILINE)
     names = {*Configuration.__struct_fields__} - {"case", "strategy"}
     assert {f"`{name}`" for name in names} <= set(re.findall(r"`\w+`", row))
     assert document()["entries"][0]["configuration"].keys() == names

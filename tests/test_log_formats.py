@@ -58,13 +58,14 @@ def recognised(lines: Iterable[str]) -> tuple[LogFormat, ...]:
     return recognition.fitting
 
 
-def row(one: LogFormat) -> str:
-    spans = {"step": "of this step", "interval": "of the last steps", "run": "of the run so far"}
-    whose = "" if one.of_all_ranks or one.unit is None else ", of one rank"
-    figure = "–" if one.unit is None or one.span is None else f"{one.unit} {spans[one.span]}{whose}"
+def item(one: LogFormat) -> str:
     counted = f"{one.counts} since the last line" if one.since_last else one.counts
-    prints = "every rank" if one.every_rank_prints else "one rank"
-    return f"| `{one.name}` | {one.project} | {counted} | {figure} | {prints} |"
+    return f"- `{one.name}`: {one.project}{'' if counted == 'steps' else f'; counts {counted}'}"
+
+
+def test_the_page_lists_the_formats_of_today() -> None:
+    items = "\n".join(item(one) for one in FORMATS.values())
+    assert items in PAGE.read_text(encoding="utf-8"), f"the list should be\n{items}"
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -210,7 +210,7 @@ def test_conflicting_options_fail(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def documented(heading: str) -> list[str]:
     part = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
+    cells = re.findall(r"^- (`.*?):", part, re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
