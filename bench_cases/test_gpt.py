@@ -1,4 +1,4 @@
-"""A language model of GPT-2 small's size, trained on sequences of tokens."""
+"""A language model of the size of GPT-2 small, trained on sequences of tokens."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from gpuscale import Size, TrainingCase
 
 
 class Embedding(nn.Module):
-    """The sum of what a token is and of where it stands."""
+    """Sum of the embeddings of a token and of its position."""
 
     def __init__(self, words: int, context: int, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to the tokens before, then two linear layers; each is normed first, and added."""
+    """Causal attention, then two linear layers, each with layer normalisation and a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Block(nn.Module):
 class Gpt(TrainingCase):
     """GPT-2 small's layers with AdamW, weak scaling; a sample is a sequence of tokens.
 
-    The output layer is not the embedding, as it is in GPT-2: stages of a pipeline cannot share
-    one. With half of GPT-2's vocabulary there are as many parameters, 124 million.
+    Unlike GPT-2's, the output layer does not share the embedding's weights, since stages of a
+    pipeline cannot. Half of GPT-2's vocabulary keeps the number of parameters, 124 million.
     """
 
     strategies = ("ddp", "fsdp", "pipeline")
@@ -57,7 +57,7 @@ class Gpt(TrainingCase):
         "full": Size(batch=8, sample_shape=(1024,)),
         "smoke": Size(batch=4, sample_shape=(32,)),
     }
-    # By context: vocabulary, blocks, width and heads.
+    # Vocabulary, blocks, width and heads by length of the sequence.
     layouts = {1024: (24_576, 12, 768, 12), 32: (4_096, 6, 320, 5)}
 
     def model(self) -> nn.Module:
@@ -75,7 +75,7 @@ class Gpt(TrainingCase):
         return model
 
     def sample(self, index: int, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-        """A sequence that counts up by a stride of its own, and the token after each of it."""
+        """A sequence that counts up by the index's stride, and the next token at each position."""
         (context,) = size.sample_shape
         words = self.layouts[context][0]
         tokens = (index + (index % self.classes + 1) * torch.arange(context + 1)) % words
@@ -85,7 +85,7 @@ class Gpt(TrainingCase):
         return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
     def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
-        """AdamW, with weight decay of matrices and embeddings only, as GPT-3's paper trains."""
+        """AdamW with weight decay for matrices and embeddings only, as in GPT-3's paper."""
         matrices = [each for each in model.parameters() if each.dim() > 1]
         vectors = [each for each in model.parameters() if each.dim() == 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}]

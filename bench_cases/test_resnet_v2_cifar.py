@@ -22,8 +22,8 @@ def _normalized(channels: int) -> nn.Sequential:
 class PreActivationBlock(nn.Module):
     """A bottleneck that normalises its input before it convolves, as in ResNet V2.
 
-    Its stride lies on the 3×3 convolution; a shortcut of other width is a convolution of the
-    normalised input, one of other resolution takes every second pixel.
+    The 3×3 convolution has the stride. A wider output has a convolution of the normalised input
+    as its shortcut, a coarser one every second pixel.
     """
 
     def __init__(self, channels_in: int, width: int, *, stride: int) -> None:
@@ -50,7 +50,7 @@ class PreActivationBlock(nn.Module):
 
 
 def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
-    """Keras' ResNetV2 with so many blocks in each stage, a module after the other."""
+    """Keras' ResNetV2 with these numbers of blocks in its stages, as a sequence of modules."""
     stages = zip((64, 128, 256, 512), blocks, (2, 2, 2, 1), strict=True)
     # Keras halves the resolution in the last block of a stage.
     plan = [
@@ -61,7 +61,7 @@ def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
     channels = [64, *(4 * width for width, _ in plan)]
     return nn.Sequential(
         nn.Conv2d(3, 64, 7, stride=2, padding=3),
-        # Of zeros, which count: the pooled values are not activated yet.
+        # Padding with zeros matters, since the pooled values may be negative.
         nn.ZeroPad2d(1),
         nn.MaxPool2d(3, stride=2),
         *(

@@ -1,4 +1,4 @@
-"""ResNet-50 in a loop of its own: images/s where its batch is copied each time, and resident."""
+"""ResNet-50 in a bare loop: images/s with a batch copied at each step, and with a resident one."""
 
 import argparse
 import statistics
@@ -13,11 +13,11 @@ BARE_SECONDS = 5.0
 
 
 def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> tuple[float, float]:
-    """Images/s of two bare loops, each in the median of three stretches.
+    """Images/s of two bare loops, each the median of three stretches.
 
-    The first copies its batch to the device at every step, the second has it there.
+    The first copies its batch to the device at every step; that of the second stays there.
     """
-    # As the ranks have it.
+    # Ranks do the same.
     torch.set_num_threads(1)
     set_fp32_mode("fp32")
     case = Resnet50()

@@ -1,10 +1,10 @@
-"""Proves the CUDA path on one GPU, within 20 minutes: `make gpu-check`.
+"""Check the CUDA path on one GPU within 20 minutes: `make gpu-check`.
 
-Every check runs gpuscale as a user would and reads what it left. The report lies as Markdown and
-JSON in `.gpuscale/gpu-check`, and is written anew after each finding: where time is short,
-`--only` makes some of the checks and `--resume` those that it lacks, and all end in one report.
-`--device cpu` rehearses the checks that need no GPU. Any Python with gpuscale's requirements will
-do; gpuscale itself need not be installed.
+Every check runs gpuscale as a user would, and reads the results. The report, Markdown and JSON in
+`.gpuscale/gpu-check`, is rewritten after each finding. If time is short, `--only` makes some of
+the checks and `--resume` those that the report lacks; all go into one report. `--device cpu`
+rehearses the checks that need no GPU. Any Python with gpuscale's requirements will do; gpuscale
+itself need not be installed.
 """
 
 import argparse
@@ -36,18 +36,18 @@ CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
 KEEPS_GPU_BUSY = "resnet50"
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
 SMALLEST_UTILIZATION = 0.5
-# Of the energy that a GPU counted over its power in the windows: instants differ from means.
+# Between mean power by the energy counter and by samples of power, which are instants.
 LARGEST_POWER_ERROR = 0.25
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02
 LEFT_ON_DEVICE_MIB = 64
 COMMAND_LIMIT_S = 420
 RUN_LIMIT_S = "200"
-# Of runs whose numbers nobody looks at.
+# For runs whose step times do not matter.
 SHORT = ("--run-seconds", "6")
-# And with bf16 in hardware.
+# The first compute capability with TF32, and with bf16 in hardware.
 _FIRST_WITH_TF32 = 8
-# In a process of its own: this one has no CUDA context, whose memory would count as used.
+# Runs in another process: a CUDA context in this one would count as used memory.
 ABOUT = """
 import json, platform, sys, torch
 gpu = torch.cuda.get_device_properties(0) if sys.argv[1] == "cuda" else None
@@ -89,12 +89,12 @@ def test_small(scaling):
 
 
 class Checks:
-    """The checks, on one device, with the folder for what they leave."""
+    """The checks on one device, and the folder for their files."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self.on_gpu = device == "cuda"
         self.uuid: str | None = None
-        """Of the GPU, as CUDA gives it."""
+        """UUID of the GPU as CUDA reports it; None without a GPU."""
         self.has_tf32 = True
         self._device = device
         self._folder = folder
@@ -103,8 +103,8 @@ class Checks:
     def command(
         self, *arguments: str, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Exit code and output of Python with these arguments; 124 where it took too long."""
-        # It ends with this process, whose lease on the GPU may be over.
+        """Run Python; return its exit code, 124 after the time limit, and its output."""
+        # Ends with this process, whose lease on the GPU may expire.
         tied = (host.__file__, str(os.getpid()), sys.executable)
         try:
             answer = subprocess.run(
@@ -118,16 +118,16 @@ class Checks:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            # Bytes, whatever was asked for.
-            said = error.output.decode(errors="replace") if error.output else ""
-            return 124, f"{said}\nnot done after {COMMAND_LIMIT_S} s"
+            # Bytes, even with text=True.
+            output = error.output.decode(errors="replace") if error.output else ""
+            return 124, f"{output}\nnot done after {COMMAND_LIMIT_S} s"
         return answer.returncode, answer.stdout
 
     def about(self) -> About:
-        """What the checks are made on; a GpuscaleError where torch does not tell."""
+        """Describe the device; raise a GpuscaleError if torch cannot."""
         code, output = self.command("-c", ABOUT, self._device)
         if code:
-            raise GpuscaleError(f"torch tells nothing of its device: {_last_line(output)}")
+            raise GpuscaleError(f"torch does not describe its device: {_last_line(output)}")
         about = msgspec.json.decode(output.splitlines()[-1], type=About)
         self.uuid = about.uuid
         self.has_tf32 = about.major is None or about.major >= _FIRST_WITH_TF32
@@ -136,7 +136,7 @@ class Checks:
     def measure(
         self, case: str, *options: str, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str, tuple[Run, ...]]:
-        """Exit code, output and runs of a pytest session over a case, or a case file."""
+        """Measure a case or case file with pytest; return exit code, output and runs."""
         self._files += 1
         results = self._folder / f"results-{self._files}.jsonl"
         file = case if case.endswith(".py") else str(_case_file(case))
@@ -149,7 +149,7 @@ class Checks:
             return code, output, ()
 
     def all(self) -> dict[str, Callable[[], Iterator[Finding]]]:
-        """Every check by its name, quick ones and those that others depend on first."""
+        """Every check by its name: quick ones, and those that others depend on, come first."""
         checks = (
             *(self.doctor, self.shipped_cases, self.two_ranks_on_one_gpu, self.precisions),
             *(self.failures, self.bare_loop, self.overhead, self.loader, self.ranks_over_nccl),
@@ -157,50 +157,50 @@ class Checks:
         return {check.__name__: check for check in checks}
 
     def doctor(self) -> Iterator[Finding]:
-        """The GPUs, and whether NVML and nvidia-smi say the same of them."""
+        """Examine the GPUs, and compare NVML with nvidia-smi."""
         code, output = self.command("-m", "gpuscale", "doctor", "--format", "json")
         machine = _document(output)
         names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
         said = f"{names}; driver {machine['driver_version']}; {len(machine['problems'])} problems"
-        # A machine without a driver has no problem, but is none to make these checks on.
+        # A machine without a driver has no problem, but cannot be checked either.
         passed = code == 0 and bool(machine["gpus"] or not self.on_gpu)
         yield Finding(name="doctor", passed=passed, said=" | ".join([said, *machine["problems"]]))
         for gpu in machine["gpus"]:
             yield _beside_nvidia_smi(gpu)
 
     def shipped_cases(self) -> Iterator[Finding]:
-        """Each once on one GPU, at its full size there, with phases that add up."""
+        """Measure each shipped case once on one GPU; phases must add up to the windows."""
         for case in CASES:
             options = ("--gpus", "1", "--runs", "1", "--strategy", "ddp")
             code, output, runs = self.measure(case, *options)
             if code or not runs or not runs[0].is_valid:
-                yield Finding(name=case, passed=False, said=_told(runs, output))
+                yield Finding(name=case, passed=False, said=_outcome(runs, output))
                 continue
             error = _phase_error(runs[0])
             passed = None if error is None else error <= LARGEST_PHASE_ERROR
             missed = "no phases" if error is None else f"phases miss {error:.1%} of a window"
             yield Finding(name=case, passed=passed, said=f"{_pace(runs[0])}; {missed}")
             if self.on_gpu and case == KEEPS_GPU_BUSY:
-                yield telemetry_beside(runs[0])
+                yield check_telemetry(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
-        """The path of several ranks: digests, unsynchronised windows, a slow rank that is found."""
+        """Exercise the path of several ranks: digests, free-running windows, and a slow rank."""
         options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
         name = "two ranks on one GPU" if self.on_gpu else "two ranks"
         _, output, runs = self.measure("mnist_cnn", *options)
-        yield Finding(name=name, passed=_works(runs), said=_told(runs, output))
+        yield Finding(name=name, passed=_works(runs), said=_outcome(runs, output))
         healthy = _pace_ratio(runs)
         _, output, runs = self.measure("mnist_cnn", *options, "--inject", "slow-rank=1:1.2")
         slow = _pace_ratio(runs)
         if healthy is None or slow is None:
-            said, found = _told(runs, output), False
+            said, found = _outcome(runs, output), False
         else:
-            # On a shared GPU the slowness of one holds up the other too.
+            # On a shared GPU a slow rank slows the other one down too.
             said, found = f"rank 1 ×{slow:.2f}, healthy ×{healthy:.2f}", slow / healthy > 1.05
         yield Finding(name=f"{name}, slow-rank=1:1.2", passed=found, said=said)
 
     def bare_loop(self) -> Iterator[Finding]:
-        """ResNet-50 against a bare loop that copies its batch as well, and four fresh starts."""
+        """Compare ResNet-50 with a bare loop that copies its batch too, and four fresh starts."""
         for options, runs_asked in (((), 4), (("--precision", "bf16", "--channels-last"), 2)):
             words = " ".join(options) or "fp32"
             if "bf16" in options and not self.has_tf32:
@@ -218,7 +218,7 @@ class Checks:
             )
             paces = [pace for run in runs if (pace := _samples_per_s(run))]
             if len(paces) < runs_asked:
-                yield Finding(name=f"bare loop, {words}", passed=False, said=_told(runs, output))
+                yield Finding(name=f"bare loop, {words}", passed=False, said=_outcome(runs, output))
                 continue
             mean = statistics.fmean(paces)
             said = (
@@ -233,21 +233,23 @@ class Checks:
                 yield Finding(name="four restarts", passed=spread <= LARGEST_SPREAD, said=said)
 
     def loader(self) -> Iterator[Finding]:
-        """Images that loader processes make, as fast as the host can."""
+        """Measure with images from loader processes."""
         _, output, runs = self.measure("resnet50", "--gpus", "1", "--runs", "1", "--data", "loader")
-        yield Finding(name="resnet50 over a loader", passed=None, said=_told(runs, output))
+        yield Finding(name="resnet50 over a loader", passed=None, said=_outcome(runs, output))
 
     def ranks_over_nccl(self) -> Iterator[Finding]:
-        """An experiment: NCCL may refuse two ranks on one GPU, or hang."""
+        """Try two ranks on one GPU over NCCL, which may refuse them or hang."""
         options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
         variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
         _, output, runs = self.measure(
             "mnist_cnn", *options, "--timeout", "90", variables=variables
         )
-        yield Finding(name="two ranks on one GPU, over NCCL", passed=None, said=_told(runs, output))
+        yield Finding(
+            name="two ranks on one GPU, over NCCL", passed=None, said=_outcome(runs, output)
+        )
 
     def precisions(self) -> Iterator[Finding]:
-        """Every way of computing that can be asked for."""
+        """Measure in the other precisions, and with torch.compile."""
         for options in (("--precision", "tf32"), ("--precision", "fp16"), ("--compile",)):
             _, output, runs = self.measure(
                 "mnist_cnn", "--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT, *options
@@ -255,10 +257,10 @@ class Checks:
             good = _works(runs)
             if "tf32" in options and not self.has_tf32:
                 good = any(run.failure and "has no TF32" in run.failure.message for run in runs)
-            yield Finding(name=" ".join(options), passed=good, said=_told(runs, output))
+            yield Finding(name=" ".join(options), passed=good, said=_outcome(runs, output))
 
     def failures(self) -> Iterator[Finding]:
-        """A crash, a hang and too large a step: told, ended, and nothing left on the device."""
+        """Provoke a crash, a hang and out of memory: each is reported, ended and cleaned up."""
         file = self._folder / "test_too_large.py"
         file.write_text(TOO_LARGE)
         before_mib = self._used_mib()
@@ -270,15 +272,15 @@ class Checks:
             common = ("--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT)
             _, output, runs = self.measure(case, *common, *options)
             failed = [run.failure.message for run in runs if run.failure is not None]
-            told = any(words in message for message in failed)
+            is_reported = any(words in message for message in failed)
             went_on = case == "mnist_cnn" or any(run.is_valid for run in runs)
             left_mib = self._used_mib() - before_mib
             said = f"{(failed or [_last_line(output)])[0][:200]}; {left_mib} MiB more in use after"
-            passed = told and went_on and left_mib <= LEFT_ON_DEVICE_MIB
+            passed = is_reported and went_on and left_mib <= LEFT_ON_DEVICE_MIB
             yield Finding(name=options[1] if options else "too large", passed=passed, said=said)
 
     def overhead(self) -> Iterator[Finding]:
-        """Measuring against a bare loop with the same data, by gpuscale's own trial."""
+        """Measure the overhead by `gpuscale selftest`."""
         selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
         case = ("resnet50", "Resnet50") if self.on_gpu else ("mnist_cnn", "MnistCnn")
         chosen = ("--device", self._device, "--case", f"{_case_file(case[0])}::{case[1]}")
@@ -295,7 +297,7 @@ class Checks:
     def _used_mib(self) -> int:
         if self.uuid is None:
             return 0
-        # A context is taken down a moment after its process.
+        # The driver removes a context a moment after its process ends.
         time.sleep(2)
         with open_nvml():
             answers = find_device(self.uuid).read().answers
@@ -307,7 +309,7 @@ def _case_file(case: str) -> Path:
 
 
 def _document(output: str) -> dict[str, Any]:
-    """The JSON document of a command, after what it told on the way."""
+    """The JSON document in a command's output, which may have other lines before it."""
     begin = output.find("{")
     if begin < 0:
         raise GpuscaleError(_last_line(output))
@@ -318,8 +320,8 @@ def _document(output: str) -> dict[str, Any]:
 
 def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = [line for line in lines if "Error" in line or "ERROR" in line]
-    return (told or lines or ["it printed nothing"])[-1][:300]
+    errors = [line for line in lines if "Error" in line or "ERROR" in line]
+    return (errors or lines or ["it printed nothing"])[-1][:300]
 
 
 def _samples_per_s(run: Run) -> float | None:
@@ -327,13 +329,13 @@ def _samples_per_s(run: Run) -> float | None:
 
 
 def _works(runs: Sequence[Run]) -> bool:
-    """Whether the first run trained; one whose windows are of several paces did."""
+    """True if the first run trained, though its windows may be unsteady."""
     failure = runs[0].failure if runs else None
     return bool(runs) and (failure is None or failure.kind == "unsteady")
 
 
-def _told(runs: Sequence[Run], output: str) -> str:
-    """The pace of the first run, or why one of them has none."""
+def _outcome(runs: Sequence[Run], output: str) -> str:
+    """The pace of the first run, or the first failure."""
     failed = [run.failure.message[:300] for run in runs if run.failure is not None]
     return failed[0] if failed else _pace(runs[0]) if runs else _last_line(output)
 
@@ -343,7 +345,7 @@ def _pace(run: Run) -> str:
 
 
 def _pace_ratio(runs: Sequence[Run]) -> float | None:
-    """Rank 1's own seconds per step over rank 0's."""
+    """Rank 1's own step time divided by that of rank 0."""
     paces_s = [rank.pace_s for rank in runs[0].ranks] if runs else []
     if len(paces_s) != 2 or not paces_s[0] or not paces_s[1]:
         return None
@@ -351,18 +353,18 @@ def _pace_ratio(runs: Sequence[Run]) -> float | None:
 
 
 def _phase_error(run: Run) -> float | None:
-    """The part of a window that its phases miss or exceed, in the median window."""
+    """Fraction of a window that its phases miss or exceed, median over the windows."""
     errors = [
         abs(1 - sum(msgspec.structs.astuple(window.phases)) / window.busy_s[0])
         for window in run.windows
         if window.phases is not None
     ]
-    # A pause of the host between two steps whose phases are marked is in no phase.
+    # A pause of the host between two steps belongs to no phase.
     return statistics.median(errors) if errors else None
 
 
-def telemetry_beside(run: Run) -> Finding:
-    """Whether NVML's counters of a run fit each other, torch's memory and a busy GPU."""
+def check_telemetry(run: Run) -> Finding:
+    """Compare NVML's counters of a run with each other and with torch's peak memory."""
     name, problems = f"telemetry of {run.configuration.case}", []
     if not run.gpu_summaries:
         return Finding(name=name, passed=False, said=run.telemetry_absent or "none")
@@ -394,7 +396,7 @@ def _nvidia_smi(field: str, gpu: str) -> str:
 
 
 def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
-    """What NVML answered gpuscale, beside nvidia-smi."""
+    """Compare NVML's answers to gpuscale with those of nvidia-smi."""
     condition = gpu["condition"] or {}
     pairs = {
         "name": gpu["name"],
@@ -415,7 +417,7 @@ def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
 
 
 def _is_same(ours: str | float | None, theirs: str) -> bool:
-    """Whether nvidia-smi's text is our value; what the driver does not tell is in brackets."""
+    """True if nvidia-smi prints our value; it prints unknown ones in brackets."""
     if ours is None:
         return theirs.startswith("[")
     if isinstance(ours, str):
@@ -427,7 +429,7 @@ def _is_same(ours: str | float | None, theirs: str) -> bool:
 
 
 def main() -> int:
-    """Make all checks; 0 where none failed, 1 where one did."""
+    """Make all checks; return 0 if none failed, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(".gpuscale/gpu-check"), metavar="DIR")
@@ -448,7 +450,7 @@ def main() -> int:
     try:
         about = every.about()
     except GpuscaleError as error:
-        print(error)  # noqa: T201 - there is nothing to report of
+        print(error)  # noqa: T201 - there is nothing to report on
         return 1
     earlier = earlier_report(out, about) if options.only or options.resume else None
     report = earlier or Report(about=about)

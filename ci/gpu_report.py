@@ -1,4 +1,4 @@
-"""The report of gpu_check.py: on disk all the time, and kept from one start to the next."""
+"""The report of gpu_check.py, which is always on disk and kept from one start to the next."""
 
 import json
 import time
@@ -7,29 +7,29 @@ from pathlib import Path
 
 import msgspec
 
-# Of GPUs that a shipped baseline publishes: images/s of one GPU.
-PUBLISHED = {"A100": "JUWELS Booster: resnet50 624 images/s (precision not told)"}
+# Images/s of one GPU in shipped baselines, by its model.
+PUBLISHED = {"A100": "JUWELS Booster: resnet50 624 images/s (precision unknown)"}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found."""
+    """One result of a check."""
 
     name: str
     passed: bool | None
-    """None where there is nothing to hold it against."""
+    """None if there is nothing to compare it with."""
     said: str
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks are made on."""
+    """The device and software that are checked."""
 
     device: str
     software: str
     system: str
     uuid: str | None = None
-    """As CUDA gives it; None without a GPU."""
+    """UUID as CUDA reports it; None without a GPU."""
     major: int | None = None
-    """Of its compute capability."""
+    """Major number of its compute capability."""
 
 
 class Made(msgspec.Struct, kw_only=True):
@@ -41,21 +41,21 @@ class Made(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was found so far."""
+    """The findings so far."""
 
     about: About
     checks: dict[str, Made] = {}
-    """By name, in the order in which they were made."""
+    """Checks by their names, in the order in which they were made."""
 
     def write(self, folder: Path) -> None:
-        """Leave the report as Markdown and JSON."""
+        """Write the report as Markdown and JSON."""
         (folder / "report.md").write_text(markdown(self), encoding="utf-8")
         text = json.dumps(msgspec.to_builtins(self), indent=1, ensure_ascii=False)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
 
 
 def markdown(report: Report) -> str:
-    """The report as Markdown."""
+    """Render the report as Markdown."""
     marks = {True: "yes", False: "**no**", None: "–"}
     name = report.about.device
     published = [words for gpu, words in PUBLISHED.items() if gpu in name]
@@ -79,7 +79,7 @@ def markdown(report: Report) -> str:
 
 
 def earlier_report(folder: Path, about: About) -> Report | None:
-    """The report that is there already, if it is of a GPU and software like these."""
+    """Read an earlier report; None unless it is of the same GPU model and software."""
     try:
         found = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError):
@@ -90,11 +90,11 @@ def earlier_report(folder: Path, about: About) -> Report | None:
 
 
 def findings_of(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What a check finds; where it fails itself, that."""
+    """Make a check; an exception in it becomes a finding."""
     try:
         yield from check()
     except Exception as error:
-        # The other checks are still to be made.
+        # The other checks must still be made.
         said = f"the check itself failed: {type(error).__name__}: {error}"
         yield Finding(name=name, passed=False, said=said)
 
@@ -102,7 +102,7 @@ def findings_of(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[F
 def make_checks(
     report: Report, checks: Mapping[str, Callable[[], Iterator[Finding]]], folder: Path
 ) -> bool:
-    """Make checks one after the other, each finding on disk at once; True where none has failed."""
+    """Make checks in turn, and write each finding at once; return True if none failed."""
     for name, check in checks.items():
         begun = time.monotonic()
         report.checks.pop(name, None)

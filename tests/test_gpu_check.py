@@ -13,7 +13,7 @@ from builders import run, with_values
 from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import REPOSITORY, Checks, telemetry_beside
+from ci.gpu_check import REPOSITORY, Checks, check_telemetry
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
@@ -102,12 +102,12 @@ def test_implausible_counters_fail(wrong: dict[str, float | None], problem: str 
         gpu_summaries=(with_values(summary, **{**right, **wrong}),),
         ranks=(replace(rank, device_uuids=(summary.uuid,)),),
     )
-    finding = telemetry_beside(measured)
+    finding = check_telemetry(measured)
     assert finding.passed is (problem is None), finding.said
     assert (problem or "98% busy, 310 W, 300 W by energy, 2048 MiB in use") in finding.said
     elsewhere = replace(measured, ranks=(replace(rank, device_uuids=("another",)),))
-    assert not telemetry_beside(elsewhere).passed
-    assert not telemetry_beside(replace(measured, gpu_summaries=())).passed
+    assert not check_telemetry(elsewhere).passed
+    assert not check_telemetry(replace(measured, gpu_summaries=())).passed
 
 
 def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:

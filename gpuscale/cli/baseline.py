@@ -1,4 +1,4 @@
-"""`gpuscale baseline`: its actions, and their common options and texts."""
+"""`gpuscale baseline`: its actions, `show`, and the options and texts that actions share."""
 
 import argparse
 import getpass

@@ -96,7 +96,7 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
-    """The problems by line; one of several lines names them all, and stands at the first."""
+    """The problems by line; one that several lines share is listed once, with all lines."""
     lines: dict[tuple[str, str], list[int]] = defaultdict(list)
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)

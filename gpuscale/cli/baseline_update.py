@@ -1,4 +1,4 @@
-"""`gpuscale baseline update`: replace or add results, once each change is approved."""
+"""`gpuscale baseline update`: replace or add results after approval of each change."""
 
 import argparse
 import sys
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _note_older_references(found: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Name rows on 1 GPU that stay while rows measured over them change."""
+    """Name rows on 1 GPU that stay, although rows whose speedups rest on them change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in found:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:

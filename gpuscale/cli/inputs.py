@@ -1,4 +1,4 @@
-"""Files, rows and cases that the user names or a command finds, and remarks on them."""
+"""Files, rows and cases given to a command, with the options that several commands share."""
 
 import argparse
 import gc
@@ -107,8 +107,8 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     """Read the results in files and below folders, each run once; left-out nights come last.
 
     Files of a folder that cannot be read, have injected faults or are dated in the future are
-    skipped, and named on standard error with those whose clock must have been wrong. Raise a
-    FileError if nothing is left, or if a file that was named itself is damaged.
+    skipped and named on standard error; so are doubtful dates. Raise a FileError if nothing is
+    left, or if a file that was named itself is damaged.
     """
     found: dict[str, Results] = {}
     for path, is_named in _files(paths):

@@ -1,4 +1,4 @@
-"""`gpuscale run`: a training script as it is, measured like any other case."""
+"""`gpuscale run`: an unchanged training script, measured like any other case."""
 
 import argparse
 import re

@@ -46,14 +46,14 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
     step_times_s = iter([w.time_s / steps for w in run.windows for _ in range(steps)])
 
     def advance() -> None:
-        # pedantic makes one more call for the target's result, which no window stands for.
+        # pedantic makes one more call, for the target's result, without a window.
         clock.now_s += next(step_times_s, 0.0)
 
     benchmark.pedantic(advance, rounds=len(run.windows), iterations=steps)
 
 
 def keep_tables_narrow(config: pytest.Config) -> None:
-    """Leave of each table what fits 80 columns, unless columns or names were chosen."""
+    """Show only columns that fit into 80 characters, unless the user chose columns or names."""
     if config.option.benchmark_columns is None:
         config.option.benchmark_columns = list(_COLUMNS)
     if config.option.benchmark_name == "normal":

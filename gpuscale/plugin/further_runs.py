@@ -66,7 +66,7 @@ def _error_text(run: Run) -> str:
 
 
 def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
-    """Seconds for one run more of each key, which may repeat; None before a run has ended well.
+    """Seconds for one more run of each key, which may repeat; None without a valid run.
 
     A row without a run is expected to take the mean of the others.
     """

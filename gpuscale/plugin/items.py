@@ -1,4 +1,4 @@
-"""From tests to items, one for each (case, strategy, gpus, run, batch)."""
+"""Items of pytest: one for each (case, strategy, gpus, run, batch) of a marked test."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class ItemPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoRun:
-    """An item that makes no run, for this reason."""
+    """The reason why an item makes no run."""
 
     reason: str
     kind: NoRunReason = "cannot be measured"
@@ -91,7 +91,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Give gpuscale's items their clocks, and order all run by run, so that slow drifts cancel."""
+    """Set the clocks of gpuscale's items, and sort all items by run so that slow drifts cancel."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)

@@ -367,7 +367,7 @@ class MeasureOptions:
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
-        """The fewest runs of each entry, None where all are made, and the most."""
+        """The fewest runs of each entry, None if all are made, and the most."""
         return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
 
 
@@ -381,7 +381,7 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
     """Parse what argparse collected, and check that the options make sense together."""
     from gpuscale.workload.injections import parse_injections
 
-    # pytest-timeout has 0 for no timeout, which here would be no defence.
+    # A timeout of 0, which disables that of pytest-timeout, means the default here.
     collected = {name: given.get(option.dest) for name, option in OPTIONS.items()}
     values: dict[str, Any] = {
         name: OPTIONS[name].parse(text)

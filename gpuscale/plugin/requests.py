@@ -1,4 +1,4 @@
-"""The request for an item's run, and the reasons why there can be none."""
+"""The request for an item's run, and checks of whether it can be made."""
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
@@ -183,7 +183,7 @@ def _conflict_with_options(
 
 
 def notes_on_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Iterator[str]:
-    """A line for each option that is meant for all cases and changes nothing for commands."""
+    """A line for each option that has no effect on the commands among the cases."""
     if commands := sorted({plan.key.case for plan in plans if plan.strategy == COMMAND}):
         for option in _training_options(options):
             if option.for_all_cases:

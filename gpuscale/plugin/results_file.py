@@ -1,4 +1,4 @@
-"""The results file of a session: where runs go, and whether they may join those it has."""
+"""The results file of a session, and the conditions under which runs may be added to one."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

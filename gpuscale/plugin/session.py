@@ -68,9 +68,9 @@ def start_session(config: pytest.Config) -> None:
         tell_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
-        # A line for each item, with its step time: runs take seconds, dots say too little.
+        # Print a line for each item, with its step time, instead of a dot.
         config.option.verbose = 1
-    # Where CI is set, pytest repeats whole tracebacks in its summary, above the session's table.
+    # If CI is set, pytest would repeat whole tracebacks above the session's table.
     config.option.force_short_summary = True
     keep_tables_narrow(config)
     config.pluginmanager.register(session, "gpuscale-session")
@@ -262,7 +262,7 @@ class _MeasuringSession:
         run = self._run(request, self._seconds_left(items))
         if run.failure is not None:
             if run.failure.kind == "unsteady":
-                # Nothing is broken, and there is no number either: neither passed nor failed.
+                # Neither passed nor failed: nothing is broken, but there is no number.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             self._failed_runs.add(item.nodeid)
             self._stop_if_all_would_fail(items)

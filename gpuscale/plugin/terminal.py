@@ -45,7 +45,7 @@ def progress_line(
     `left` returns the text on the session's remaining time, given the seconds since the run began.
     """
     columns = 0 if stream is None else columns_of(stream)
-    # pytest shows the id as seen from the folder it was started in, which is at most shorter.
+    # pytest prints the id relative to the folder it was started in, which may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
     # Without the last column; 0 if the id fills its line.

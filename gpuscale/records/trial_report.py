@@ -20,7 +20,7 @@ class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of the same number of steps, made twice."""
+    """Time of the same number of steps, measured and bare."""
 
     measured_s: float
     """With everything that gpuscale does from one window to the next."""
