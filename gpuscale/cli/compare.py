@@ -14,13 +14,13 @@ from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.cli.inputs import (
     add_selection,
-    is_same,
     newest_input,
     read_all_results,
     read_content,
     read_nights,
     remark,
     say_left_out,
+    validate_output,
     validate_sides,
     without_collecting,
 )
@@ -148,11 +148,6 @@ def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
             f"--format: {first} and {second} cannot both go to standard output; "
             f"give one a file, such as {second}=FILE"
         )
-    paths = [output.path for output in outputs if output.path is not None]
-    for number, path in enumerate(paths):
-        if any(is_same(path, other) for other in paths[:number]):
-            shown = visible(str(path))
-            raise UsageError(f"--format: two outputs for {shown}; give each its own file")
     return (*([] if printed else [Output(format="text", path=None)]), *outputs)
 
 
@@ -166,13 +161,11 @@ def _output(option: str) -> Output:
 
 
 def validate_outputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
-    """Raise a UsageError if an output would replace an input."""
+    """Raise a UsageError if an output would replace an input or another output."""
+    others = [*inputs]
     for path in (output.path for output in outputs if output.path is not None):
-        if any(is_same(path, other) for other in inputs):
-            raise UsageError(
-                f"--format: {visible(str(path))} is an input of this comparison and is not "
-                "overwritten; choose another file"
-            )
+        validate_output(path, others, "--format")
+        others.append(path)
 
 
 def _write(outputs: Iterable[Output], view: View) -> None:

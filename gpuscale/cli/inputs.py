@@ -227,10 +227,11 @@ def is_same(path: Path, other: Path) -> bool:
         return path.absolute() == other.absolute()
 
 
-def validate_output(path: Path, inputs: Iterable[Path | None]) -> None:
-    """Raise a UsageError if the file of `-o` is one of the inputs."""
-    if any(is_same(path, other) for other in inputs if other is not None):
-        raise UsageError(f"-o: {visible(str(path))} is an input and is not overwritten")
+def validate_output(path: Path, others: Iterable[Path | None], option: str = "-o") -> None:
+    """Raise a UsageError if the file of an option is an input or an earlier output."""
+    if any(is_same(path, other) for other in others if other is not None):
+        problem = f"{visible(str(path))} is already an input or output of this command"
+        raise UsageError(f"{option}: {problem}; choose another file")
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:
