@@ -24,11 +24,11 @@ from gpuscale.store import read_baseline, write_baseline
 from gpuscale.store.files import file_errors
 
 _ACTIONS = (
-    ("record", "make a baseline of measured results"),
+    ("record", "make a baseline from measured results"),
     ("show", "print what a baseline holds, and where it comes from"),
     ("diff", "print what differs between two baselines"),
-    ("update", "put new results in place of old ones, each change approved"),
-    ("import", "make a baseline of a table kept by hand"),
+    ("update", "replace or add results, after approval of each change"),
+    ("import", "make a baseline from a table kept by hand"),
 )
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
@@ -72,7 +72,7 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
     """Add the options for a baseline's expiry."""
     text = "the last day on which it is valid, such as 2027-05-01"
     parser.add_argument("--expires", metavar="DATE", help=text)
-    text = "the same as days or weeks after the latest results, such as 180d or 26w"
+    text = "the same in days or weeks after the latest results, such as 180d or 26w"
     parser.add_argument("--expires-after", metavar="PERIOD", help=text)
 
 

@@ -26,9 +26,9 @@ _MOST_LINES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make a baseline of published figures from a table: a column of GPUs ('gpus' or 'n') "
-        "and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "
-        "options say what the table does not."
+        "Make a baseline from published figures in a table, which has a column of GPUs ('gpus' "
+        "or 'n') and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "
+        "options add what the table lacks."
     )
     add = parser.add_argument
     add("table", metavar="TABLE", help="a .csv or .md file")

@@ -38,8 +38,8 @@ _MOST_NAMED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        f"Make a baseline of measured results: at least {MINIMUM_RUNS} runs of each entry; six or "
-        "more find smaller losses."
+        f"Make a baseline from measured results: at least {MINIMUM_RUNS} runs of each entry; "
+        "six or more find smaller losses."
     )
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)

@@ -25,16 +25,16 @@ _ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Look at this machine, GPU by GPU: which telemetry it offers, the state of its links "
-        "and memory, and one sentence for each problem."
+        "Examine this machine GPU by GPU: its telemetry, the state of its links and memory, and "
+        "one sentence for each problem."
     )
     parser.epilog = (
         "Exit codes: 0 no problem found or no GPU here, 1 a problem was found, 2 wrong usage, "
-        "or the nodes could not be looked at."
+        "or the nodes could not be examined."
     )
     add, launchers = parser.add_argument, tuple(ACROSS_NODES)
     add_text_or_json(parser)
-    text = "look at all nodes of the job: how each computes, how each pair communicates"
+    text = "examine all nodes of the job: how fast each computes, and each pair communicates"
     add("--nodes", action="store_true", help=text)
     text = f"for --nodes, how to reach them: {' (default) or '.join(launchers)}"
     add("--launcher", choices=launchers, default=launchers[0], help=text)

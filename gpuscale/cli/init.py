@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write the shipped cases, published baselines, a profile for this cluster's scheduler and "
         "a README into a folder. Nothing is overwritten."
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder; it is made if it is missing")
+    parser.add_argument("folder", metavar="DIR", help="the folder, which may not exist yet")
     text = "write a profile for this scheduler (default: the one whose commands are here)"
     parser.add_argument("--scheduler", choices=tuple(SCHEDULERS), help=text)
 

@@ -15,9 +15,9 @@ _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"gpuscale night {_USAGE}"
     parser.description = (
-        "One night on one machine: measure with pytest, compare with a baseline, keep "
-        "everything below .gpuscale/nightly/NAME, and end with one exit code. What fails for "
-        "the infrastructure is tried once more, on other nodes if there are any."
+        "Measure one night on one machine with pytest, compare with a baseline, keep everything "
+        "below .gpuscale/nightly/NAME, and end with one exit code. After a failure of the "
+        "infrastructure a second attempt follows, on other nodes if there are any."
     )
     parser.epilog = (
         "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cannot be compared, 4 nothing comparable was measured, 5 not everything was measured, "
         "6 infrastructure failed."
     )
-    parser.add_argument("name", metavar="NAME", help="of the machine, such as arc4")
+    parser.add_argument("name", metavar="NAME", help="name of the machine, such as arc4")
     text = "a word for this night, such as the job's number"
     parser.add_argument("job", metavar="JOB", help=text)
     # The rest goes to pytest and to `gpuscale compare`.

@@ -25,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     parser.usage = "gpuscale run --gpus N,N,… [options] -- COMMAND …"
     parser.description = (
-        "Measure a training script as it is, by the lines that it prints: speedup, GPUs and "
-        f"verdict as with any case under pytest. COMMAND is started for each run with {names} "
-        "filled in."
+        "Measure an unchanged training script by the lines that it prints; speedup, telemetry "
+        f"and verdict are those of any case. Each run starts COMMAND with {names} filled in."
     )
     add = parser.add_argument
     add("--name", metavar="NAME", help="name of the case (default: that of the script)")

@@ -29,25 +29,24 @@ _PROMISED_ALARMS = 0.01
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Try gpuscale itself. Without --overhead: identical measurements on this machine must "
-        "raise no alarm, faults made on purpose must be found, and then the overhead is "
-        "measured as with --overhead."
+        "Test gpuscale itself: identical measurements on this machine must raise no alarm, "
+        "injected faults must be found, and measuring must cost little."
     )
     parser.epilog = (
-        "Exit codes: 0 gpuscale holds what it says, 1 it does not, 2 usage, 3 not decided, "
+        "Exit codes: 0 gpuscale keeps its promises, 1 it does not, 2 usage, 3 not decided, "
         "4 nothing could be judged."
     )
     add = parser.add_argument
-    text = "only what measuring costs: gpuscale's windows in turn with a bare training loop"
+    text = "measure only the overhead: gpuscale's windows in turn with a bare training loop"
     add("--overhead", action="store_true", help=text)
     text = "the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)"
     add("--case", metavar="FILE::CLASS", help=text)
     add("--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)")
     add_device(parser)
     for option, default, what in (
-        ("--runs", 8, "of the overhead: fresh starts on each number of GPUs"),
-        ("--pairs", 10, "identical measurements that are compared with those before them"),
-        ("--trials", 5, "of each fault at each size"),
+        ("--runs", 8, "fresh starts on each number of GPUs, for the overhead"),
+        ("--pairs", 10, "identical measurements, each compared with those before it"),
+        ("--trials", 5, "trials of each fault at each size"),
     ):
         text = f"{what} (default: {default})"
         add(option, metavar="N", type=int, default=default, help=text)

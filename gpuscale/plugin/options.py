@@ -178,37 +178,37 @@ class MeasureOptions:
 
     gpus: tuple[int, ...] = option(
         "--gpus N,N,…",
-        "the numbers of GPUs, such as `1,2,4`; of CPU ranks, where there is no GPU. An item that "
-        "needs more than there are is skipped",
+        "numbers of GPUs, such as `1,2,4`, or of CPU ranks if there is no GPU; items that need "
+        "more than there are get skipped",
         type=partial(_whole_numbers, example="1,2,4"),
         otherwise="nothing is measured",
         heading="what is measured",
     )
     strategies: tuple[str, ...] | None = option(
         "--strategy S,S,…",
-        f"only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
+        f"measure only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
         type=_strategies,
         otherwise="the case's",
         see="measuring.md#strategies",
     )
     device: str = option(
         "--device D",
-        "`auto`, `cuda` or `cpu`; `cuda` ends where there is no GPU, and does not measure the CPU",
+        "`auto`, `cuda` or `cpu`; `cuda` fails if there is no GPU",
         type=partial(_choice, known=("auto", "cuda", "cpu")),
         default="auto",
-        otherwise="`auto`: CUDA where there is a GPU",
+        otherwise="`auto`: CUDA if there is a GPU",
     )
     launcher: str = option(
         "--launcher L",
-        "`local` (this node), or "
-        f"{' or '.join(f'`{name}`' for name in ACROSS_NODES)}: all nodes of the job",
+        "`local` (ranks on this node), or "
+        f"{' or '.join(f'`{name}`' for name in ACROSS_NODES)} (on all nodes of the job)",
         type=partial(_choice, known=LAUNCHERS),
         default="local",
         see="clusters.md#across-nodes",
     )
     size: str | None = option(
         "--size NAME",
-        "`full`, `smoke` or a size of your case",
+        "`full`, `smoke` or another size of the case",
         otherwise="`full` on GPUs, `smoke` on CPU ranks",
         heading="how it is trained",
         in_training=True,
@@ -216,8 +216,8 @@ class MeasureOptions:
     )
     batches: tuple[int, ...] | None = option(
         "--batch N,N,…",
-        "samples in the batch of each GPU (under strong scaling: of all GPUs together), each "
-        "measured as an entry of its own; `gpuscale batch` finds the largest that fits",
+        "samples in the batch of each GPU (under strong scaling: of all GPUs together), each a "
+        "separate entry; `gpuscale batch` finds the largest that fits",
         type=partial(_whole_numbers, example="32,64,128"),
         otherwise="that of the size",
         see="measuring.md#throughput-by-batch",
@@ -239,8 +239,7 @@ class MeasureOptions:
     )
     accumulate: int = option(
         "--accumulate K",
-        "add up the gradients of K batches of the case's size in each step, and synchronise them "
-        "once",
+        "accumulate the gradients of K batches in each step, and synchronise them once",
         type=_whole_number,
         default=1,
         see="measuring.md#accumulated-gradients",
@@ -280,12 +279,12 @@ class MeasureOptions:
         for_all_cases=True,
     )
     download: bool = option(
-        "--download", "let torchvision download them into `--data-root`", in_training=True
+        "--download", "let torchvision download the data into `--data-root`", in_training=True
     )
     data_workers: int | None = option(
         "--data-workers N",
         "loader processes of each rank, the same for every number of GPUs, with `--data loader` "
-        "or `--data-root`; 0: the rank loads by itself",
+        "or `--data-root`; 0: the rank itself loads the data",
         type=partial(_whole_number, at_least=0),
         otherwise="0 on CPU ranks; on GPUs one less than the node has cores for each of its GPUs, "
         "at least 1 and at most 8",
@@ -300,8 +299,8 @@ class MeasureOptions:
     )
     oversubscribe: bool = option(
         "--oversubscribe",
-        "allow more CPU ranks than cores, and ranks that share a GPU (over gloo; such runs are "
-        "never compared); such items are skipped otherwise",
+        "allow more CPU ranks than cores, and several ranks on one GPU (over gloo; such runs are "
+        "never compared); otherwise such items are skipped",
     )
     runs: tuple[int | None, int] | None = option(
         "--runs R",
@@ -313,21 +312,21 @@ class MeasureOptions:
     )
     target_ci: float | None = option(
         "--target-ci P%",
-        "how narrow the intervals are to be, half their width relative to the value; needs "
+        "stop when half the width of each interval is this part of its value; needs "
         "`--runs MIN:MAX`",
         type=_fraction,
         otherwise="1% with `--runs MIN:MAX`",
     )
     run_seconds: float | None = option(
         "--run-seconds S",
-        "time budget for the windows of one run, start and warm-up not counted; 10 to 30 windows",
+        "time budget for the 10 to 30 windows of one run, without start and warm-up",
         type=_seconds,
         otherwise="20 on GPUs, 4 on CPU ranks",
         see="measuring.md#warm-up-and-steadiness",
     )
     timeout_s: float = option(
         "--timeout S",
-        "end a run that takes longer, with the stack of every rank; where pytest-timeout is "
+        "end a run that takes longer, and print the stack of every rank; if pytest-timeout is "
         "installed, the option is its own and means the same here",
         type=_seconds,
         default=600.0,
@@ -336,7 +335,7 @@ class MeasureOptions:
     )
     results: Path | None = option(
         "--results FILE",
-        "a new results file, `.jsonl`",
+        "write the results into this new file, `.jsonl`",
         type=_new_results_file,
         otherwise="a new one in `.gpuscale/results`",
         heading="what becomes of it",
@@ -349,15 +348,14 @@ class MeasureOptions:
     )
     baseline: Path | None = option(
         "--baseline FILE",
-        "judge while measuring, and end with the verdict's exit code where pytest has none of its "
-        "own",
+        "judge while measuring, and exit with the verdict's code unless pytest has its own",
         type=_absolute_path,
         otherwise="only measured",
         see="reading.md#exit-codes",
     )
     injections: tuple[str, ...] = option(
         "--inject SPEC",
-        "make a fault on purpose: `data=5ms`, `slow-rank=1:1.2`, `compute=1.1`, `hang=1@50`, "
+        "inject a fault: `data=5ms`, `slow-rank=1:1.2`, `compute=1.1`, `hang=1@50`, "
         "`crash=0@20`; may be given several times",
         type=str.strip,
         default=(),
