@@ -1,4 +1,4 @@
-"""The largest batch that fits into memory: powers of two until one does not, then bisection."""
+"""Find the largest batch that fits into memory: by powers of two, then by bisection."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,12 +9,12 @@ from gpuscale.base.foreign_texts import NO_ENGINE
 from gpuscale.records import Run, TimingPlan
 
 FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
-"""Steps with and without synchronisation, as measuring makes them, and as few as it can."""
+"""As few steps as possible, with and without synchronisation."""
 _FITS = (None, "unsteady")
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
-    """One fresh start of all ranks at a batch; None is what is not known of it."""
+    """One fresh start of all ranks with a batch; None for unknown values."""
 
     batch: int
     """Samples per GPU, or over all GPUs under strong scaling, as `--batch` takes them."""
@@ -22,15 +22,15 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     failed_rank: int | None
     """The rank that ran out of memory first."""
     peak_memory_bytes: int | None
-    """The largest of any rank: of the CUDA allocator, or on CPU the resident set."""
+    """The largest peak of any rank: of the CUDA allocator, or on CPU of the resident set."""
     wall_s: float | None
 
 
 def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -> Iterator[Try]:
-    """Each try in turn, until the largest that fits lies a unit below one that does not.
+    """Yield each try, until the largest batch that fits lies one unit below one that does not.
 
-    It begins with the largest power of two up to `first`. Batches are multiples of the unit, and
-    at most `most`. A run that fails for another reason than memory is a GpuscaleError.
+    The first try is the largest power of two up to `first`. Batches are multiples of `unit`, up to
+    `most`. Raises a GpuscaleError if a run fails for another reason than memory.
     """
     fits, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)
@@ -47,14 +47,14 @@ def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -
 
 
 def _power_of_two(number: int) -> int:
-    """The largest up to a number."""
+    """The largest power of two up to a number."""
     return 1 << (number.bit_length() - 1)
 
 
 def _tried(run: Run, batch: int, fitted: int) -> Try:
     failure = run.failure
     kind = None if failure is None else failure.kind
-    # Where a smaller batch was computed, memory is what no engine had.
+    # A smaller batch worked, so every engine failed for lack of memory.
     if failure is not None and fitted and NO_ENGINE.search(failure.message):
         kind = "out_of_memory"
     if failure is not None and kind not in (*_FITS, "out_of_memory"):

@@ -1,4 +1,4 @@
-"""A look at a machine: the GPUs and libraries that it offers, and its problems."""
+"""Examine a machine: its GPUs and libraries, and their problems."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
 _BUSY_UTILIZATION = 0.5
-"""From here on a GPU counts as busy, so that its PCIe link should run at full speed."""
+"""The least utilization of a busy GPU, whose PCIe link should run at full speed."""
 
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
@@ -25,7 +25,7 @@ _SLOWDOWNS = {
     "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
     "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
 }
-"""Reasons that a healthy GPU has at no load, the most telling of them first.
+"""Clock event reasons that a healthy GPU never has, the most specific first.
 
 `sw_power_cap` is not among them: many GPUs train at their power limit all the time.
 """
@@ -33,19 +33,19 @@ _SLOWDOWNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedGpu:
-    """One GPU, looked at once."""
+    """The state of one GPU at one moment."""
 
     number: int
-    """NVML's, which counts all GPUs of the machine; CUDA may number them otherwise."""
+    """NVML's number, which counts all GPUs of the machine; CUDA's may differ."""
     name: str | None = None
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
     unreachable: str | None = None
-    """Why nothing of the above is known; None where the GPU answers."""
+    """The reason why the GPU does not answer; None if it does."""
 
     @property
     def is_busy(self) -> bool:
-        """True for a GPU at work, as far as it tells."""
+        """True if the GPU reports load."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
@@ -53,28 +53,28 @@ class ExaminedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine, looked at once; None is what could not be found out."""
+    """The state of one machine at one moment; None if unknown."""
 
     host: str
     python_version: str
     torch_version: str | None
-    """As installed, which says nothing about whether it works."""
+    """The installed version, which need not work."""
     cpu_model: str | None
     cpu_count: int
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     shared_memory_bytes: int | None
-    """Size of /dev/shm, through which loader processes and NCCL pass data."""
+    """The size of /dev/shm, through which loader processes and NCCL pass data."""
     load: HostLoad
     driver_version: str | None = None
     driver_absent: str | None = None
-    """Why no driver answers; None where one does."""
+    """The reason why no driver answers; None if one does."""
     driver_broken: bool = False
-    """True where there is a driver that does not work, rather than none."""
+    """True if there is a driver, but it does not work."""
     gpus: tuple[ExaminedGpu, ...] = ()
 
 
 def examine() -> Machine:
-    """This machine, in less than a second and without a CUDA context or torch."""
+    """Examine this machine, in less than a second, without torch or a CUDA context."""
     torch_version = shared_memory_bytes = None
     with suppress(metadata.PackageNotFoundError):
         torch_version = metadata.version("torch")
@@ -106,15 +106,12 @@ def _examined(number: int, device: NvmlDevice | nvml.DeviceAbsentError) -> Exami
 
 
 def find_problems(machine: Machine) -> tuple[str, ...]:
-    """Everything that a machine to measure on should not have, GPU by GPU; empty where all is well.
-
-    A machine without a GPU has no problem; one whose driver does not work has.
-    """
+    """The problems that would disturb a measurement, GPU by GPU; none on a machine without GPUs."""
     found: list[str] = []
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"
         found.append(f"the NVIDIA driver does not work ({machine.driver_absent}): {remedy}")
-    # By model, since the number of links in use differs between healthy machines.
+    # Compared within a model: the number of links in use differs between healthy machines.
     most_links: Counter[str | None] = Counter()
     for gpu in machine.gpus:
         most_links |= Counter({gpu.name: sum(gpu.reading.answers.get("nvlink_active", ()))})
@@ -134,7 +131,7 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
     width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
     if width is not None and most_lanes is not None and width < most_lanes:
         yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
-    # An idle GPU lowers the generation, not the width, to save power.
+    # To save power an idle GPU lowers the generation, but not the width.
     now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
     if gpu.is_busy and now is not None and most is not None and now < most:
         remedy = "reseat it, check the riser and the slot's setting in the firmware"
@@ -156,4 +153,4 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
         if reason in answers.get("clock_event_reasons", ()):
             heat = answers.get("temperature_c")
             yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
-            break  # hw_slowdown stands beside the reason that it sums up
+            break  # hw_slowdown comes with its own specific reason

@@ -1,4 +1,4 @@
-"""The other work of a host: its load before a run, and waits for its CPUs during it."""
+"""CPU and GPU load of the host by other processes, before and during a run."""
 
 import os
 import time
@@ -11,18 +11,18 @@ from gpuscale.measure.telemetry.device import foreign_processes
 from gpuscale.records import HostLoad
 
 _STEAL = 8
-"""Of the numbers behind `cpu` in /proc/stat: time that a hypervisor gave to others."""
+"""The position in /proc/stat of the time that a hypervisor gave to other guests."""
 _WITHOUT_GUESTS = 8
-"""Guests' time, which follows, is in the first two already."""
+"""The number of positions without those of guests, which the first two include."""
 
 
 class HostLoadMeter:
-    """Looks at the host before a run, and once more after it."""
+    """Measures the load of the host from its creation before a run to `read` after it."""
 
     def __init__(self, gpu_uuids: Sequence[str]) -> None:
-        """Looks at the host now, and at the GPUs that the run will have."""
+        """`gpu_uuids` are the GPUs of the run."""
         self._load_average = os.getloadavg()[0]
-        # The load is that of the host, also where this process may use a part of it.
+        # All cores of the host, like its load, even if this process may use only some.
         self._cores = os.cpu_count() or 1
         self._gpu_processes: int | None = None
         if gpu_uuids:
@@ -33,7 +33,7 @@ class HostLoadMeter:
         self._began_s = time.monotonic()
 
     def read(self) -> HostLoad:
-        """The load since then; what the system does not tell is None."""
+        """The load since the start; None for figures that the system does not report."""
         lasted_s = time.monotonic() - self._began_s
         waited_s, ticks = _waited_s(), _ticks()
         pressure = steal = None
@@ -51,7 +51,7 @@ class HostLoadMeter:
 
 
 def _waited_s() -> float | None:
-    """Seconds since its start in which some process of the host waited for a CPU."""
+    """Seconds since boot in which some process of the host waited for a CPU."""
     try:
         some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6
@@ -61,7 +61,7 @@ def _waited_s() -> float | None:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """All ticks of the host's CPUs, and those that were stolen from them."""
+    """All ticks of the host's CPUs, and the stolen ones among them."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
         ticks = [int(text) for text in first.split()[1:]]

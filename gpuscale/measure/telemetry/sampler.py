@@ -1,7 +1,7 @@
 """The sampling process: `python -m gpuscale.measure.telemetry.sampler --output FILE --uuid U …`.
 
 It appends a line to FILE at each tick until SIGTERM or the end of its parent, or ends at once with
-the reason in FILE. FILE is JSON Lines between two processes of one run: it has no version.
+the reason in FILE. FILE is JSON Lines between two processes of one run, without a version.
 """
 
 import argparse
@@ -13,22 +13,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Protocol, TextIO
 
 import msgspec
 
 from gpuscale.base.counters import Reading
-
-if TYPE_CHECKING:
-    # Only the process itself loads the binding, not whoever reads what it left.
-    from gpuscale.measure.telemetry.device import NvmlDevice
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
 INSPECTION_S = 1.0
-"""Seconds between looks at what changes seldom, such as links and error counters."""
+"""Seconds between readings of counters that change seldom, such as links and errors."""
 
 
 class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,26 +32,26 @@ class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     absent: str | None = None
-    """Why it is not sampled; None where it is."""
+    """The reason why it is not sampled; None if it is."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line: what the sampler found."""
+    """The first line of the file."""
 
     driver_version: str | None = None
     absent: str | None = None
-    """Why nothing is sampled: there is no driver; None where there is one."""
+    """The reason why there is no driver; None if there is one."""
     devices: dict[str, SampledDevice] = {}
-    """By UUID, as asked for."""
+    """Devices by UUID, in the form of the request."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """Every later line: all sampled devices at one moment."""
+    """A later line: all sampled devices at one moment."""
 
     time_s: float
     """Unix time at which the reading began."""
     readings: dict[str, Reading]
-    """By UUID, as asked for."""
+    """Readings by UUID, in the form of the request."""
 
 
 def line_of(record: Header | Tick) -> str:
@@ -64,14 +60,14 @@ def line_of(record: Header | Tick) -> str:
 
 
 def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
-    """The header and the ticks of a file that may still be growing or be missing.
+    """The header and the ticks of a file, which may be missing or still be growing.
 
     A line that is cut short, as the last one is while the sampler writes it, is left out.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
         first, *rest = path.read_bytes().split(b"\n")
-        # No prefix of an object's text is itself an object, so what can be read is whole.
+        # A prefix of a JSON object is never an object, so a line that can be read is complete.
         header = msgspec.json.decode(first, type=Header)
     except (FileNotFoundError, msgspec.DecodeError):
         return None, []
@@ -81,11 +77,17 @@ def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
     return header, ticks
 
 
+class _Device(Protocol):
+    def read(self) -> Reading: ...
+    def inspect(self, reading: Reading) -> Reading: ...
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Samples until it is told to stop; the exit status is 0 also where there is no GPU."""
-    # Blocked from the start and waited for between ticks: no handler runs in the midst of a
-    # line, and no signal falls between a check and a sleep.
+    """Sample until a signal stops the process; the exit code is 0 even without a GPU."""
+    # Signals are blocked from the start and waited for between ticks: no handler runs in the
+    # middle of a line, and no signal falls between a check and a sleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    # Imported here, so that readers of the file do not load the NVML binding.
     from gpuscale.measure.nvml import DeviceAbsentError, DriverAbsentError, open_nvml
     from gpuscale.measure.telemetry.device import find_device
 
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval-s", type=float, default=0.1)
     parser.add_argument("--parent-pid", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
-    devices: dict[str, NvmlDevice] = {}
+    devices: dict[str, _Device] = {}
     described: dict[str, SampledDevice] = {}
     with options.output.open("w", encoding="utf-8", buffering=1) as output:
         try:
@@ -115,22 +117,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sample(
-    devices: Mapping[str, "NvmlDevice"], output: TextIO, interval_s: float, *, parent: int
+    devices: Mapping[str, _Device], output: TextIO, interval_s: float, *, parent: int
 ) -> None:
-    """Writes one line a tick until a stop signal, which must be blocked, or until `parent` ends.
+    """Write one line per tick until a stop signal, which must be blocked, or the end of `parent`.
 
-    A process whose parent ends gets another one, after `kill -9` too. Asking for it at each
-    tick needs no signal that could be lost before it is set up, and unlike PR_SET_PDEATHSIG
-    it does not take the end of the thread that started us for the end of the process.
+    A process whose parent ends, even by `kill -9`, gets another one. Comparing it at each tick
+    needs no signal that could be lost before it is set up. PR_SET_PDEATHSIG would also end the
+    sampler with the thread that started it.
     """
     started = inspection_due = time.monotonic()
     tick, is_last = 0, False
     while is_last or os.getppid() == parent:
         now_s, begun = time.time(), time.monotonic()
-        # A driver that hangs leaves no chance to look for signals or for the parent.
+        # While the driver hangs, neither signals nor the parent can be checked.
         signal.alarm(HANG_S)
         readings = {uuid: device.read() for uuid, device in devices.items()}
-        # At the end the counters then cover the run, and energy its last window.
+        # At the end too, so that the counters cover the run, and energy its last window.
         if is_last or begun >= inspection_due:
             inspection_due = begun + INSPECTION_S
             readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
@@ -144,8 +146,7 @@ def _sample(
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
-    """The number of the tick to wait for, on a fixed grid from the start."""
-    # A late tick does not shift later ones, and those that a slow reading has missed are left out.
+    """The number of the next tick on a fixed grid; ticks missed by a slow reading are skipped."""
     return max(tick, math.floor(elapsed_s / interval_s)) + 1
 
 

@@ -1,4 +1,4 @@
-"""From the samples of a run to what it records: one summary a device, over the timed windows."""
+"""Summarise the samples of a run: one record per device, over the timed windows."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -27,32 +27,32 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class TelemetryReport:
-    """Telemetry of one run."""
+    """The telemetry of one run."""
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
-    """Why there are no summaries at all, or none of some nodes; None where there are."""
+    """The reason why summaries of the run, or of some nodes, are missing; None if none are."""
     driver_version: str | None = None
 
     def added_to(self, run: Run) -> Run:
-        """The run with its telemetry, and with what a valid one measured by it: energy."""
+        """The run with its telemetry and, if it is valid, with its energy."""
         run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
         return with_measured(run) if run.failure is None else run
 
 
 @dataclass(frozen=True, slots=True)
 class RunSampling:
-    """The samples of one run, taken beside it on this node or by its launcher on several."""
+    """The samples of one run, taken on this node or by the launcher on several."""
 
     samples: Callable[[], Sequence[NodeSamples]]
-    """Of each node, after the run."""
+    """Returns the samples of each node, after the run."""
     sampler: Sampler | None = None
-    """On this node, to be stopped then."""
+    """The sampler on this node, to be stopped first."""
 
     def summarize(self, run: Run) -> TelemetryReport:
-        """Telemetry of the run's windows; nodes without samples are named with the reason.
+        """Summarise the run's windows; nodes without samples are named with the reason.
 
-        Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
+        Windows have the time of rank 0's node, and samples that of their own node: clocks in a
         cluster agree to some milliseconds, and a window lasts hundreds.
         """
         if self.sampler is not None:
@@ -70,7 +70,7 @@ class RunSampling:
 
 
 def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevice, ...]:
-    """The devices that a run has on this node; none on CPU."""
+    """The GPUs of a run on this node; none on CPU."""
     return tuple(gpu for gpu in environment.gpus if gpu.index in request.devices)
 
 
@@ -80,9 +80,9 @@ def sample_run(
     environment: Environment,
     samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
 ) -> Iterator[RunSampling | None]:
-    """Sample the devices of a run for as long as the context lasts; None on CPU.
+    """Sample the GPUs of a run while the context lasts; yields None on CPU.
 
-    On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
+    On several nodes the tasks of the ranks sample, and `samples_on_nodes` returns their files.
     """
     gpus = gpus_of_run(request, environment)
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
@@ -101,12 +101,12 @@ def sample_run(
 def summarize(
     samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
 ) -> TelemetryReport:
-    """Telemetry in a samples file, whole or cut short at any point, of the times that count.
+    """Summarise a samples file, which may be cut short at any point, over timed windows.
 
-    One summary a device, in the order of `uuids`, as the sampler was given them, with one
-    `GpuWindow` an interval; a device that the driver does not offer has one with no samples and
-    the reason. Where no device has a sample, no summaries and one reason. Intervals are (begin,
-    end) of each timed window in Unix time, both included, in order.
+    There is one summary per device, in the order of `uuids`, with one `GpuWindow` per interval. A
+    device that the driver does not offer has a summary without samples and with the reason. If no
+    device has a sample, there is only a reason. Intervals are the (begin, end) of each window in
+    Unix time, inclusive and in order.
     """
     header, ticks = read_samples(samples)
     if header is None:
@@ -145,26 +145,26 @@ def _sampler_ended(samples: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Everything that was read of one device, with the Unix time of each, in order."""
+    """All readings of one device, with the Unix time of each, in order."""
 
     device: SampledDevice
     times: list[float]
     readings: list[Reading]
 
     def within(self, intervals: Iterable[Interval]) -> list[Reading]:
-        """The readings of these times, both ends included."""
+        """The readings within the intervals, ends included."""
         places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """The readings that count for it over these windows."""
+        """The readings that count for a counter over these windows."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
         return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
 
     def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
-        """The counter's number for these windows; None where it was not offered."""
+        """The number of a counter for these windows; None if unknown."""
         if counter.when == "windows" and counter.reduce == "increase":
             rises = self._rises(counter, intervals)
             return None if None in rises else fold(counter.name, rises)
@@ -172,7 +172,7 @@ class _Seen:
         numbers = [counter.number(reading.answers.get(counter.moment)) for reading in readings]
         if counter.reduce == "increase":
             return _increase(numbers)
-        # The driver's own samples are more even than ours, and have times of their own.
+        # The driver's own samples are more regular than ours, and have their own times.
         buffered = [
             number
             for query in counter.queries
@@ -183,10 +183,10 @@ class _Seen:
         return fold(counter.name, buffered or numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
-        """Increase of a counter in each window, between whose readings it is interpolated.
+        """The increase of a counter in each window, interpolated at the ends of the window.
 
-        It is read every tenth of a second and a window is a few of these. None where there is no
-        reading on one side of an end, or where the counter began anew in between.
+        A window holds only a few readings, a tenth of a second apart. None if an end has no reading
+        on one side, or if the counter restarted in between.
         """
         points = [
             (time_s, reading.answers[counter.moment])
@@ -208,7 +208,7 @@ def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _increase(counts: Sequence[float | None]) -> float | None:
-    """Increase of a counter; None where it was not read twice, or began anew."""
+    """The increase of a counter; None if it was read only once, or restarted."""
     known = [count for count in counts if count is not None]
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
@@ -241,7 +241,7 @@ def _window(seen: _Seen, interval: Interval) -> GpuWindow:
 def _values(
     seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
 ) -> tuple[Mapping[str, float], list[str]]:
-    """Numbers by counter, and what is wrong with those that no device can have."""
+    """The valid numbers by counter, and the problems of impossible ones."""
     values, problems = {}, []
     for counter in counters:
         number = seen.number(counter, intervals)
@@ -253,7 +253,7 @@ def _values(
 
 
 def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
-    """Of each reason the share of the readings in which it held."""
+    """For each clock event reason the share of the readings in which it was active."""
     name = "clock_event_reasons"
     known = [reading.answers[name] for reading in readings if name in reading.answers]
     if not known:
@@ -263,7 +263,7 @@ def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
 
 
 def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
-    """`power: Not Supported`, or `power: GPU is lost (in 12 of 40 samples)`."""
+    """Missing counters: `power: Not Supported`, `power: GPU is lost (in 12 of 40 samples)`."""
     if seen.device.absent:
         yield f"device: {seen.device.absent}"
         return
@@ -273,7 +273,7 @@ def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
     unread: list[str] = []
     for counter in FIELDS:
         counting = seen.counting(counter, intervals)
-        # A driver that does not offer something says so before the windows, too.
+        # Readings outside the windows also show whether the driver offers a counter.
         asked = counting if counter.when == "windows" else seen.readings
         asked = [reading for reading in asked if counter.moment in reading]
         reasons = Counter(r.absent[counter.moment] for r in asked if counter.moment in r.absent)

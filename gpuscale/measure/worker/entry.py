@@ -1,4 +1,4 @@
-"""A rank from its first line to its last: its run, or the trial of what measuring costs."""
+"""The process of a rank: it makes a run, or measures the overhead of measuring."""
 
 import contextlib
 import faulthandler
@@ -38,70 +38,66 @@ _KEPT_TO_THE_END: list[object] = []
 
 
 class RankFiles:
-    """One rank's corner of the run's directory."""
+    """The files of one rank in the run's directory."""
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
         self.directory, self.rank = directory, rank
         self._progress: int | None = None
-        # It must stay open for as long as the process lives.
+        # Kept open as long as the process lives.
         self.stacks = directory.stacks(rank).open("w")
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Tell how far the run is; rank 0 speaks for all."""
+        """Report how far the run is; only rank 0 does, for all ranks."""
         if self.rank != 0:
             return
         if self._progress is None:
             self._progress = os.open(self.directory.progress, os.O_WRONLY | os.O_CREAT, 0o644)
-        # In place, at one length: a new file for each window costs half a millisecond here and
-        # more on a shared file system, and all ranks wait for it at the window's barrier.
+        # In place and at one length: a new file for each window takes half a millisecond, or more
+        # on a shared file system, while all ranks wait at the barrier of the window.
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
     def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
-        """Write what ended this rank, with its traceback where it was not expected."""
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        lines = summary.splitlines() or [type(error).__name__]
-        message = " ".join(lines[: _LINES_OF_NCCL if NCCL_ERROR.search(lines[0]) else 1])
+        """Write the error that ended this rank, with its traceback if it was unexpected."""
+        if isinstance(error, GpuscaleError):
+            line, message, detail = None, " ".join(str(error).splitlines()), ""
+        else:
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            lines = summary.splitlines() or [type(error).__name__]
+            message = " ".join(lines[: _LINES_OF_NCCL if NCCL_ERROR.search(lines[0]) else 1])
+            line, detail = line_of_user(error), traceback_text(error)
         kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
-        line, detail = line_of_user(error), traceback_text(error)
-        if SHARDS.search(message):
+        if isinstance(error, InvalidTrainingError):
+            kind = "invalid"
+        elif detail and SHARDS.search(message):
             message += (
                 " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
                 "measure it with ddp)"
             )
-        if isinstance(error, GpuscaleError):
-            line, message, detail = None, " ".join(str(error).splitlines()), ""
-        if isinstance(error, InvalidTrainingError):
-            kind = "invalid"
-        failure = Failure(
-            kind=kind,
-            message=message,
-            rank=self.rank,
-            host=socket.gethostname(),
-            detail=detail,
-        )
+        host = socket.gethostname()
+        failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
         report = RankFailure(failure=failure, lost_peer=lost_peer, line=line)
         self.directory.failure(self.rank).write(report)
 
 
 def tells_of_peer(error: BaseException) -> bool:
-    """True for the failure of talking to another rank, which most likely ended before."""
+    """True if communication with another rank failed, which most likely ended before."""
     text = str(error)
-    # NCCL takes memory too, of what the allocator of torch has left on this rank's own GPU.
+    # NCCL also takes memory on this rank's own GPU, from the rest that torch's allocator leaves.
     if OUT_OF_MEMORY.search(text):
         return False
     return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
 
 
 def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
-    """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
+    """Work as a rank, and leave the outcome or the failure in the run's directory."""
     die_with_parent()
     end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
     write_atomically(run_directory.pid(files.rank), str(os.getpid()))
-    # By a thread without the interpreter's lock, so also from a rank that is stuck in a
-    # collective; ending the rank is the launcher's, after all have left their stacks.
+    # A thread without the interpreter's lock does this, so a rank stuck in a collective leaves its
+    # stack too. The launcher ends the ranks after all have left their stacks.
     faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=files.stacks)
     try:
         work(request, files)
@@ -110,21 +106,21 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         lost_peer = tells_of_peer(error)
         files.leave_failure(error, lost_peer=lost_peer)
         if lost_peer:
-            # Most likely a peer died. The launcher ends all ranks when it sees the first one
-            # go, and that should be the peer, whose exit code tells what happened.
+            # The launcher ends all ranks when the first one exits. That should be the lost peer,
+            # whose exit code shows what happened.
             time.sleep(_YIELD_TO_PEERS_S)
         raise
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Let this process have so many bytes of address space more than it has now."""
+    """Limit this process to this many more bytes of address space than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most_bytes = pages * resource.getpagesize() + limit_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
-    """The training that the request asks for, in its process group, and Unix time of joining it."""
+    """The training of a request, and the Unix time at which its process group was joined."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -152,11 +148,11 @@ def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, fl
 
 
 def _keep_to_the_end(*objects: object) -> None:
-    """Let nothing take these down before the process ends.
+    """Keep objects alive until the process ends.
 
-    Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo
-    that waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their
-    windows. The process ends right after, and the system takes all of it.
+    Destroying gloo's process group under the interpreter's lock can wait for a thread of gloo that
+    waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their
+    windows. The process ends right afterwards anyway.
     """
     _KEPT_TO_THE_END.extend(objects)
 
@@ -165,7 +161,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     training, joined_at_s = _prepare(request, files.directory)
     strategy = training.strategy
     if training.faults.any_is_slow:
-        # Every rank, slowed or not: steps are made together.
+        # On every rank, slowed or not, since steps are made together.
         training.faults.know_pace(loop.own_pace_s(training, strategy))
     demands = STRATEGIES[request.configuration.strategy]
     measurement = loop.measure(
@@ -177,7 +173,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         loaders=request.configuration.data_workers or 0,
     )
     training.validate_finite()
-    # Before the proof, which takes memory that training does not.
+    # Before the proof, which takes more memory than training.
     report = _report(training, measurement)
     strategy.verify(training)
     strategy.barrier()
@@ -217,7 +213,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     for number in range(plan.pairs):
         if number % 2:
             bare_s = _bare_s(training, steps, sampler_pid)
-        # Seconds from a common start to a window's end, its own barrier and reports included.
+        # From a common start to the end of a window, with its own barrier and reports.
         training.synchronize()
         strategy.barrier()
         opened = time.perf_counter()
@@ -225,7 +221,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
         loop.timed_window(training, strategy, steps, marked_every=marked_every)
         measured_s = time.perf_counter() - opened
         if not number % 2:
-            # In turn first and second, so that a drift cancels.
+            # Alternately first and second, so that a drift cancels.
             bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     strategy.barrier()
@@ -235,7 +231,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
 
 
 def bare_loop(training: Training, steps: int) -> None:
-    """Make so many steps in fp32 with what a training has, and nothing else around them."""
+    """Make steps in fp32 with the model and batches of a training, without any measurement."""
     case, model, optimizer = training.case, training.forward_model, training.optimizer
     device, memory_format = training.strategy.device, training.memory_format
     for _ in range(steps):
@@ -251,8 +247,7 @@ def bare_loop(training: Training, steps: int) -> None:
 def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
     """Seconds from a common start until a bare loop has made its steps.
 
-    It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
-    before the clock of a step time, not in it.
+    It includes a barrier, as a window does, so that both are timed alike.
     """
     training.synchronize()
     with paused(sampler_pid):
@@ -265,7 +260,7 @@ def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
 
 @contextlib.contextmanager
 def paused(pid: int | None) -> Iterator[None]:
-    """Stop a process for as long as the context lasts."""
+    """Stop a process while the context lasts."""
     if pid is None:
         yield
         return
@@ -277,6 +272,6 @@ def paused(pid: int | None) -> Iterator[None]:
 
 
 main = partial(_be_rank, work=_run)
-"""Makes the run that a directory's request asks for, as the rank that the environment says."""
+"""Makes the run of a directory's request, as the rank that the environment names."""
 compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
-"""Does so with the trial that the directory's overhead plan asks for."""
+"""Does the same for the directory's overhead plan."""

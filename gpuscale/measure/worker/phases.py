@@ -2,6 +2,8 @@
 
 import time
 from enum import IntEnum
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -28,10 +30,10 @@ class PhaseClock:
     def begin(self, marked_every: int) -> None:
         """Start a window whose first step is marked, and each `marked_every`-th after it."""
         self._marked_every = marked_every
-        self._steps = 0
-        self._marked_steps = self._marks = 0
+        self._steps = self._marked_steps = 0
         self._is_marking = False
-        self._begin_marks()
+        self._marks: list[tuple[Any, Phase | None]] = []
+        """Moments, with the phase that ends there; None if none does."""
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -40,57 +42,43 @@ class PhaseClock:
         self._marked_steps += self._is_marking
         # Two marked steps in a row have no gap between them.
         if self._is_marking and not was_marking:
-            self._restart()
+            self._marks.append((self._now(), None))
 
     def mark(self, phase: Phase) -> None:
         """Count the time since the last mark as this phase."""
         if self._is_marking:
-            self._marks += 1
-            self._mark(phase)
+            self._marks.append((self._now(), phase))
 
     @property
     def events_per_step(self) -> int:
         """The number of marks of a marked step since `begin`, with the one at its start."""
-        return 1 + round(self._marks / max(1, self._marked_steps))
+        marks = sum(phase is not None for _, phase in self._marks)
+        return 1 + round(marks / max(1, self._marked_steps))
 
     def phases(self) -> Phases:
         """The phases since `begin`, in seconds, extrapolated from the marked steps to all."""
+        seconds = [0.0] * len(Phase)
         share = self._marked_steps / max(1, self._steps)
-        seconds = [phase_s / (share or 1.0) for phase_s in self._seconds_of_marks()]
+        for (earlier, _), (later, phase) in pairwise(self._marks):
+            if phase is not None:
+                seconds[phase] += self._seconds(earlier, later) / share
         return Phases(**dict(zip(Phases.__struct_fields__, seconds, strict=True)))
 
-    def _begin_marks(self) -> None:
+    def _now(self) -> Any:
         raise NotImplementedError
 
-    def _restart(self) -> None:
-        """Count the next mark from here instead of from the last mark."""
-        raise NotImplementedError
-
-    def _mark(self, phase: Phase) -> None:
-        raise NotImplementedError
-
-    def _seconds_of_marks(self) -> list[float]:
-        """The seconds of each phase."""
+    def _seconds(self, earlier: Any, later: Any) -> float:
         raise NotImplementedError
 
 
 class HostPhaseClock(PhaseClock):
     """A clock for the CPU, where work is done when a call returns."""
 
-    def _begin_marks(self) -> None:
-        self._seconds = [0.0] * len(Phase)
-        self._restart()
+    def _now(self) -> float:
+        return time.perf_counter()
 
-    def _restart(self) -> None:
-        self._last_s = time.perf_counter()
-
-    def _mark(self, phase: Phase) -> None:
-        now_s = time.perf_counter()
-        self._seconds[phase] += now_s - self._last_s
-        self._last_s = now_s
-
-    def _seconds_of_marks(self) -> list[float]:
-        return self._seconds
+    def _seconds(self, earlier: float, later: float) -> float:
+        return later - earlier
 
 
 class CudaPhaseClock(PhaseClock):
@@ -105,29 +93,15 @@ class CudaPhaseClock(PhaseClock):
         self._pool: list[torch.cuda.Event] = []
         super().__init__()
 
-    def _begin_marks(self) -> None:
-        self._ended_by_event: list[Phase | None] = []
-
-    def _restart(self) -> None:
-        self._record(None)
-
-    def _mark(self, phase: Phase) -> None:
-        self._record(phase)
-
-    def _record(self, phase: Phase | None) -> None:
-        number = len(self._ended_by_event)
-        if number == len(self._pool):
+    def _now(self) -> torch.cuda.Event:
+        if len(self._marks) == len(self._pool):
             self._pool.append(torch.cuda.Event(enable_timing=True))
-        self._pool[number].record(torch.cuda.current_stream(self._device))
-        self._ended_by_event.append(phase)
+        event = self._pool[len(self._marks)]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
-    def _seconds_of_marks(self) -> list[float]:
-        seconds = [0.0] * len(Phase)
-        for number, phase in enumerate(self._ended_by_event):
-            if phase is not None:
-                elapsed_ms = self._pool[number - 1].elapsed_time(self._pool[number])
-                seconds[phase] += elapsed_ms / 1000
-        return seconds
+    def _seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        return float(earlier.elapsed_time(later)) / 1000
 
 
 def phase_clock(device: torch.device) -> PhaseClock:

@@ -27,9 +27,9 @@ _ENDLESS = 2**40
 class LightningTraining(Training):
     """A training whose steps Lightning makes.
 
-    `Trainer.fit` has no step to call: it asks for batches, for as long as it trains. So it is a
-    coroutine, which runs from one batch to the next. A thread would do the same, but would be
-    woken late where the host is busy, and that would be a part of each window.
+    `Trainer.fit` has no step to call: it asks for batches as long as it trains. So it runs as a
+    coroutine, from one batch to the next. A thread would be woken late on a busy host, and that
+    delay would be part of each window.
     """
 
     def __init__(
@@ -43,39 +43,39 @@ class LightningTraining(Training):
         self._trainer = Trainer(
             accelerator=self._device.type,
             strategy=DDPStrategy(
-                # This rank's as often as there are ranks: Lightning looks it up by local rank.
+                # This rank's device once per rank, since Lightning looks it up by local rank.
                 parallel_devices=[self._device] * strategy.world_size,
-                # It takes the ranks as they are. Left to itself Lightning would ask Slurm first.
+                # The ranks as they are; by default Lightning would ask Slurm first.
                 cluster_environment=TorchElasticEnvironment(),
                 precision_plugin=self._precision(request.configuration.precision),
             ),
             max_epochs=-1,
             accumulate_grad_batches=self._accumulate,
-            # What is logged is brought to the host, as for any logger, and written nowhere.
+            # Logged values go to the host, as for any logger, but are not written.
             logger=DummyLogger(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        # Without it Lightning lets each rank have all cores.
+        # Otherwise Lightning would let each rank use all cores.
         os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         self._is_synchronized = True
         self._measuring = getcurrent()
         self._fit = greenlet(self._trainer.fit)
         at_sigterm = signal.getsignal(signal.SIGTERM)
         self._fit.switch(_Module(self, self.forward_model), _Steps(self))
-        # A rank that is asked to end does so at once; Lightning's would first ask the others.
+        # A rank must end at once when asked to; Lightning's handler would first ask the others.
         signal.signal(signal.SIGTERM, at_sigterm)
         self.model = self.forward_model = self._trainer.strategy.model
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Let Lightning train on one more batch."""
+        """Let Lightning make one more step."""
         self._is_synchronized = synchronized
         self._fit.switch()
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """The batches of the steps that are asked for, each until the step is over."""
+        """Yield the batches of each requested step, and switch back when it is over."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -89,7 +89,7 @@ class LightningTraining(Training):
                     self.clock.mark(Phase.OPTIMIZER)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
-        """The loss of a batch that is on the device."""
+        """The loss of a batch on the device."""
         inputs, targets = batch
         self.faults.begin_forward(1 / self._accumulate)
         loss = self.case.loss(self.case.forward(model, inputs), targets)
@@ -98,26 +98,26 @@ class LightningTraining(Training):
         return loss
 
     def final_loss(self) -> float:
-        """The loss of the last step, as `Training` has it; Lightning divides its losses itself."""
+        """The loss of the last step; these losses are not divided by Lightning yet."""
         return super().final_loss() / self._accumulate
 
     def mark(self, phase: Phase) -> None:
-        """Note the end of a phase."""
+        """Mark the end of a phase."""
         self.clock.mark(phase)
 
     def _precision(self, precision: str | None) -> Precision:
         if precision == "bf16":
             return MixedPrecision("bf16-mixed", self._device.type)
         if precision == "fp16":
-            # On a CPU the Trainer's own argument would be bf16.
+            # The Trainer's own argument would mean bf16 on a CPU.
             return MixedPrecision("16-mixed", self._device.type, self._scaler)
         return Precision()
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """All of a step but what ranks wait for: here not for gradients only.
+        """A context in which a step waits for no other rank.
 
-        At each step Lightning's rank 0 tells the others whether it was asked to end.
+        Besides gradients, Lightning's rank 0 broadcasts at each step whether it was asked to end.
         """
         loop = self._trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = nullcontext
@@ -127,7 +127,7 @@ class LightningTraining(Training):
 
 
 class LightningStrategy(DistributedDataParallelStrategy):
-    """The ranks and the process group of `ddp`, in which Lightning wraps the model by itself."""
+    """The ranks and the process group of `ddp`; Lightning wraps the model itself."""
 
     training = LightningTraining
 
@@ -137,7 +137,7 @@ class LightningStrategy(DistributedDataParallelStrategy):
 
 
 class _Module(LightningModule):
-    """A case as Lightning's users write it, and what notes its phases."""
+    """A case in the form of Lightning, which marks the phases of its steps."""
 
     def __init__(self, training: LightningTraining, model: Callable[..., Any]) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Module(LightningModule):
 
 
 class _Steps:
-    """A data loader of one epoch without end."""
+    """A data loader of one endless epoch."""
 
     def __init__(self, training: LightningTraining) -> None:
         self._training = training
@@ -180,5 +180,5 @@ class _Steps:
         return self._training.batches_as_asked()
 
     def __len__(self) -> int:
-        # Of a loader without length Lightning would fetch a batch more in advance.
+        # From a loader without a length Lightning would prefetch one more batch.
         return _ENDLESS
