@@ -52,18 +52,18 @@ class Field:
     """A counter."""
 
     name: str
-    """Its name in the records of a run."""
+    """The name in the records of a run."""
     moment: str
-    """The name of its answer in a `Reading`; several fields may share one."""
+    """The name of the answer in a `Reading`; several fields may share one."""
     label: str
-    """Its name for people; fields with one label are shown as one line."""
+    """The name for people; fields with one label are shown as one line."""
     quantity: Quantity
     when: Literal["windows", "load", "run"]
     """The readings that count: at every tick inside the windows; once a second from the begin of
     the first window to the end of the last; or once a second from warm-up to the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
-    """Its forms, the newest first; none if `telemetry.device` has a method for the moment."""
+    """Forms of the question, the newest first; empty if `telemetry.device` has a method for it."""
     divisor: int = 1
     """Divides the number in NVML's unit into ours."""
     take: Callable[[Any], float | None] = lambda answer: answer

@@ -91,7 +91,7 @@ class DecodeError(GpuscaleError):
 
 
 class FieldError(ValueError):
-    """A record that breaks a rule of its own: the place of the field in it, and the problem."""
+    """A record that breaks one of its own rules, with the place of the field and the problem."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}" if place else problem)

@@ -17,7 +17,7 @@ class Demands:
     """The properties of a strategy that are needed without torch."""
 
     words: str
-    """Its description for docs."""
+    """The description in the docs."""
     single: str
     """The meaning of T(1), the base of S(n) and E(n)."""
     implementation: str | None
@@ -39,7 +39,7 @@ class Demands:
     not_older: str | None = None
     """The reason why it does not work with an older one; None if gpuscale supports none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
-    """Its options in a case's `strategy_options`, each with its type or its allowed words."""
+    """Options for `strategy_options` of a case, each with its type or its allowed words."""
     not_accumulated: str | None = None
     """The reason why --accumulate does not work with it; None if it does."""
     not_fp16: str | None = None
@@ -49,7 +49,7 @@ class Demands:
     micro_batches: bool = False
     """True if it divides a batch, so that the GPUs compute on its parts at the same time."""
     below_table: str | None = None
-    """A remark below its tables on how to read its speedups; None if they need none."""
+    """A remark below tables on how to read the speedups; None if they need none."""
     package: str | None = None
     """The package that it needs besides torch, and the name of gpuscale's extra for it."""
     wraps: str | None = None

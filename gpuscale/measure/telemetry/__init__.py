@@ -1,1 +1,1 @@
-"""Telemetry of the GPUs while a run is timed, sampled beside the ranks and not inside them."""
+"""Telemetry of the GPUs during a run, sampled by a separate process."""

@@ -69,7 +69,7 @@ class Machine:
     driver_absent: str | None = None
     """The reason why no driver answers; None if one does."""
     driver_broken: bool = False
-    """True if there is a driver, but it does not work."""
+    """True if a driver is installed but does not work."""
     gpus: tuple[ExaminedGpu, ...] = ()
 
 

@@ -1,1 +1,1 @@
-"""The ranks: what runs inside each training process. Nothing else imports this package."""
+"""The processes of ranks. No other package imports this one."""

@@ -1,4 +1,4 @@
-"""Watch the command of a run until its lines have told enough windows, and say why if they do not.
+"""Watch the command of a run until its lines fill enough windows, and report why if they do not.
 
 A watch is in one state at a time (`_State`); every state but RUNNING ends it.
 """
@@ -37,7 +37,7 @@ _WAIT_FOR_OTHERS_S = 3.0
 
 
 def main(folder: str) -> None:
-    """Start the command that a run's folder asks for, and leave its windows or why it has none."""
+    """Start the command of the request in a folder, and leave its windows or its failure there."""
     signal_at_parent_death(signal.SIGTERM)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -59,7 +59,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
-    """Leave why there is no result, and give the node that caused it time to say so as well."""
+    """Leave the reason why there is no result, and let the node that caused it do so too."""
     own_rank = error.failure.rank if rank is None else rank
     failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
@@ -72,12 +72,12 @@ def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | Non
 
 
 class _State(Enum):
-    """The state of a command; of those that hold at once the first counts."""
+    """The state of a command; if several apply, the first counts."""
 
     ENOUGH = auto()
-    """Its lines have told enough windows."""
+    """The lines of the command fill enough windows."""
     ENOUGH_ELSEWHERE = auto()
-    """The lines on another node have."""
+    """The lines on another node do."""
     ENDED = auto()
     LATE = auto()
     RUNNING = auto()
@@ -128,7 +128,7 @@ class _Watch:
             write_atomically(directory.enough, f"rank {self._rank}")
 
     def _next_state(self) -> _State:
-        """Read lines for a moment, validate what they have told, and look at the processes."""
+        """Read lines for a moment, validate them, and check the processes."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:

@@ -1,6 +1,7 @@
 """Start the processes of a command with pipes for their output, and end all that they started."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,27 +21,8 @@ _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """The number of ranks as torchrun, DeepSpeed, Open MPI and MPICH pass it to each of them."""
-_RANK_PYTHON = """\
-#!/bin/sh
-# torchrun starts this as the Python of each rank: the output goes into pipes of that rank. If a
-# shell or torchrun has redirected it, as in `torchrun … | tee log`, it goes there as well.
-copy() {
-    [ -p "$1.copy" ] || mkfifo "$1.copy"
-    # Not a child of Python, and it outlives Python: the last lines count most.
-    (trap '' HUP INT TERM; exec tee "$1" <"$1.copy" &)
-}
-is_copied() {
-    case " $GPUSCALE_OUTPUT " in *" $(readlink "/proc/$$/fd/$1") "*) return 1 ;; esac
-    command -v tee >/dev/null && command -v mkfifo >/dev/null && command -v readlink >/dev/null
-}
-pipe=$GPUSCALE_PIPES/$RANK
-if [ -p "$pipe.out" ]; then
-    if is_copied 1; then copy "$pipe.out"; exec >"$pipe.out.copy"; else exec >"$pipe.out"; fi
-    if is_copied 2; then copy "$pipe.err" >&2; exec 2>"$pipe.err.copy"; else exec 2>"$pipe.err"; fi
-fi
-python=${GPUSCALE_PYTHON_EXEC:-$(tr '\\0' '\\n' <"/proc/$PPID/cmdline" | head -n 1)}
-exec "$python" "$@"
-"""
+_RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
+"""A script in place of Python, which redirects the output of a rank into its own pipes."""
 
 
 def start_command(
@@ -138,8 +120,7 @@ def _device_variables(devices: Sequence[int]) -> dict[str, str]:
 
 def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
     """Listen to named pipes for each rank that torchrun may start on this node."""
-    python = folder / "python"
-    python.write_text(_RANK_PYTHON)
+    python = shutil.copyfile(_RANK_PYTHON, folder / "python")
     python.chmod(0o755)
     for number in range(ranks):
         for stream in ("out", "err"):

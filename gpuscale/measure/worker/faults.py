@@ -34,7 +34,7 @@ class Faults:
         self._steps = 0
 
     def know_pace(self, pace_s: float) -> None:
-        """Take the rank's own seconds per step, which its slowness is relative to."""
+        """Take the rank's own seconds per step, as the base of its slowdown."""
         if not self._slower_by:
             return
         # Late data are another fault, which slowness must not enlarge.

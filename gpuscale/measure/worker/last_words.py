@@ -14,10 +14,10 @@ from gpuscale.base.foreign_texts import (
 from gpuscale.measure.worker.output import OF_COMMAND, Line
 
 KEPT_LINES = 500
-"""Lines of each process that are searched."""
+"""The number of last lines of each process that are searched."""
 SHOWN_LINES = 20
 _MOST_SHOWN_LINES = 100
-"""For a long traceback."""
+"""The most lines that are shown of a long traceback."""
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 """Signals that never follow from the end of another process, as SIGABRT and SIGTERM may."""
 
@@ -30,7 +30,7 @@ class LastWords(NamedTuple):
     exception: str | None
     """The last line of its traceback; None without one."""
     exit_code: int | None
-    """None if unknown."""
+    """The exit code; None if unknown."""
     lines: tuple[str, ...]
 
 
@@ -90,7 +90,7 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
-    """The last traceback of a process, unless there is an earlier one that is no lost peer's."""
+    """The last traceback of a process, preferably one that is not about a lost peer."""
     found = [each for each in _tracebacks(lines) if not OF_STARTER.match(each.exception)]
     own = [each for each in found if not LOST_PEER_LINES.search(each.exception)]
     return next(reversed(own or found), None)

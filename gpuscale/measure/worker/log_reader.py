@@ -27,7 +27,7 @@ from gpuscale.workload.log_formats.unread import UnreadLines
 FEWEST_WINDOWS = 10
 _FEWEST_FIGURES = 3
 _STANDSTILL = 5
-"""A command hangs after this many times the longest time between two of its steps."""
+"""A command hangs if its next step takes this many times the longest one so far."""
 _MOST_STEPS = 10**9
 """The most steps that the record of a run holds."""
 _SAME_BATCH = 1.5
@@ -156,7 +156,7 @@ class LogReader:
 
     @property
     def windows(self) -> Windows | None:
-        """The windows so far, of the process that told most steps; None during its warm-up."""
+        """The windows so far of the process that reported most steps; None during its warm-up."""
         series = self._leading()
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
@@ -242,7 +242,7 @@ class LogReader:
                 return None
 
     def told_so_far(self) -> str:
-        """The steps that the lines of an unfinished command have told, and the remedy."""
+        """The steps that an unfinished command has reported, and the remedy."""
         series = self._leading()
         if series is None:
             return self._unread_so_far()
@@ -260,7 +260,7 @@ class LogReader:
         )
 
     def _unread_so_far(self) -> str:
-        """The reason why no line told a step, and the remedy."""
+        """The reason why no line reported a step, and the remedy."""
         reads_no = "no format knows" if self._format is None else f"{self._format.name} reads no"
         if (counting := self._unread.counting) is not None:
             is_batch_known = self._request.batch_per_gpu is not None or self._samples is not None
@@ -293,7 +293,7 @@ class LogReader:
             raise self.failed(self._unread_so_far(), "unread")
 
     def standstill(self, now_s: float) -> str | None:
-        """The hang of a command; None if it told fewer than two steps, or the latest just now."""
+        """A message about a hang; None before the second step, or if the latest is recent."""
         series = self._leading()
         moments = [] if series is None else [p.at_s for points in series.stretches for p in points]
         longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
@@ -311,7 +311,7 @@ class LogReader:
 
     @property
     def has_steps(self) -> bool:
-        """True once a line told a step."""
+        """True once a line has reported a step."""
         return self._leading() is not None
 
     def _leading(self) -> Series | None:

@@ -30,7 +30,7 @@ class Windows(NamedTuple):
     warmup_steps: int
     warmup_s: float
     steps: int
-    """Steps of each window."""
+    """Steps per window."""
     wanted: int
     """The number of windows that the plan wants."""
     spans: list[tuple[float, float]]

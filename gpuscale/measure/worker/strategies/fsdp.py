@@ -25,9 +25,9 @@ from gpuscale.workload.cases import TrainingCase
 _TOLERANCE = 0.1
 """The most that rounding changes gradients; without a reduction they are off by half or more."""
 _SMALLEST, _LARGEST = 0.001, 0.5
-"""A block with a share of all parameters between these gathers its own."""
+"""The smallest and largest share of all parameters of a block that gathers its own."""
 _FEWEST_SAMPLES = 4
-"""In the proof of `verify`: over fewer samples the statistics of batch norm mean nothing."""
+"""The least batch in `verify`: batch norm over fewer samples is meaningless."""
 
 
 class FullyShardedStrategy(ProcessGroupStrategy):

@@ -98,7 +98,7 @@ class LightningTraining(Training):
         return loss
 
     def final_loss(self) -> float:
-        """The loss of the last step; these losses are not divided by Lightning yet."""
+        """The loss of the last step; its parts are not divided by their number yet."""
         return super().final_loss() / self._accumulate
 
     def mark(self, phase: Phase) -> None:
