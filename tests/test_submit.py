@@ -115,8 +115,7 @@ def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
         "--signal=B:TERM@180",
         "--output=gpuscale-juwels-booster-%j.log",
     ]
-    assert "--gpus 1,4,16 " in script
-    assert "--launcher slurm" in script
+    assert "--gpus 1,4,16 --launcher slurm" in script
     assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in script
     within = job_script(request("juwels-booster", (1, 4)))
     assert "--launcher" not in within

@@ -125,9 +125,12 @@ def job_script(request: JobRequest) -> str:
     if job.container is not None:
         where, inside = _of_container(profile), f"{job.container} \\\n    "
         remedy = "in the container; choose an image that has it"
+    asked_of_pytest = [*pytest_arguments(replace(profile.measure, gpus=request.gpus))]
+    if demand.nodes > 1:
+        after = asked_of_pytest.index(f"--gpus {gpus}") + 1
+        asked_of_pytest.insert(after, f"--launcher {request.launcher}")
     measure = [
-        *pytest_arguments(replace(profile.measure, gpus=request.gpus)),
-        *([f"--launcher {request.launcher}"] if demand.nodes > 1 else []),
+        *asked_of_pytest,
         '--runs "$runs"',
         '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
     ]

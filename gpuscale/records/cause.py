@@ -1,4 +1,4 @@
-"""The causes of a change, with the evidence for them: codes and numbers, no words."""
+"""The causes of a change and their evidence, as codes and numbers without words."""
 
 from enum import StrEnum, auto
 
@@ -8,7 +8,7 @@ from gpuscale.records.environment import EnvironmentChange
 
 
 class CauseKind(StrEnum):
-    """The kinds of cause that several finders share; the values are those of the JSON report."""
+    """Kinds of causes that several finders share; the values appear in the JSON report."""
 
     DATA = "data"
     COMMUNICATION = "communication"
@@ -24,12 +24,12 @@ class CauseKind(StrEnum):
 
 
 class Beside(StrEnum):
-    """The usual that a device is set beside."""
+    """The reference with which a device is compared."""
 
     BASELINE = auto()
     OTHER_GPUS = auto()
     MOST = auto()
-    """The most that it could have where it is."""
+    """The maximum that the hardware allows, such as a link's width."""
 
 
 class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,24 +41,24 @@ class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with one device."""
+    """A symptom of one device."""
 
     kind: CauseKind
     uuid: str
     host: str | None
     counter: str
-    """As `telemetry.fields` names it, or what is read at one moment of several counters."""
+    """Name of a counter, or of a value that combines several counters."""
     now: float
     usual: float | None = None
-    """None of an event, which is new as it is."""
+    """None for an event, which has no usual value."""
     beside: Beside = Beside.BASELINE
     reason: str | None = None
-    """Of a clock event."""
+    """Reason of a clock event."""
     temperature_max_c: float | None = None
 
 
 class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of what E(n) lacks to ideal scaling, as fractions of the step."""
+    """One part of the efficiency lost on n GPUs, as fractions of the step time."""
 
     gpus: int
     lost: float
@@ -66,7 +66,7 @@ class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostMetric(msgspec.Struct, frozen=True):
-    """A metric that got worse while the step did not."""
+    """A metric that got worse without the step time."""
 
     name: str
 
@@ -75,68 +75,68 @@ Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | Lo
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of GPUs on which a part is lost too, and those that are spared, ascending."""
+    """The numbers of GPUs that lose the same part, and those that do not, ascending."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
     nodes: int
-    """Nodes of the ranks where the loss begins."""
+    """Nodes of the smallest affected run."""
     spared_nodes: int | None
-    """The most nodes below that; None where no smaller number of GPUs is spared."""
+    """Nodes of the largest smaller run without the loss; None if there is none."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
-    """So many of several."""
+    """A count out of a total."""
 
     count: int
     of: int
 
 
 class RanksOf(msgspec.Struct, frozen=True):
-    """The ranks that share a change, of so many."""
+    """The ranks that share a change, out of a total."""
 
     ranks: tuple[int, ...]
     of: int
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """The next thing to run or look at."""
+    """The next command to run or thing to check."""
 
     code: str
-    """Of its words in `reports.cause_words`."""
+    """Key of its words in `reports.cause_words`."""
     hosts: tuple[str, ...] = ()
     runs: int | None = None
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a finding is put down to; the first of several carries the most."""
+    """A cause of a finding; causes are sorted by their share of the lost time."""
 
     kind: str
-    """One of `CauseKind`, or a finder's own, as the JSON report has it."""
+    """A `CauseKind` or a finder's own kind, as in the JSON report."""
     code: str
-    """Of its words in `reports.cause_words`."""
+    """Key of its words in `reports.cause_words`."""
     share: float | None = None
-    """The part of the lost time that it carries, 1.0 for all; None where that cannot be told."""
+    """Share of the lost time, 1.0 for all of it; None if unknown."""
     lost_s: float | None = None
-    """Seconds per step, like the next two."""
+    """Lost seconds per step; the next two fields are seconds per step too."""
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
-    """None where no other number of GPUs tells anything of it."""
+    """None if no other number of GPUs shows where the loss begins."""
     shared_by: RanksOf | None = None
-    """The ranks that take part in what is not a few ranks' own; None of a single rank."""
+    """The ranks that share the change; None for a single rank, or if only a few ranks changed."""
     includes: str | None = None
-    """The strategy's communication, where the cause is about it or has it inside."""
+    """The strategy's communication, if the cause is that or includes it."""
     ranks: tuple[int, ...] = ()
-    """The ranks that carry it; empty where all of them do, or where that cannot be told."""
+    """The affected ranks; empty if all of them are, or if unknown."""
     hosts: tuple[str, ...] = ()
-    """Where those ranks ran."""
+    """Hosts of the affected ranks."""
     device_uuids: tuple[str, ...] = ()
-    """The devices of those ranks."""
+    """Devices of the affected ranks."""
     is_whole_host: bool = False
-    """Those ranks are all the ranks of one host, among ranks of other hosts."""
+    """The affected ranks are all the ranks of one of several hosts."""
     seen_in: CountOf | None = None
-    """The runs that show it."""
+    """The runs that show the cause."""
     evidence: tuple[Evidence, ...] = ()
     remedy: Remedy | None = None
-    """None where nothing is left to find out."""
+    """None if nothing is left to find out."""

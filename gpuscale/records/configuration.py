@@ -1,4 +1,4 @@
-"""A training and the way it was run: the fields in which two results must agree."""
+"""The configuration of a training: the fields in which comparable results agree."""
 
 from collections.abc import Collection
 from typing import Annotated, Literal, NamedTuple
@@ -15,48 +15,47 @@ DataKind = Literal["synthetic", "loader", "real"]
 
 
 class Configuration(Record, frozen=True, kw_only=True):
-    """A training workload and the way it was run, apart from the number of GPUs.
+    """A training workload and how it was run, apart from the number of GPUs.
 
-    Results that differ in any field are never compared silently; None is what nobody recorded.
+    Results that differ in any field are never compared silently; None if not recorded.
     """
 
     case: Name
     strategy: Name
-    """Such as `ddp`; what this gpuscale cannot measure can be written down and compared too."""
+    """Such as `ddp`, or a strategy that this gpuscale cannot measure but can compare."""
     device: Name
-    """`cuda`, `cpu`, or what else the ranks trained on."""
+    """`cuda`, `cpu`, or another device of the ranks."""
     size: Name | None = None
     batch: PositiveCount | None = None
-    """Samples per GPU, under strong scaling over all GPUs, where another batch was asked for than
-    that of the size."""
+    """Samples per GPU, or over all GPUs under strong scaling, if not the default of the size."""
     precision: Name | None = None
     channels_last: bool | None = None
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
-    """Synthetic batches that were made once, synthetic samples through a loader, or real data."""
+    """Synthetic batches made once, synthetic samples through a loader, or real data."""
     threads_per_rank: PositiveCount | None = None
-    """CPU threads of each rank; None where the library's own default was left alone."""
+    """CPU threads of each rank; None for the library's default."""
     data_workers: Count | None = None
-    """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
+    """Loader processes of each rank; 0 if the rank itself loads, or nothing is loaded."""
     schedule: Schedule | None = None
     """The order of a pipeline's micro-batches; None without one."""
     micro_batches: PositiveCount | None = None
-    """Micro-batches of each GPU's share of a batch, so that n GPUs have n times as many in a step;
-    None without a pipeline."""
+    """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
+    without a pipeline."""
     command: Line | None = None
-    """What was started, with its placeholders, where no case of gpuscale's own was trained."""
+    """The command with its placeholders; None for a case that gpuscale trains."""
     accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Batches whose gradients each GPU adds up for a step; None where a step has one."""
+    """Batches of which each GPU accumulates gradients in a step; None for one batch."""
     strategy_options: Line | None = None
-    """What the case asks of its strategy, such as `bucket_cap_mb=50`; None is nothing."""
+    """Options of the strategy that the case sets, such as `bucket_cap_mb=50`."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Ranks that share a GPU, to try the way of several ranks on one; such a run is compared with
-    none. None where each rank has a GPU of its own."""
+    """Ranks on each GPU, to test several ranks on one device; such runs are never compared. None
+    if each rank has its own GPU."""
 
     @property
     def is_loaded(self) -> bool:
-        """True of batches that come through a loader."""
+        """True if batches come through a loader."""
         return self.data in ("loader", "real")
 
     @property
@@ -66,7 +65,7 @@ class Configuration(Record, frozen=True, kw_only=True):
 
 
 class EntryKey(NamedTuple):
-    """One row of every table: a case, made parallel by a strategy, on a number of GPUs."""
+    """The key of a table row: a case, its strategy, and the number of GPUs."""
 
     case: str
     strategy: str
@@ -74,7 +73,7 @@ class EntryKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The row without its number of GPUs: `mnist_cnn/ddp`."""
+        """The name of the row without the number of GPUs: `mnist_cnn/ddp`."""
         return f"{self.case}/{self.strategy}"
 
     @property
@@ -83,7 +82,7 @@ class EntryKey(NamedTuple):
         return f"{self.name} on {counted(self.gpus, 'GPU')}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True where `mnist_cnn` or `mnist_cnn/ddp` is one of the cases; None is all of them."""
+        """True if `mnist_cnn` or `mnist_cnn/ddp` is among the cases; None means all cases."""
         return cases is None or self.case in cases or self.name in cases
 
 
@@ -101,4 +100,4 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
         FieldChange(name, getattr(before, name), getattr(after, name))
         for name in Configuration.__struct_fields__
     )
-    return tuple(each for each in pairs if each.before != each.after)
+    return tuple(pair for pair in pairs if pair.before != pair.after)

@@ -1,4 +1,4 @@
-"""Where a measurement was made: the machine, its software, and the job it ran in."""
+"""The environment of a measurement: the machine, its software, and the job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
@@ -12,25 +12,25 @@ Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class GpuDevice(Record, frozen=True, kw_only=True):
-    """One device that the ranks can use, numbered as CUDA numbers it in this job."""
+    """One device that the ranks can use, with its CUDA number in this job."""
 
     index: Number
     name: Name
     uuid: Line | None = None
     smi_index: Number | None = None
-    """As nvidia-smi numbers it, which counts all GPUs of the machine."""
+    """Number in nvidia-smi, which counts all GPUs of the machine."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
     power_limit_w: Limit | None = None
-    """That the driver enforces."""
+    """Power limit that the driver enforces."""
     application_clock_mhz: Limit | None = None
-    """Of the SMs, as set for applications (`nvidia-smi -ac`); newer drivers may not tell it."""
+    """SM clock set for applications (`nvidia-smi -ac`); newer drivers may not report it."""
     max_clock_mhz: Limit | None = None
-    """Of the SMs."""
+    """Highest SM clock."""
 
 
 class Node(Record, frozen=True, kw_only=True):
-    """One node of a job whose runs go across nodes, as the ranks on it see it."""
+    """One node of a job that runs across nodes, as the ranks on it see it."""
 
     host: Name
     cpu_model: Line | None = None
@@ -39,7 +39,7 @@ class Node(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """The machine and the software stack of one invocation; None is what is not known."""
+    """The machine and software of one invocation; None if unknown."""
 
     device: Name
     host: Name | None = None
@@ -54,47 +54,47 @@ class Environment(Record, frozen=True, kw_only=True):
     cudnn_version: Line | None = None
     nccl_version: Line | None = None
     rocm_version: Line | None = None
-    """HIP's version in place of CUDA's, for a torch that was built for AMD GPUs."""
+    """Version of HIP in place of CUDA, for a torch built for AMD GPUs."""
     miopen_version: Line | None = None
     rccl_version: Line | None = None
     driver_version: Line | None = None
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """`NCCL_*`, `OMP_NUM_THREADS`, `CUDA_VISIBLE_DEVICES` and the like, where they are set."""
+    """Environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""
     cases_revision: Line | None = None
-    """Git revision of the repository of the cases, with `-dirty` for uncommitted changes."""
+    """Git revision of the cases' repository, with `-dirty` for uncommitted changes."""
     scheduler: Line | None = None
     job_id: Line | None = None
     launcher: Line | None = None
-    """The starter of the ranks: `local`, `slurm` or `mpirun`."""
+    """Launcher of the ranks: `local`, `slurm` or `mpirun`."""
     nodes: tuple[Node, ...] = ()
-    """All nodes of the job, where the launcher reaches more than its own; `host`, the CPU fields
-    and `gpus` are then those of the first."""
+    """All nodes of the job if the launcher reaches several; `host`, the CPU fields and `gpus`
+    describe the first."""
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """The models of the GPUs, each once, in order."""
+        """The distinct models of the GPUs, in order."""
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """The GPUs of all nodes, each with its host; those of the first node come twice."""
+        """The GPUs of all nodes with their hosts; those of the first node come twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
     @property
     def node_count(self) -> int:
-        """Nodes that a run can have."""
+        """Number of nodes available to a run."""
         return max(1, len(self.nodes))
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that a run can have on each node: as many as every node has."""
+        """Number of GPUs available on every node."""
         return min((len(node.gpus) for node in self.nodes), default=len(self.gpus))
 
     @property
     def cores_per_node(self) -> int:
-        """CPU cores that a run can have on each node, 1 where that is not known."""
+        """Number of CPU cores available on every node, 1 if unknown."""
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     @property
@@ -108,7 +108,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
-    """`GPU 3 at 00000000:C1:00.0 of node1`, as nvidia-smi has it, of each known GPU by its UUID."""
+    """Each known GPU by UUID, as in nvidia-smi: `GPU 3 at 00000000:C1:00.0 of node1`."""
     return {
         gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
         for environment in environments
@@ -118,12 +118,12 @@ def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
 
 
 class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference between environments; `environment_diff` has the words of a name."""
+    """A difference between environments, of a field or a variable."""
 
     name: str
-    """Of a field or a variable."""
+    """Name of the field, with words in `environment_diff`, or of the variable."""
     before: tuple[str, ...]
-    """The values there were; empty where nothing like it was."""
+    """The previous values; empty if there was none."""
     after: tuple[str, ...]
     host: str | None = None
-    """Where it is so, if only there."""
+    """The host of the change; None if the change is on all."""

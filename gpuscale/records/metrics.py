@@ -1,4 +1,4 @@
-"""The table of what a run measures by name: a new metric is one entry of `METRICS`."""
+"""The metrics of a run: a new one is an entry of `METRICS`, measured in `records/run.py`."""
 
 from collections.abc import Mapping
 
@@ -8,33 +8,33 @@ STEP_TIME = "step_time_s"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one metric of one row: fractions of it, or `in_points` of the step time."""
+    """Limits of one metric of one row: fractions of it, or `in_points` of the step time."""
 
     margin: float
-    """A change to the worse up to this is never called a regression."""
+    """A deterioration up to this is never called a regression."""
     ok_bound: float
-    """ok means that the 95% upper bound of the change to the worse lies below this."""
+    """A row is ok if the 95% upper bound of its deterioration is below this."""
     allocation_deviation: float
     """Declared standard deviation between allocations."""
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One number that a run measures."""
+    """A metric: one number that runs measure."""
 
     name: str
-    """Its key in `Run.measured` and in tolerances, with its unit."""
+    """Key in `Run.measured` and in tolerances, with the unit."""
     unit: str
     words: str
     short: str
-    """One word of them, for a table's row."""
+    """One word, for a table's row."""
     worse: str
-    """The finding of a row in which it got worse, in words."""
+    """Words for the finding that the metric got worse."""
     bounds: tuple[float, float]
     more_is_better: bool = False
     limits: Limits | None = None
-    """The limits unless a site overrides them; None for the step time, whose limits a site sets."""
+    """Default limits; None for the step time, whose limits are those of the tolerances."""
     in_points: bool = False
-    """It is judged as a part of the baseline's step time, since it may be 0."""
+    """The metric is judged as a fraction of the baseline's step time, since it may be 0."""
 
 
 METRICS = (
@@ -53,7 +53,7 @@ METRICS = (
         short="communication",
         worse="more exposed communication",
         bounds=(-1e9, 1e9),
-        # Both halves of a run share its nodes, as both ends of a speedup do.
+        # Windows with and without communication share the nodes, as both ends of a speedup do.
         limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
         in_points=True,
     ),
@@ -64,7 +64,7 @@ METRICS = (
         short="memory",
         worse="more memory",
         bounds=(0, 2**60),
-        # A library's choice of algorithm moves it a little from one start to another.
+        # A library's choice of algorithm changes the peak a little between starts.
         limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005),
     ),
     MetricSpec(
@@ -74,7 +74,7 @@ METRICS = (
         short="energy",
         worse="more energy per sample",
         bounds=(0, 1e15),
-        # GPUs of one model draw several percent more or less for the same work.
+        # The power of GPUs of one model differs by several percent for the same work.
         limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02),
     ),
 )
@@ -82,7 +82,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float]) -> str | None:
-    """Says what is wrong with measured values by name; None where nothing is."""
+    """The first problem of measured values by name; None if all are valid."""
     for name, value in measured.items():
         metric = METRICS_BY_NAME.get(name)
         if metric is None:

@@ -185,7 +185,7 @@ def _exposed_communication_s(run: Run) -> float | None:
     demands = STRATEGIES.get(run.configuration.strategy)
     if demands is None or not demands.micro_batches:
         return run.synchronization_s
-    # The wait of the stage that waits least: the bubble, and transfers that nothing hides.
+    # The wait of the stage that waits least: the bubble and exposed transfers.
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
     step_time_s = _median_step_time_s(run)
     return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)

@@ -1,4 +1,4 @@
-"""A comparison as values, which every report format renders: codes and numbers, no words."""
+"""The result of a comparison, as codes and numbers that every report format renders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpuscale.records.run_evidence import HostLoad
 
 
 class QuantityName(StrEnum):
-    """A row is judged by one of these; the values are those of the JSON report."""
+    """The quantity by which a row is judged; the values appear in the JSON report."""
 
     THROUGHPUT_ON_1 = "throughput(1)"
     THROUGHPUT = "throughput(n)"
@@ -23,7 +23,7 @@ class QuantityName(StrEnum):
 
 
 class Finding(StrEnum):
-    """The change behind a row that is not simply ok."""
+    """The change that explains a row's verdict."""
 
     SINGLE_GPU_SLOWDOWN = "single-GPU slowdown"
     SCALING_LOSS = "scaling loss"
@@ -137,22 +137,22 @@ class Verdict(StrEnum):
 
     @property
     def is_pass(self) -> bool:
-        """True of what a night with only such rows may end green with."""
+        """True for the verdicts of a successful night."""
         return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
 
     @property
     def is_loss(self) -> bool:
-        """True where something got worse."""
+        """True if the row got worse."""
         return self in (Verdict.REGRESSED, Verdict.INCONSISTENT)
 
     @property
     def weight(self) -> int:
-        """0 for what got worse, 1 for what was not shown to be fine, 2 for a pass."""
+        """0 for a loss, 1 for a row not shown to be fine, 2 for a pass."""
         return 0 if self.is_loss else 2 if self.is_pass else 1
 
     @property
     def is_judged(self) -> bool:
-        """True where two numbers were compared at all."""
+        """True if two numbers were compared."""
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -165,9 +165,9 @@ class MetricVerdict:
     baseline: Estimate
     current: Estimate
     change: Estimate
-    """Relative change with its 95% interval, of a metric in points as a part of the step time."""
+    """Relative change with its 95% interval; a metric in points is relative to the step time."""
     loss_bound: float | None = None
-    """The change to the worse that is called ruled out; None if nothing tells the spread."""
+    """Upper bound of the deterioration; None if the spread is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,37 +180,37 @@ class EntryVerdict:
     current: Scaling
     reason: Statement
     finding: Finding | MetricSpec | None = None
-    """The change behind the verdict; a metric is one that got worse."""
+    """The change that explains the verdict, or the metric that got worse."""
     change: Estimate | None = None
     """Relative change of the judged quantity, with its 95% interval; negative is worse."""
     changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
-    """For an inconclusive row: how many further runs would settle it, where runs can."""
+    """Further runs that an inconclusive row needs; None if runs cannot settle it."""
     metrics: tuple[MetricVerdict, ...] = ()
-    """Of the metrics that both sides measured."""
+    """Verdicts on the metrics that both sides measured."""
     configuration: Configuration | None = None
-    """That of the row's runs now, else then; None for published figures that nothing meets."""
+    """Configuration of the current runs, else of the baseline's; None without any run."""
     causes: tuple[Cause, ...] = ()
-    """The heaviest first; empty where nothing was found."""
+    """Causes by their share of the loss, the largest first; empty if none was found."""
     since: str | None = None
-    """The date of the first night on a slower level; None where no nights tell it."""
+    """Date of the first night on a slower level; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and when one side of a comparison was measured; empty or None is not known."""
+    """Place and time of the measurement of one side; empty or None if unknown."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
-    """Ids of the scheduler's jobs, in the order in which they began."""
+    """Identifiers of the scheduler's jobs, in the order of their start."""
     began_at: str | None = None
-    """When the first of its runs began, ISO 8601 with offset."""
+    """Start of the first run, ISO 8601 with offset."""
     last_at: str | None = None
-    """When the first run of its last allocation began."""
+    """Start of the first run of the last allocation."""
     fewest_runs: int | None = None
-    """Valid runs of the row that has the fewest, of those that have any."""
+    """Fewest valid runs of a row, without rows that have none."""
     most_runs: int | None = None
     torch: tuple[str, ...] = ()
     driver: tuple[str, ...] = ()
@@ -221,10 +221,10 @@ BaselineKind = Literal["baseline", "results", "nights"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All rows of one comparison, and the single exit code that follows from them."""
+    """The rows of one comparison, and the exit code that follows from them."""
 
     cluster: str
-    """Whose baseline it is; of earlier results their host."""
+    """Cluster of the baseline, or host of earlier results."""
     baseline_name: str
     baseline_machine: str
     current_machine: str
@@ -237,7 +237,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Worst first: a regression, nothing comparable, anything not shown to be fine, ok."""
+        """The exit code of the worst row: regressed, nothing comparable, inconclusive, ok."""
         verdicts = [entry.verdict for entry in self.entries]
         if any(verdict.is_loss for verdict in verdicts):
             return ExitCode.REGRESSED

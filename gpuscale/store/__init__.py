@@ -1,7 +1,7 @@
-"""The only place that touches results files and baseline files.
+"""The only readers and writers of results, baselines, records of nights and tables kept by hand.
 
-Whatever a file holds and whatever a file system does, only `FileError` is raised, with one line
-of text: path, place, problem and remedy.
+Every problem of a file or a file system is a `FileError`: one line with path, place, problem and
+remedy.
 """
 
 from gpuscale.store.files import read_any, read_baseline, read_results, write_baseline, write_report

@@ -1,10 +1,7 @@
-"""Both file formats, of results and of baselines: their text from records, and back.
+"""Both file formats, of results and of baselines (docs/format.md): encoding and decoding of texts.
 
-Everything here works on text and raises `DecodeError` with the place of the problem, such as
-`line 42: runs[2].measured`; msgspec checks the records' own bounds. docs/format.md describes both
-formats.
-
-Version 2: one record of a run in both formats. Version 1 was never released and is not read.
+A `DecodeError` names the place of a problem, such as `line 42: runs[2].measured`. Version 1 was
+never released and is not read.
 """
 
 from collections.abc import Mapping
@@ -29,7 +26,7 @@ RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
 VERSION = 2
 LONGEST_LINE = 32 * 1024 * 1024
-"""Characters in a line; a run on 4096 GPUs with 50 windows takes about a sixth of it."""
+"""Longest line, in characters; a run on 4096 GPUs with 50 windows has about a sixth of them."""
 
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {
@@ -43,12 +40,12 @@ _RUN_FIELDS = {"configuration", "gpus"}
 
 
 def encode_header(results: Results) -> str:
-    """The first line of a results file, without its line break, where it can be read back."""
+    """The header line of a results file, without line break; a `DecodeError` if it is invalid."""
     return _with_envelope(to_json(msgspec.structs.replace(results, runs=())), RESULTS_FORMAT)
 
 
 def encode_run(run: Run) -> str:
-    """The line of one run, without its line break."""
+    """The line of one run, without line break."""
     line = to_json(run)
     if len(line) > LONGEST_LINE:
         raise DecodeError("", f"a line of {len(line)} characters; at most {LONGEST_LINE} are read")
@@ -56,7 +53,7 @@ def encode_run(run: Run) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """The text of a baseline file, indented for people, with a line for each run."""
+    """The text of a baseline file: indented, with one line for each run."""
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
     if baseline.runs:
@@ -67,7 +64,7 @@ def encode_baseline(baseline: Baseline) -> str:
 
 
 def decode_results(text: str) -> Results:
-    """The results that the text of a results file stands for."""
+    """Decode the text of a results file."""
     written = text.rstrip()
     if not written:
         raise DecodeError("", "the file is empty: nothing was recorded; measure again")
@@ -88,13 +85,13 @@ def decode_results(text: str) -> Results:
 
 
 def decode_baseline(text: str) -> Baseline:
-    """The baseline that the text of a baseline file stands for."""
+    """Decode the text of a baseline file."""
     if not text.strip():
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
     try:
         content = _open_envelope(text, BASELINE_FORMAT)
         runs = _text(content["runs"]) if "runs" in content else "[]"
-        # No hand writes them, and they are long.
+        # Runs are long and never written by hand, so repeated keys in them are not looked for.
         validate_unique_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
         baseline = from_json(Baseline, _text(content))
     except DecodeError as error:
@@ -108,7 +105,7 @@ def decode_baseline(text: str) -> Baseline:
 
 
 def decode_any(text: str) -> Results | Baseline:
-    """The results or the baseline that the text of a file stands for, told by its content."""
+    """Decode the text of a results file or a baseline, recognised by its content."""
     if not text.strip():
         raise DecodeError("", "the file is empty; give a results file or a baseline")
     return decode_results(text) if _format_of(text) == RESULTS_FORMAT else decode_baseline(text)
@@ -122,14 +119,14 @@ def schema(format_name: str) -> dict[str, Any]:
 
 
 def _format_of(text: str) -> str | None:
-    """The format that a text, damaged or not, declares; None where it does not."""
+    """The format that a text declares, also if the text is damaged; None if it declares none."""
     # A results file declares it in its first line, a baseline anywhere in one document.
     for candidate in (text.partition("\n")[0], text):
         with suppress(DecodeError):
             fields = _fields(candidate)
             if "format" in fields:
                 return _text(fields["format"]).strip('"')
-            # Somebody lost the first line.
+            # The first line was lost.
             if fields.keys() >= _RUN_FIELDS:
                 return RESULTS_FORMAT
     return next((name for name in _KIND if f'"{name}"' in text[:_HEAD]), None)
@@ -140,17 +137,17 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 
 
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
-    """The fields of a file of the wanted format, without `format` and `version`."""
+    """The fields of a file of that format, without `format` and `version`."""
     try:
         content = _fields(text)
     except DecodeError as error:
         if declared := _format_of(text):
-            _refuse_format(declared, wanted)
+            _validate_format(declared, wanted)
         if text.lstrip()[:1] not in "{[\ufeff" and not is_json(text):
             raise DecodeError("", f"this is not JSON, so not {_KIND[wanted]}; {_TABLE}") from None
         raise error from None
     found = content.pop("format", None)
-    _refuse_format(None if found is None else from_json(object, _text(found)), wanted, content)
+    _validate_format(None if found is None else from_json(object, _text(found)), wanted, content)
     if "version" not in content:
         raise DecodeError("", f"missing field 'version'; this gpuscale reads version {VERSION}")
     version = from_json(object, _text(content.pop("version")))
@@ -162,7 +159,7 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     return content
 
 
-def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}) -> None:
+def _validate_format(found: object, wanted: str, fields: Mapping[str, object] = {}) -> None:
     if found == wanted:
         return
     if isinstance(found, str) and found in _KIND:
@@ -189,7 +186,7 @@ def _decode_header(text: str, line: str, *, cut_short: bool) -> Header:
                 problem = f"{problem}; no run was recorded, measure again"
                 raise DecodeError("", problem, line=1) from None
             if declared := _format_of(text):
-                _refuse_format(declared, RESULTS_FORMAT)
+                _validate_format(declared, RESULTS_FORMAT)
         raise DecodeError(error.place, error.problem, line=1) from None
 
 

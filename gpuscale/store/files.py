@@ -1,4 +1,4 @@
-"""Reading and writing whole files: what is damaged or special is refused, nothing is half there."""
+"""Reading and writing of whole files: damaged or special files are refused, writes are atomic."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
-"""The largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
+"""Largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
 
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
-"""How files of gzip, xz, zstd and zip begin, the last of which a spreadsheet is, too."""
+"""First bytes of gzip, xz, zstd and zip files; a spreadsheet is a zip file."""
 
 _T = TypeVar("_T")
 
@@ -52,7 +52,7 @@ RESUME_PROBLEMS = {
 
 @contextmanager
 def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
-    """Makes what the system says of a path a `FileError`, in the words of a table above."""
+    """Turn the system's errors on a path into a `FileError`, in the words of a table above."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -66,30 +66,30 @@ def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterat
 def file_error(
     path: Path, problem: str, *, place: str | None = None, line: int | None = None
 ) -> FileError:
-    """The error that the user sees, safe to print whatever path and file hold."""
+    """The error for the user, printable whatever the path and the file contain."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
 
 
 def read_results(path: Path) -> Results:
-    """The results in a file; `FileError` where it is no results file that can be read."""
+    """Read a results file; raise a `FileError` if it is none."""
     return read_with(path, decode_results)
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The baseline in a file; `FileError` where it is no baseline that can be read."""
+    """Read a baseline file; raise a `FileError` if it is none."""
     return read_with(path, decode_baseline)
 
 
 def read_any(path: Path) -> Results | Baseline:
-    """The results or the baseline in a file, told by its content and not by its name."""
+    """Read a results file or a baseline, recognised by its content."""
     return read_with(path, decode_any)
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
     """The value that `decode` makes of a text file; `FileError` also where it refuses it."""
     with file_errors(path, READ_PROBLEMS):
-        # Told before it is opened: opening a device can already do something.
+        # Checked before opening, which can already act on a device.
         refuse_unreadable(path, path.stat())
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -100,7 +100,7 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
 
 
 def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
-    """The value that the content of a file stands for; `FileError` where it is none."""
+    """Decode the content of a file; raise a `FileError` with the place of a problem."""
     if content.startswith(_PACKED):
         raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")
     try:
@@ -114,7 +114,7 @@ def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
-    """All of an open file, from where it stands."""
+    """Read the rest of an open file."""
     refuse_unreadable(path, os.fstat(descriptor))
     content = bytearray()
     while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
@@ -124,7 +124,7 @@ def read_descriptor(path: Path, descriptor: int) -> bytes:
 
 
 def refuse_unreadable(path: Path, status: os.stat_result) -> None:
-    """Refuses what is no regular file, or too large."""
+    """Raise a `FileError` if the file is not regular, or too large."""
     if stat.S_ISDIR(status.st_mode):
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
@@ -139,7 +139,7 @@ def _refuse_large(path: Path, size: int) -> None:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes a baseline file whole or not at all, in place of an earlier one."""
+    """Write a baseline file atomically, in place of an earlier one."""
     try:
         text = encode_baseline(baseline)
     except DecodeError as error:
@@ -152,12 +152,12 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Writes a report as `write_content` does."""
+    """Write a text as `write_content` does."""
     write_content(path, text.encode("utf-8", errors="replace"))
 
 
 def write_content(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; a device or pipe (bash's `>(…)`) stays what it is."""
+    """Write a file atomically; a device or pipe (bash's `>(…)`) is written to, not replaced."""
     with file_errors(path):
         if _is_device(path):
             with path.open("wb") as stream:
@@ -167,7 +167,7 @@ def write_content(path: Path, content: bytes) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """True of a device, pipe or socket, which is there and no regular file."""
+    """True for an existing device, pipe or socket."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def _is_device(path: Path) -> bool:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; its permissions, and a link to it, stay as they were."""
+    """Write a file atomically; its permissions and a link to it stay."""
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -196,9 +196,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable, where the file system can."""
-    # Some network file systems refuse it, and a file that is written but perhaps not yet named
-    # after a power cut is no reason to stop measuring.
+    """Make the names in a folder durable if the file system can."""
+    # Some network file systems refuse it; a file that a power cut could leave without its name is
+    # no reason to stop measuring.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

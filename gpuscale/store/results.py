@@ -1,4 +1,4 @@
-"""Results files: their names, and writing to new ones and those of a session that was ended."""
+"""Results files: their names, and writing of new and resumed ones."""
 
 import errno
 import fcntl
@@ -30,12 +30,12 @@ from gpuscale.store.files import (
 )
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
-"""Where results are written and looked for, below the folder in which a command is given."""
+"""Default folder of results, below the working directory."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """A new file name in the folder, dated in UTC: in the order of names, later is newer."""
+    """A new file name in the folder, with the date in UTC, so that names sort by age."""
     dated = now.astimezone(UTC)
     milliseconds = f"{dated.microsecond // 1000:03d}"
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
@@ -44,7 +44,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 def newest_results(folder: Path, now: datetime) -> list[Path]:
     """The files that `default_results_path` named, newest first; a `FileError` if there are none.
 
-    Files dated more than a day after now, by a wrong clock, count only if there are no others.
+    Files dated by a wrong clock more than a day ahead count only if there are no others.
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
@@ -72,14 +72,14 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Refuses a folder in which no files can be made, before hours of measuring; leaves nothing."""
-    # Here, since only who measures needs it, and it takes a while.
+    """Raise a `FileError` if no file can be made in a folder, before hours of measuring."""
+    # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
 
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
     if not nearest.is_dir():
         raise file_error(nearest, WRITE_PROBLEMS[errno.ENOTDIR])
-    # Permissions tell too little: they stop no root, but file systems such as sysfs do.
+    # Permissions are no proof: root ignores them, and file systems such as sysfs refuse anyway.
     try:
         with file_errors(nearest), TemporaryFile(dir=nearest):
             pass
@@ -88,7 +88,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
-    """Writes into the header of a results file why it is left out; None takes that back."""
+    """Write the reason to leave out a results file into its header; None removes it."""
     locked = ResumedResults(path)
     try:
         marked = replace(locked.results, left_out=reason)
@@ -101,7 +101,7 @@ def leave_out(path: Path, reason: str | None) -> Results:
 
 
 class _RunAppender:
-    """A results file: a run is on disk when `append` returns, and a kill loses no earlier one."""
+    """An open results file; a run is on disk when `append` returns."""
 
     _descriptor = -1
 
@@ -115,7 +115,7 @@ class _RunAppender:
         self.close()
 
     def append(self, run: Run) -> None:
-        """Writes one run and waits until it is on disk; after a `FileError` it is not there."""
+        """Write one run and wait until it is on disk; a `FileError` leaves nothing of it."""
         try:
             line = encode_run(run)
         except DecodeError as error:
@@ -124,7 +124,7 @@ class _RunAppender:
         self._write_line(line)
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -134,7 +134,7 @@ class _RunAppender:
         with file_errors(self.path):
             end = os.fstat(self._descriptor).st_size
             try:
-                # One write takes the whole line, unless the disk is full.
+                # One write takes the complete line unless the disk is full.
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
                 os.fsync(self._descriptor)
@@ -154,10 +154,10 @@ class _RunAppender:
 
 
 class ResultsWriter(_RunAppender):
-    """A new results file, created at once with the header of results, whose runs are not taken."""
+    """A new results file with the header of given results, without their runs."""
 
     def __init__(self, path: Path, head: Results) -> None:
-        """Creates the file, and its folders where they are missing."""
+        """Create the file and its missing folders."""
         super().__init__(path)
         try:
             line = encode_header(head)
@@ -181,18 +181,18 @@ class ResultsWriter(_RunAppender):
 
 
 class ResumedResults(_RunAppender):
-    """A results file that further runs are appended to.
+    """An existing results file to which runs are appended.
 
-    Opening it changes nothing. A last line that a kill cut short is no part of `results`; the
-    first `append` cuts it off, after copying the file as it was to `copy`.
+    Opening changes nothing. A last line that a kill cut short is not part of `results`; the first
+    `append` copies the file to `copy` and removes that line.
     """
 
     results: Results
     copy: Path | None
-    """Where a file whose last line is cut short will be copied to; None for a whole file."""
+    """Path of the copy if the last line is cut short; None for a complete file."""
 
     def __init__(self, path: Path) -> None:
-        """Opens and reads the file, and keeps other sessions from writing to it."""
+        """Open, lock and read the file."""
         super().__init__(path)
         with file_errors(path, RESUME_PROBLEMS):
             refuse_unreadable(path, path.stat())
@@ -202,7 +202,7 @@ class ResumedResults(_RunAppender):
             self._lock()
             content = read_descriptor(path, self._descriptor)
             self._size = len(content)
-            # The header stays in any case: without it there is nothing to go on from.
+            # The header is always kept, since nothing can be resumed without it.
             before, line_break, last = content.rpartition(b"\n")
             is_whole = not line_break or is_json(last)
             self._kept = self._size if is_whole else len(before) + 1
@@ -216,7 +216,7 @@ class ResumedResults(_RunAppender):
         self._is_ready = False
 
     def append(self, run: Run) -> None:
-        """The same; before the first run the end of the file is mended."""
+        """Write one run as `_RunAppender` does; the first call repairs the end of the file."""
         if self._is_ready:
             super().append(run)
             return

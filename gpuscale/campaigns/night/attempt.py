@@ -1,4 +1,4 @@
-"""An attempt to measure: what pytest left, whose its faults are, and how a night ends by it."""
+"""An attempt to measure: the files of pytest, the faults in them, and the exit code of a night."""
 
 import signal
 import xml.etree.ElementTree as ET
@@ -16,39 +16,38 @@ from gpuscale.records import Results, Run
 from gpuscale.records.json_text import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
-"""The variable that names the file in which a session of a night says what the machine lacks."""
+"""The variable with the file in which a night's session reports missing GPUs or nodes."""
 LEFT_OUT = "gpuscale left out"
-"""The property of an item without a run, which says why."""
+"""The property of an item without a run that holds the reason."""
 NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
-"""Why an item made no run: it needed none, the node has lost GPUs, or the case is not for it."""
+"""Reason why an item made no run: none was needed, the node lost GPUs, or the case is unfit."""
 
-_OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
-"""Kinds of failures that are no exception of the training's own code."""
-_OF_PYTEST_ITSELF = (3, 4)
-"""Pytest's exit codes for an internal error and for a wrong use."""
+_INFRASTRUCTURE_KINDS = frozenset({"killed", "timeout", "launch", "system"})
+"""Kinds of failures that the training's own code does not raise."""
+_PYTEST_BROKEN = (3, 4)
+"""Pytest's exit codes for an internal error and for wrong usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Of one invocation of pytest; each item stands for a run that was asked for."""
+    """The items of one invocation of pytest, one for each requested run."""
 
     count: int
     left_out: tuple[str, ...] = ()
-    """Why items gave no number although nothing failed, each reason once: a night asks only for
-    what its nodes have. Not those that needed no run."""
+    """Distinct reasons why items gave no number although nothing failed and a run was needed."""
     gpus_missing: tuple[str, ...] = ()
-    """Those of the reasons that say that a node has lost GPUs."""
+    """The reasons among them that name lost GPUs of a node."""
     uncollected: tuple[str, ...] = ()
-    """Files and tests that no items could be made of, such as a case that cannot be imported."""
+    """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightFault:
-    """One thing that looks like a failure of the infrastructure."""
+    """A probable failure of the infrastructure."""
 
     text: str
     host: str | None = None
-    """Where, if that is known."""
+    """Host of the failure; None if unknown."""
     rank: int | None = None
 
     def __str__(self) -> str:
@@ -58,48 +57,48 @@ class NightFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """All that one invocation of pytest left."""
+    """The outcome of one invocation of pytest."""
 
     exit_code: int
-    """Of pytest; negative for the signal that ended it."""
+    """Exit code of pytest, negative for the signal that ended it."""
     stopped_by: int | None
-    """The signal by which this night was asked to end meanwhile."""
+    """The signal that asked this night to end."""
     items: Items
     results: Results | None
     machine: tuple[NightFault, ...] = ()
-    """Why the session could not start, where that is the machine's fault."""
+    """Reasons why the session could not start, if the machine is at fault."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All that were made, failed ones among them."""
+        """All runs, including failed ones."""
         return () if self.results is None else self.results.runs
 
     @property
     def has_measured(self) -> bool:
-        """True where at least one run gave a number."""
+        """True if at least one run gave a number."""
         return any(run.is_valid for run in self.runs)
 
     @property
     def is_complete(self) -> bool:
-        """True where all that was asked for was measured."""
+        """True if every requested run was measured."""
         passed = self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
         return passed and self.stopped_by is None
 
     @property
     def faults(self) -> tuple[NightFault, ...]:
-        """All that looks like a failure of nodes, network, file system or scheduler.
+        """Probable failures of nodes, network, file system or scheduler.
 
-        An exception of the training's own code, ranks that do not agree and steps that are not
-        steady are none; nor is what came after a signal that asked for the end.
+        Exceptions of the training's own code, ranks that disagree and unsteady steps do not count,
+        nor do failures after a signal that asked for the end.
         """
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
     def _faults(self) -> Iterator[NightFault]:
-        # Those that failed and were made again well are no faults.
+        # A failed run that was repeated successfully is no fault.
         done = {(run.key, run.configuration, run.index) for run in self.runs if run.is_valid}
         for run in self.runs:
             failure, made = run.failure, (run.key, run.configuration, run.index)
-            if failure and failure.kind in _OF_THE_INFRASTRUCTURE and made not in done:
+            if failure and failure.kind in _INFRASTRUCTURE_KINDS and made not in done:
                 text = f"{run.key.label}, run {run.index}: {failure.message}"
                 yield NightFault(text=text, host=failure.host, rank=failure.rank)
         for reason in self.items.gpus_missing:
@@ -113,7 +112,7 @@ class Attempt:
         yield from self.machine
 
     def evidence(self, **facts: object) -> str:
-        """The text of `evidence.json`: where it ran, on which devices, and what went wrong."""
+        """The text of `evidence.json`: hosts, devices and faults."""
         where = None if self.results is None else self.results.environment
         ranks = [rank for run in self.runs for rank in run.ranks]
         text = document_text(
@@ -137,10 +136,10 @@ class Attempt:
 def suspects(
     faults: Sequence[NightFault], nodes: Sequence[str], *, lost: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The nodes of a job to keep away from, by the scheduler's names.
+    """The nodes of a job to avoid, by the scheduler's names.
 
-    Those that the scheduler has lost, since ranks on the others then fail too; else those that
-    faults name; all of them where none is named.
+    These are the nodes that the scheduler has lost, since ranks on the others then fail too; else
+    the nodes that faults name; else all.
     """
     if gone := tuple(node for node in nodes if node in lost):
         return gone
@@ -158,7 +157,7 @@ def signal_name(number: int) -> str:
 
 
 def read_items(path: Path) -> Items:
-    """The items in pytest's XML file; none where it is missing or broken, as after a crash."""
+    """Read the items in pytest's XML file; none if it is missing or broken, as after a crash."""
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -176,7 +175,7 @@ def read_items(path: Path) -> Items:
 
 
 def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
-    """Leave for a night why its session cannot start, where that is the machine's fault."""
+    """Report to the night why its session cannot start, if the machine is at fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
         text = f"nothing could be started: {error}"
@@ -186,7 +185,7 @@ def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
 
 
 def read_machine_faults(path: Path) -> tuple[NightFault, ...]:
-    """The faults that `tell_night` left; empty where it left none."""
+    """Read the faults that `tell_night` wrote; empty if there are none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[NightFault, ...])
     except (OSError, msgspec.DecodeError):
@@ -212,10 +211,10 @@ def night_exit(
 ) -> ExitCode:
     """The exit code of a night.
 
-    A regression wins, also beside a failed item; then a comparison that broke, then the
-    infrastructure, and then what is missing: a verdict on half of the numbers is not the one that
-    was asked for. That a first attempt, with runs of its own, regressed stands unless the last one
-    judged all that was asked for. `compare_exit` is None where there was nothing to compare with.
+    A regression takes precedence, even if items failed; then a broken comparison, then the
+    infrastructure, then missing runs, since half of the numbers give no verdict on the night. A
+    regression of a first attempt with separate runs stands unless the last attempt is complete
+    and judged. `compare_exit` is None if nothing was compared.
     """
     is_broken = compare_exit is not None and compare_exit not in _VERDICTS
     is_whole = not is_broken and attempt.is_complete and attempt.has_measured
@@ -226,8 +225,8 @@ def night_exit(
     if attempt.faults:
         return ExitCode.INFRASTRUCTURE
     if not attempt.has_measured:
-        # A case that cannot be imported ends pytest with 2, and so does an interrupt.
-        could_run = attempt.exit_code not in _OF_PYTEST_ITSELF and not attempt.items.uncollected
+        # Pytest ends with 2 for a case that cannot be imported, and for an interrupt.
+        could_run = attempt.exit_code not in _PYTEST_BROKEN and not attempt.items.uncollected
         return ExitCode.NOTHING_COMPARABLE if could_run else ExitCode.USAGE
     if not attempt.is_complete:
         return ExitCode.INCOMPLETE
@@ -237,7 +236,7 @@ def night_exit(
 def night_meaning(
     code: ExitCode, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
-    """The end of a night, in words."""
+    """The words for the exit code of a night."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -251,7 +250,7 @@ def night_meaning(
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """The night's exit code and what it means, never 0 for a job that did not end well."""
+    """The night's exit code and its meaning; never 0 for a job that did not end well."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]
@@ -263,11 +262,11 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
         return ExitCode.USAGE, "somebody or something ended it; see its log"
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
-    # A signal, or a code that no night ends with, comes from outside of it.
+    # No night ends with such a code: a signal or another program ended the job.
     told = "no exit code" if code is None else f"exit code {code}"
     return ExitCode.USAGE, f"{told}, which is none of a night's; see its log"
 
 
 def exit_of_both(first: int, last: int) -> int:
-    """That of two jobs' night: a regression seen first stands, unless the second could judge."""
+    """The exit code of two jobs of a night; a regression stands unless the second job judged."""
     return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last
