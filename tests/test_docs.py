@@ -2,11 +2,15 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from measuring import REPOSITORY
+
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.reports import FORMATS, SHOWN_FORMATS
+from gpuscale.reports.figures import FIGURES
 
 PAGES = sorted(
     [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")]
@@ -52,3 +56,25 @@ def test_the_index_leads_to_every_page() -> None:
     index = REPOSITORY / "docs" / "README.md"
     named = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)}
     assert {*REPOSITORY.glob("docs/**/*.md")} - named - {index} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("measuring.md", STRATEGIES),
+        ("outputs.md", [*SHOWN_FORMATS, *FIGURES]),
+        ("tools.md", FORMATS),
+    ],
+)
+def test_a_page_names_all_that_its_registry_has(page: str, names: Iterable[str]) -> None:
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_contributing_names_files_and_names_that_are_there() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = "".join(path.read_text("utf-8") for path in REPOSITORY.glob("gpuscale/**/*.py"))
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        assert any((root / name).exists() for root in (REPOSITORY, REPOSITORY / "gpuscale")), name
+    for name in re.findall(r"`([A-Z_]{2,}|[A-Z][a-z]+[A-Z]\w+)`", text):
+        assert name in code, name
