@@ -245,8 +245,8 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     baseline = PACKAGE / "baselines" / "arc4.json"
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
-        ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "nothing of it"),
-        ((file, "--case", "other", "-o", tmp_path / "x.svg"), "nothing of it"),
+        ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
+        ((file, "--case", "other", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as --baseline"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
