@@ -14,7 +14,7 @@ from test_over_nights import write_nights
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
 from gpuscale.reports.page.nights_index import write_index
-from gpuscale.store import read_results, write_baseline
+from gpuscale.store import leave_out, read_results, write_baseline
 
 Report = Callable[..., str]
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
@@ -142,8 +142,11 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
             (tmp_path / name / file).touch()
         if record:
             (tmp_path / name / "night.txt").write_text(record)
+    write_night(tmp_path / "2026-11-01_1" / "results.jsonl", THROTTLED)
+    leave_out(tmp_path / "2026-11-01_1" / "results.jsonl", "cooling failure")
     write_index(tmp_path)
     index = (tmp_path / "index.html").read_text()
+    assert index.count('<span class="below">left out: cooling failure</span>') == 1
     assert "<b>" not in index
     assert re.findall(r'href="(2026[^"]+)"', index) == [
         "2026-11-02_%3Cb%3E2%23/night.txt",

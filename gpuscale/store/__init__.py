@@ -11,6 +11,7 @@ from gpuscale.store.results import (
     ResumedResults,
     default_results_path,
     leave_out,
+    left_out_reason,
     newest_results,
     refuse_unwritable,
 )

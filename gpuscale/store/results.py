@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
@@ -98,6 +99,20 @@ def leave_out(path: Path, reason: str | None) -> Results:
     finally:
         locked.close()
     return marked
+
+
+class _LeftOut(msgspec.Struct):
+    left_out: str | None = None
+
+
+def left_out_reason(path: Path) -> str | None:
+    """The reason for which a results file is left out; None if it counts or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            header = msgspec.json.decode(file.readline(), type=_LeftOut)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return header.left_out
 
 
 class _RunAppender:

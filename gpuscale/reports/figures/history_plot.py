@@ -11,7 +11,6 @@ from gpuscale.analysis.history import History, Night, RowHistory, environment_at
 from gpuscale.analysis.statistics.estimates import exponential
 from gpuscale.records import EnvironmentChange
 from gpuscale.records.environment_diff import environment_text
-from gpuscale.reports.figures.axes import label_ticks, legend_of, names_beside
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
@@ -20,7 +19,10 @@ from gpuscale.reports.figures.picture import (
     Measurements,
     Picture,
     drawn,
+    label_ticks,
     left_out_of,
+    legend_of,
+    names_beside,
     row_text,
 )
 from gpuscale.reports.phrases import counted, percent_text

@@ -1,21 +1,15 @@
-"""Scaling over GPUs: the three plots of the CTE-POWER course, together and each by itself."""
+"""Scaling over GPUs: time, throughput and speedup, together and each by itself."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from matplotlib.axes import Axes
 
+from gpuscale.analysis.scaling import published_points, scaling_points
 from gpuscale.base.units import counted, significant
-from gpuscale.records import Estimate
-from gpuscale.reports.figures.axes import (
-    label_ticks,
-    lay_amounts,
-    lay_gpus,
-    legend_columns,
-    legend_of,
-    time_unit,
-)
-from gpuscale.reports.figures.curves import Curve, Quantity, curves_of
+from gpuscale.records import Configuration, Estimate, ScalingPoint
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
@@ -25,28 +19,134 @@ from gpuscale.reports.figures.picture import (
     Picture,
     Style,
     drawn,
+    label_ticks,
+    lay_amounts,
+    lay_gpus,
     left_out_of,
+    legend_columns,
+    legend_of,
+    names_beside,
     shortened,
     styles_of,
+    time_unit,
 )
 from gpuscale.reports.phrases import interval_text
 
+Quantity = Literal["time", "step time", "throughput", "speedup", "efficiency"]
+_QUANTITIES = get_args(Quantity)
 MOST_CASES = 4
-"""Cases below each other in one figure."""
+"""Most cases in one figure, one below the other."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _IDEAL = "ideal"
 _APART = 1.03
-"""The factor by which a curve's intervals stand beside those of the next one."""
+"""Factor between the places of two curves' intervals, so that they do not overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """The points of one configuration."""
+
+    points: Sequence[ScalingPoint]
+    way: str
+    """How the case is made parallel, and what else distinguishes it within its case."""
+    origin: Literal["measured", "baseline", "published"]
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.points[0].configuration
+
+    @property
+    def case(self) -> str:
+        return self.configuration.case
+
+    @property
+    def name(self) -> str:
+        """The way, with the origin unless it was measured now."""
+        return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
+
+    @property
+    def timed(self) -> str:
+        """The span of its `time`."""
+        figure = self.points[0].figure
+        return "epoch" if figure is None or figure.timed is None else figure.timed
+
+    def values(self, quantity: Quantity) -> dict[int, Estimate]:
+        """The known values by number of GPUs."""
+        found = {point.gpus: _value(point, quantity) for point in self.points}
+        return {gpus: value for gpus, value in found.items() if value is not None}
+
+    def has(self, quantity: Quantity) -> bool:
+        """True if a value is known; a speedup takes more than one GPU."""
+        least = 2 if quantity in ("speedup", "efficiency") else 1
+        return any(gpus >= least for gpus in self.values(quantity))
+
+
+def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
+    step_time, figure = point.step_time_s, point.figure
+    if quantity == "step time":
+        return step_time if figure is None else None
+    if quantity == "time" and figure is not None:
+        return None if figure.mean_time_s is None else Estimate(value=figure.mean_time_s)
+    if quantity == "time":
+        if step_time is None or point.epoch_s is None:
+            return None
+        return step_time.scaled(point.epoch_s / step_time.value)
+    if quantity == "throughput":
+        return point.samples_per_s
+    return point.speedup if quantity == "speedup" else point.efficiency
+
+
+def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
+    """The curves that were measured, each followed by those of the same in the baseline.
+
+    Without runs they are the curves of the baseline.
+    """
+    baseline = measurements.baseline
+    measured = _measured(scaling_points(measurements.runs))
+    if baseline is None:
+        return tuple(measured.values())
+    before = _measured(scaling_points(baseline.runs), origin="baseline")
+    published: dict[str, _Curve] = {}
+    for point in published_points(baseline).values():
+        points = (
+            (*published[point.key.name].points, point) if point.key.name in published else (point,)
+        )
+        published[point.key.name] = _Curve(points, point.configuration.strategy, "published")
+    if not measured:
+        return (*before.values(), *published.values())
+    found: list[_Curve] = []
+    for configuration, curve in measured.items():
+        found.append(curve)
+        if configuration in before:
+            found.append(replace(before[configuration], way=curve.way))
+        if configuration.label in published:
+            # Two configurations of one label have the same publication.
+            found.append(replace(published.pop(configuration.label), way=curve.way))
+    return tuple(found)
+
+
+def _measured(
+    points: Sequence[ScalingPoint], origin: Literal["measured", "baseline"] = "measured"
+) -> dict[Configuration, _Curve]:
+    names = names_beside([point.configuration for point in points])
+    has_both = len({configuration.scaling for configuration in names}) > 1
+    curves = {}
+    for configuration, name in names.items():
+        way = name.removeprefix(f"{configuration.case}/")
+        way += f", {configuration.scaling} scaling" if has_both else ""
+        its_points = [point for point in points if point.configuration == configuration]
+        curves[configuration] = _Curve(its_points, way, origin)
+    return curves
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
     """The quantities beside each other over GPUs, a row for each case; None of nothing known."""
-    every = curves_of(measurements)
+    every = _curves_of(measurements)
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
         return None
     cases = [*dict.fromkeys(curve.case for curve in every)]
-    ways = {curve.way: curve.strategy for curve in every}
+    ways = {curve.way: curve.configuration.strategy for curve in every}
     styles = styles_of(ways)
     shown = [curve for curve in every if curve.case in cases[:MOST_CASES] and curve.way in styles]
     baseline = measurements.baseline
@@ -61,7 +161,12 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         for row, case in zip(grid, cases, strict=False):
             row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
-                _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
+                _draw(
+                    axes,
+                    quantity,
+                    [curve for curve in shown if curve.case == case],
+                    styles,
+                )
         legend = legend_of(grid.flat, [*(curve.name for curve in shown), _IDEAL])
         most = 2 if len(quantities) == 1 else 4
         columns = legend_columns(legend, figure.get_figwidth(), most)
@@ -75,10 +180,10 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
 
 
 def _draw(
-    axes: Axes, quantity: Quantity, curves: Sequence[Curve], styles: Mapping[str, Style]
+    axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, Style]
 ) -> None:
     """One quantity of the curves of one case."""
-    counts = sorted({gpus for curve in curves for gpus in curve.points})
+    counts = sorted({point.gpus for curve in curves for point in curve.points})
     lay_gpus(axes, counts)
     axes.set_xlabel(_gpus_text(curves))
     known = [curve for curve in curves if curve.has(quantity)]
@@ -89,10 +194,7 @@ def _draw(
         axes.text(0.5, 0.5, f"{quantity} not known", ha="center", transform=axes.transAxes)
         axes.set_yticks([])
         return
-    values = [
-        {gpus: its[quantity] for gpus, its in curve.points.items() if quantity in its}
-        for curve in known
-    ]
+    values = [curve.values(quantity) for curve in known]
     factor, words = 1.0, f"{quantity} (samples/s)" if quantity == "throughput" else str(quantity)
     if quantity in ("time", "step time"):
         unit_s, unit = time_unit(value.value for its in values for value in its.values())
@@ -129,7 +231,7 @@ def _lay_values(
 
 
 def _draw_curve(
-    axes: Axes, curve: Curve, values: Mapping[int, Estimate], style: Style, beside: float
+    axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
     """A line through the values, each with its interval as a bar; hollow unless measured now."""
     color, marker, line = style
@@ -157,18 +259,20 @@ def _draw_curve(
     )
 
 
-def _gpus_text(curves: Sequence[Curve]) -> str:
+def _gpus_text(curves: Sequence[_Curve]) -> str:
     """`GPUs`, and below how the work grew with them, as far as it is the same of all."""
-    word = "CPU ranks" if all(curve.device == "cpu" for curve in curves) else "GPUs"
-    modes = {curve.scaling for curve in curves if curve.scaling is not None}
+    word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
+    modes = {
+        curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
+    }
     if len(modes) != 1:
         return f"{word}\nweak and strong scaling" if modes else word
     (mode,) = modes
     batches = {
-        batch if mode == "weak" else batch * gpus
+        point.batch_per_gpu if mode == "weak" else point.batch_per_gpu * point.gpus
         for curve in curves
-        if curve.scaling is not None
-        for gpus, batch in curve.batches.items()
+        for point in curve.points
+        if curve.configuration.scaling is not None and point.batch_per_gpu is not None
     }
     if len(batches) != 1:
         return f"{word}\n{mode} scaling"
@@ -176,11 +280,11 @@ def _gpus_text(curves: Sequence[Curve]) -> str:
     return f"{word}\n{mode} scaling, {counted(batches.pop(), 'sample')} {of}"
 
 
-def _notes(curves: Sequence[Curve], source: str | None) -> Iterator[str]:
+def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
     """Where intervals are from, what has none, and who published."""
     measured = [curve for curve in curves if curve.origin != "published"]
-    values = [v for curve in measured for its in curve.points.values() for v in its.values()]
-    if any(value.has_interval for value in values):
+    values = [_value(p, name) for curve in measured for p in curve.points for name in _QUANTITIES]
+    if any(value is not None and value.has_interval for value in values):
         yield "bars: 95 % intervals over runs"
     elif measured:
         yield "no intervals: one run each"
@@ -188,14 +292,13 @@ def _notes(curves: Sequence[Curve], source: str | None) -> Iterator[str]:
         yield f"published: {source}"
 
 
-def _sentences(curves: Sequence[Curve], quantities: Sequence[Quantity]) -> Iterator[str]:
+def _sentences(curves: Sequence[_Curve], quantities: Sequence[Quantity]) -> Iterator[str]:
     """Each curve in words: `mnist_cnn, ddp: speedup 1.86 [1.80, 1.93] on 2 GPUs`."""
     for curve in curves:
         for quantity in quantities:
             found = [
-                f"{interval_text(its[quantity], significant)} on {gpus}"
-                for gpus, its in curve.points.items()
-                if quantity in its
+                f"{interval_text(value, significant)} on {gpus}"
+                for gpus, value in curve.values(quantity).items()
             ]
             if found:
                 yield f"{curve.case}, {curve.name}: {quantity} {', '.join(found)}"

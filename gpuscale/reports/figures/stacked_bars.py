@@ -12,7 +12,6 @@ from matplotlib.ticker import PercentFormatter
 from gpuscale.analysis.budget import efficiency_budgets
 from gpuscale.analysis.typical_step import typical_steps
 from gpuscale.base.units import format_seconds, whole_percent
-from gpuscale.reports.figures.axes import names_beside, time_unit
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
@@ -21,7 +20,9 @@ from gpuscale.reports.figures.picture import (
     Picture,
     drawn,
     left_out_of,
+    names_beside,
     row_text,
+    time_unit,
 )
 from gpuscale.reports.phrases import amount_text
 

@@ -10,13 +10,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gpuscale.base.units import format_percent
 from gpuscale.records import PointKey, Run, Window
-from gpuscale.reports.figures.axes import names_beside
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     Measurements,
     Picture,
     drawn,
     left_out_of,
+    names_beside,
     row_text,
 )
 from gpuscale.reports.phrases import counted

@@ -1,11 +1,13 @@
-"""What a page shows: sections of figures, tables and notes, without a word of HTML."""
+"""The content of a page, sections of figures, tables and notes, and its HTML by Jinja2."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gpuscale import __version__
 from gpuscale.analysis.history import History
+from gpuscale.base.errors import require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison.view import View
@@ -96,3 +98,23 @@ def readable(text: str) -> str:
     """
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
+
+
+def rendered(sections: Sequence[Section], **values: Any) -> str:
+    """The HTML of a page with these sections and further values; all texts are escaped."""
+    require_packages("a page", ("jinja2",))
+    # Here, since only who renders needs it.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gpuscale.reports.page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["readable"] = readable
+    # A page without a verdict has these values empty.
+    common = {"version": __version__, "word": "", "warning": "", "sections": sections}
+    text: str = environment.get_template("page.html").render({**common, **values})
+    return text

@@ -5,14 +5,10 @@ from collections.abc import Callable, Sequence
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Tone
-from gpuscale.reports.page.content import Section, Subject
-from gpuscale.reports.page.machines_section import machines
+from gpuscale.reports.page.content import Section, Subject, rendered
 from gpuscale.reports.page.nights_section import losses, nights, told_by_nights
-from gpuscale.reports.page.pictures import curves
-from gpuscale.reports.page.rendering import rendered
-from gpuscale.reports.page.row_sections import causes, measured_headline, place_text, rows
-from gpuscale.reports.page.step_sections import budget, phases
-from gpuscale.reports.page.window_section import windows
+from gpuscale.reports.page.row_sections import causes, machines, measured_headline, place_text, rows
+from gpuscale.reports.page.step_sections import budget, curves, phases, windows
 
 SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     causes,
@@ -49,13 +45,12 @@ def report_html(subject: Subject) -> str:
         ]
     place = place_text(subject.results[0])
     return rendered(
-        "report.html",
+        made,
         title=f"{word}: {place}",
-        place=place,
+        place=f"GPU scaling: {place}",
         warning=phrases.injection_warning([*injections]),
         word=word,
         first=first,
         facts=facts,
         tone=tone,
-        sections=made,
     )

@@ -7,10 +7,9 @@ from urllib.parse import quote
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports.columns import Cell, Tone
-from gpuscale.reports.page.content import Table
-from gpuscale.reports.page.rendering import rendered
+from gpuscale.reports.page.content import Section, Table, rendered
 from gpuscale.reports.phrases import counted
-from gpuscale.store import write_report
+from gpuscale.store import left_out_reason, write_report
 from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD_TEXT, NightRecord, read_night
 
 INDEX = "index.html"
@@ -27,8 +26,8 @@ def write_index(folder: Path) -> None:
         rows=lines,
         words=frozenset(("verdict", "job", "host")),
     )
-    title = f"Nights of {folder.name}"
-    html = rendered("nights.html", title=title, name=folder.name, nights=nights)
+    section = Section(title="", tables=[nights])
+    html = rendered([section], title=f"Nights of {folder.name}", place="GPU scaling")
     write_report(folder / INDEX, html)
 
 
@@ -49,9 +48,11 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
             date = f"{date} {record.started[11:16]}"
         code = "" if record.exit_code is None else str(record.exit_code)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
+        reason = left_out_reason(night / "results.jsonl") or ""
+        tone: Tone = "doubt" if reason else _tone(record.exit_code)
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            "verdict": Cell(record.meaning, tone=_tone(record.exit_code)),
+            "verdict": Cell(record.meaning, reason and f"left out: {reason}", tone),
             "exit": Cell(code),
             "job": Cell(job),
             "host": Cell(record.host or ""),

@@ -11,7 +11,7 @@ from gpuscale.reports.history_text import (
     verdict,
 )
 from gpuscale.reports.page.content import Block, Item, Section, Subject, Table
-from gpuscale.reports.page.pictures import pictures
+from gpuscale.reports.page.step_sections import pictures
 
 _MOST_LOSSES = 3
 _NEVER = "1970-01-01T00:00:00+00:00"
