@@ -57,7 +57,7 @@ def test_neither_an_input_nor_another_output_is_written_over(tmp_path: Path) -> 
     baseline.write_text("{}")
     (tmp_path / "link.json").symlink_to(baseline)
     for name in ("ours.json", "link.json"):
-        with pytest.raises(UsageError, match="--format: .* is already an input or output"):
+        with pytest.raises(UsageError, match=r"--format: .* is already an input or output"):
             validate_outputs(outputs_of([f"json={tmp_path / name}"]), [baseline])
     with pytest.raises(UsageError, match="a is already an input or output"):
         validate_outputs(outputs_of(["json=a", "text=./a"]), [])
