@@ -55,7 +55,7 @@ def watch(folder: Path, request: RunRequest) -> "subprocess.Popen[bytes]":
 
 
 def measured(
-    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 60, **attributes: object
+    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, **attributes: object
 ) -> Run:
     """The run that a script makes."""
     request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, **attributes)

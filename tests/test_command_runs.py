@@ -35,7 +35,8 @@ def test_gaps_between_epochs_are_no_steps(tmp_path: Path) -> None:
     script = "while True:\n    steps(range(20))\n    due += 0.5\n"
     run = measured(tmp_path, script)
     assert run.failure is None
-    assert max(window.time_s for window in run.windows) < 0.5
+    # One may hold a pause of a busy machine; every fourth would hold a gap.
+    assert sum(window.time_s >= 0.5 for window in run.windows) <= 1
 
 
 def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:

@@ -38,6 +38,13 @@ class Case(Tiny):
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 """
 QUICK = ("--runs", "1", "--run-seconds", "0.1")
+# Nothing warms up here, and on real devices it takes each run two seconds.
+WITHOUT_WARM_UP = """
+from msgspec.structs import replace
+from gpuscale.workload.run_defaults import TIMING_PLANS
+
+TIMING_PLANS["cuda"] = replace(TIMING_PLANS["cuda"], warmup_steps=2, warmup_s=0.05)
+"""
 
 Run = Callable[..., Session]
 
@@ -77,6 +84,7 @@ def session(devices: Mapping[str, str], tmp_path: Path) -> Run:
 
     def run(case: str, *options: str, **variables: str) -> Session:
         file = write_case(tmp_path, case)
+        (tmp_path / "conftest.py").write_text(WITHOUT_WARM_UP)
         command = pytest_command(str(file), "-q", *QUICK, *options)
         return run_on(devices, tmp_path, *command, **variables)
 
