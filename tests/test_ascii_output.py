@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from golden.inputs import Night, baseline_of, write_night
+from builders.nights import Night, baseline_of, write_night
 from measuring import REPOSITORY
 
 from gpuscale.base.printable import SPELT_OUT

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparison_records import of_each_verdict, view
+from builders.comparisons import of_each_verdict, view
 
 from gpuscale.records import Configuration
 from gpuscale.reports.comparison import as_json

@@ -8,9 +8,9 @@ from typing import Unpack
 
 import pytest
 from builders import baseline, measured, phased_run, phases, results
+from builders.comparisons import comparison, entry, view
+from builders.nights import Fault, Night, results_of_night, write_night
 from changing import replace
-from comparison_records import comparison, entry, view
-from golden.inputs import Fault, Night, results_of_night, write_night
 from statements import codes_in, facts_of, known
 
 from gpuscale.base.units import format_distinct, rough_percent

@@ -1,29 +1,28 @@
 """The causes of losses whose truth is known."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from builders import environment, results, with_values
-from cause_records import (
+from builders.causes import (
     CLOCK_MHZ,
-    EXPOSED_S,
     FAULTS,
     LATE,
     LOST_S,
     ONE_SLOW,
     SLOW,
+    SLOW_CLOCK,
     SLOW_LINK,
-    WELL,
-    Fault,
+    Devices,
+    as_they_are,
     diagnosed,
     night_of,
-    slow_clock,
-    slow_in_computing,
-    slower,
     tally,
     well,
 )
+from builders.nights import EXPOSED_S, WELL, Fault
 from changing import replace
 
 from gpuscale.judge.compare import compare
@@ -48,14 +47,15 @@ def causes(
     *,
     gpus: int = 4,
     telemetry: bool = False,
-    before: Callable[[GpuSummary], GpuSummary] = WELL.devices,
+    devices: Devices = as_they_are,
     where: Environment | None = None,
     seen: Callable[[Run], Run] = lambda run: run,
 ) -> tuple[Cause, ...]:
     """The causes that three steady runs with a fault are given, as the runs show it."""
     rng = np.random.default_rng(7)
-    usual = well(rng, [gpus], deviation=0.003, telemetry=telemetry, devices=before)
-    now = night_of(rng, [gpus], 3, fault, deviation=0.003, telemetry=telemetry, where=where)
+    noise: dict[str, Any] = {"deviation": 0.003, "telemetry": telemetry, "devices": devices}
+    usual = well(rng, [gpus], **noise)
+    now = night_of(rng, [gpus], 3, fault, where=where, **noise)
     shown = replace(now, runs=tuple(seen(run) for run in now.runs))
     return diagnosed(usual, shown)[gpus].causes
 
@@ -83,9 +83,7 @@ def test_noise_rarely_hides_the_cause(name: str, deviation: float, runs: int, gp
 
 def test_shares_and_seconds_of_a_mixed_loss_are_those_that_were_put_in() -> None:
     rng = np.random.default_rng(6)
-    mixed = Fault(
-        ranks=lambda place, own: replace(own, data_s=own.data_s + 0.006), communication_s=0.014
-    )
+    mixed = Fault(data_s=0.006, communication_s=0.014)
     before = well(rng, [1, 4], deviation=0.001)
     row = diagnosed(before, night_of(rng, [1, 4], 6, mixed, deviation=0.001))[4]
     first, second = row.causes
@@ -124,7 +122,7 @@ def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:
         (SLOW, 1, None),
         (LATE, 4, RanksOf((0, 1, 2, 3), 4)),
         (
-            Fault(ranks=lambda place, own: slower(own, 1.22) if place.rank < 3 else own),
+            Fault(computing=1.22, ranks=frozenset({0, 1, 2})),
             4,
             RanksOf((0, 1, 2), 4),
         ),
@@ -140,7 +138,7 @@ def test_a_shared_cause_names_its_ranks(fault: Fault, gpus: int, shared_by: Rank
 
 def test_a_slow_device_is_found_whichever_rank_it_serves() -> None:
     rng = np.random.default_rng(8)
-    sick = Fault(ranks=lambda place, own: slower(own, 1.5) if place.uuid == "GPU-2" else own)
+    sick = Fault(computing=1.5, device=2)
     before = well(rng, [2], deviation=0.003)
     now = night_of(rng, [2], 4, sick, deviation=0.003)
     # Half of the runs have the device, so the mean is too uncertain to be called; it is here.
@@ -152,7 +150,7 @@ def test_a_slow_device_is_found_whichever_rank_it_serves() -> None:
 
 def test_of_runs_on_one_gpu_the_device_that_alone_got_slow_is_named() -> None:
     rng = np.random.default_rng(9)
-    sick = Fault(ranks=lambda place, own: slower(own, 1.3) if place.uuid == "GPU-1" else own)
+    sick = Fault(computing=1.3, device=1)
     named = 0
     for _ in range(20):
         before = well(rng, [1], deviation=0.01)
@@ -182,12 +180,12 @@ def test_without_a_sick_device_an_inconclusive_row_names_none() -> None:
 def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> None:
     rng = np.random.default_rng(34)
     before = well(rng, [4], deviation=0.003)
-    lowered = {"pcie_generation": 3, "pcie_max_generation": 4}
-    worn = replace(
-        SLOW,
-        devices=lambda s: with_values(s, ecc_uncorrected=1, **lowered) if s.uuid == "GPU-3" else s,
-    )
-    now = night_of(rng, [4], 3, worn, deviation=0.003, telemetry=True)
+
+    def worn(summary: GpuSummary) -> GpuSummary:
+        lowered = {"pcie_width": 8, "ecc_uncorrected": 1}
+        return with_values(summary, **lowered) if summary.uuid == "GPU-3" else summary
+
+    now = night_of(rng, [4], 3, SLOW, deviation=0.003, telemetry=True, devices=worn)
     slow, *faults = diagnosed(before, now)[4].causes
     assert slow.kind is CauseKind.COMPUTE
     assert [each.kind for each in faults] == [CauseKind.PCIE, CauseKind.MEMORY_ERRORS]
@@ -208,7 +206,8 @@ def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
     rng = np.random.default_rng(11)
     before = well(rng, [4], deviation=0.003)
     nights = [
-        night_of(rng, [4], 1, slow_in_computing(rank, 1.3), deviation=0.003) for rank in range(4)
+        night_of(rng, [4], 1, Fault(computing=1.3, ranks=frozenset({rank})), deviation=0.003)
+        for rank in range(4)
     ]
     runs = [replace(run, index=i) for i, night in enumerate(nights, 1) for run in night.runs]
     (cause,) = diagnosed(before, results(*runs))[4].causes
@@ -228,7 +227,7 @@ def test_late_data_that_hide_the_communication_are_not_called_slow_computing() -
 
 
 def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
-    (cause,) = causes(replace(SLOW, devices=slow_clock), telemetry=True)
+    (cause,) = causes(SLOW_CLOCK, telemetry=True)
     assert cause.kind is CauseKind.CLOCKS
     clock, hot_event = (each for each in symptoms(cause) if each.uuid == "GPU-2")
     assert (clock.counter, clock.host) == ("sm_clock_mean_mhz", "node1")
@@ -241,16 +240,15 @@ def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
 
 
 def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
-    (cause,) = causes(replace(LATE, devices=slow_clock), telemetry=True)
+    (cause,) = causes(replace(LATE, clock=SLOW_CLOCK.clock), telemetry=True)
     assert cause.kind is CauseKind.DATA
 
 
 def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:
     def worn(summary: GpuSummary) -> GpuSummary:
-        narrow = with_values(slow_clock(summary), pcie_width=8, pcie_max_width=16, nvlink_links=6)
-        return replace(narrow, xids=(63,))
+        return replace(with_values(summary, pcie_width=8), xids=(63,))
 
-    (cause,) = causes(replace(SLOW, devices=worn), telemetry=True, before=worn)
+    (cause,) = causes(SLOW, telemetry=True, devices=worn)
     assert cause.kind is CauseKind.COMPUTE
 
 

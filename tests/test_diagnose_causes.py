@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from builders import CNN, environment, gpu_summary, phases, run, with_values
-from cause_records import row_of
+from builders.causes import row_of
+from builders.comparisons import PEAK_MEMORY, entry, peak_memory
 from changing import replace
-from comparison_records import PEAK_MEMORY, entry, peak_memory
 
 from gpuscale.analysis.budget import PARTS, EfficiencyBudget
 from gpuscale.judge import diagnose

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from builders import gpu_summary, phased_run, phases, run, with_values
-from cause_records import row_of
+from builders.causes import row_of
 from changing import replace
 
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of

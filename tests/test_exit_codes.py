@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from comparison_records import comparison, entry
+from builders.comparisons import comparison, entry
 
 from gpuscale.records import Verdict
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import builders as make
 import pytest
+from builders.nights import CNN, RESNET, Night, results_of_night, write_night
 from changing import replace
-from golden.inputs import CNN, RESNET, Night, results_of_night, write_night
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main

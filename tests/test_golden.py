@@ -14,8 +14,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from changing import replace
-from golden.inputs import (
+from builders.nights import (
     BY_DP,
     CNN,
     EPOCH,
@@ -28,6 +27,7 @@ from golden.inputs import (
     results_of_night,
     write_night,
 )
+from changing import replace
 from nvml.library import compile_driver
 from statements import known
 

@@ -1,8 +1,8 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
+from builders.comparisons import ALL_REDUCE, comparison, entry, peak_memory, view
 from changing import replace
-from comparison_records import ALL_REDUCE, comparison, entry, peak_memory, view
 
 from gpuscale.records import (
     METRICS_BY_NAME,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import baseline, measured
-from cause_records import row_of
+from builders.causes import row_of
 from changing import replace
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of

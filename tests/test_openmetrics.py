@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 from builders import CNN, baseline, environment, results, run
+from builders.comparisons import comparison, entry, of_each_verdict, view
 from changing import replace
-from comparison_records import comparison, entry, of_each_verdict, view
 
 from gpuscale.judge.compare import compare
 from gpuscale.records import Verdict

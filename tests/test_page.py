@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from browser import seen_in_chromium
+from builders.nights import CNN, RESNET, Fault, Night, baseline_of, write_night
 from changing import replace
-from golden.inputs import CNN, RESNET, Fault, Night, baseline_of, write_night
 from test_over_nights import write_nights
 
 from gpuscale.cli import main

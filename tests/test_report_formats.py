@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from changing import replace
-from comparison_records import (
+from builders.comparisons import (
     ALL_REDUCE,
     comparison,
     entry,
@@ -18,6 +17,7 @@ from comparison_records import (
     told,
     view,
 )
+from changing import replace
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.records import Comparison, Estimate, Verdict

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from builders import CNN
+from builders.comparisons import ALL_REDUCE, comparison, entry, of_each_verdict, view
 from changing import replace
-from comparison_records import ALL_REDUCE, comparison, entry, of_each_verdict, view
 from wcwidth import wcswidth
 
 import gpuscale

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from builders import CNN, baseline, environment, figure, measured, published, results, run
+from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from changing import replace
-from comparison_records import comparison, entry, of_each_verdict, peak_memory, view
 
 from gpuscale.analysis.projection import Projection, projections
 from gpuscale.cli import main

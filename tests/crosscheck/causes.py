@@ -13,7 +13,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from cause_records import FAULTS, tally
+from builders.causes import FAULTS, tally
 
 TRIALS = 250
 DEVIATIONS = (0.003, 0.01, 0.02, 0.05)

@@ -1,8 +1,8 @@
 """Valid files that use every field of their format: where the fuzzing of the readers starts."""
 
 from builders import figure, results_text
+from builders.nights import CNN, Night, baseline_of, results_of_night
 from changing import replace
-from golden.inputs import CNN, Night, baseline_of, results_of_night
 
 from gpuscale.base.counters import NUMBERS
 from gpuscale.records import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import builders
 from changing import replace
 
+import builders
 from gpuscale import __version__
 from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import (
@@ -52,6 +52,8 @@ class Fault:
 
     data_s: float = 0.0
     """What each step waits longer for its batch."""
+    h2d_s: float = 0.0
+    """Seconds that each copy of a batch takes longer."""
     computing: float = 1.0
     """How many times as long computing takes."""
     communication_s: float = 0.0
@@ -216,8 +218,7 @@ def _run(
     common = (1 + noise.gauss(0, deviation)) / night.faster
     processes = 1 if configuration.strategy == "dp" else gpus
     own = [
-        _own_phases(_fault_of(night, fault, rank, index)).scaled(common)
-        for rank in range(processes)
+        own_phases(_fault_of(night, fault, rank, index)).scaled(common) for rank in range(processes)
     ]
     exposed_s = (EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0
     slowest = max(own, key=lambda phases: phases.total_s)
@@ -246,7 +247,7 @@ def _run(
         startup_s=3.0,
         wall_s=30.0,
         gpu_summaries=tuple(
-            _gpu_summary(uuid, fault if fault.hits(rank.rank, device) else WELL)
+            device_summary(uuid, fault if fault.hits(rank.rank, device) else WELL)
             for rank in ranks
             for uuid, device in zip(rank.device_uuids, rank.devices, strict=True)
         )
@@ -270,10 +271,12 @@ def _fault_of(night: Night, fault: Fault, rank: int, index: int) -> Fault:
     return fault if fault.hits(rank, _device_of(night, rank, index)) else WELL
 
 
-def _own_phases(fault: Fault) -> Phases:
+def own_phases(fault: Fault) -> Phases:
     """What a rank takes for itself, without waiting for others."""
     computing = HEALTHY.scaled(fault.computing)
-    return replace(computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s)
+    return replace(
+        computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s + fault.h2d_s
+    )
 
 
 def _windows(
@@ -330,7 +333,8 @@ def _rank(
     )
 
 
-def _gpu_summary(uuid: str, fault: Fault) -> GpuSummary:
+def device_summary(uuid: str, fault: Fault) -> GpuSummary:
+    """The telemetry of a device, as its fault shows in it."""
     return GpuSummary(
         uuid=uuid,
         name="Tesla V100-SXM2-32GB",

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from builders import CNN, measured
 from changing import replace
 
+from builders import CNN, measured
 from gpuscale.records import (
     METRICS_BY_NAME,
     Comparison,

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from builders import CNN, environment, gpu_summary, phased_run, phases, results, run, with_values
 from changing import replace
-from comparison_records import entry
 
+from builders import CNN, environment, phased_run, results, run, with_values
+from builders.comparisons import entry
+from builders.nights import EXPOSED_S, WELL, Fault, device_summary, own_phases
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.attribution import Step, changes_of
@@ -22,69 +23,20 @@ from gpuscale.records import (
     EntryVerdict,
     Environment,
     GpuSummary,
-    Phases,
     PointKey,
     Results,
     Run,
     Verdict,
 )
 
-HEALTHY = phases(data_s=0.002, h2d_s=0.001, forward_s=0.030, backward_s=0.055, optimizer_s=0.004)
-EXPOSED_S = 0.008
 CLOCK_MHZ = 1530.0
-
-
-class Place(NamedTuple):
-    """Where a rank runs."""
-
-    rank: int
-    uuid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """The faults of a training; none, unless given."""
-
-    ranks: Callable[[Place, Phases], Phases] = lambda place, own: own
-    """From a rank's healthy phases to its own."""
-    communication_s: float = 0.0
-    """Seconds that each step waits longer in gradient synchronisation."""
-    devices: Callable[[GpuSummary], GpuSummary] = lambda summary: summary
-    """From what a healthy device shows to what this one does."""
-
-
-WELL = Fault()
-
-
-def slower(own: Phases, factor: float) -> Phases:
-    """The same phases with computing that takes so many times as long."""
-    return replace(own.scaled(factor), data_s=own.data_s, h2d_s=own.h2d_s)
-
-
-def slow_clock(summary: GpuSummary, factor: float = 1.22) -> GpuSummary:
-    """A hot device, whose clock is that much lower."""
-    clock_mhz = summary.values["sm_clock_mean_mhz"] / factor
-    return replace(
-        with_values(summary, sm_clock_mean_mhz=clock_mhz, temperature_max_c=91.0),
-        clock_event_reasons={"hw_thermal_slowdown": 0.8, "sw_power_cap": 0.5},
-    )
-
-
-def slow_in_computing(rank: int, factor: float) -> Fault:
-    """One rank that computes so many times as long."""
-    return Fault(ranks=lambda place, own: slower(own, factor) if place.rank == rank else own)
-
-
 LOST_S = 0.020
 """A fifth of the step."""
-LATE = Fault(ranks=lambda place, own: replace(own, data_s=own.data_s + LOST_S))
-LATE_COPIES = Fault(ranks=lambda place, own: replace(own, h2d_s=own.h2d_s + LOST_S))
-ONE_LATE = Fault(
-    ranks=lambda place, own: replace(own, data_s=own.data_s + LOST_S) if place.rank == 1 else own
-)
-ONE_SLOW = slow_in_computing(1, 1.22)
-SLOW = Fault(ranks=lambda place, own: slower(own, 1.22))
+LATE = Fault(data_s=LOST_S)
+SLOW = Fault(computing=1.22)
+ONE_SLOW = Fault(computing=1.22, ranks=frozenset({1}))
 SLOW_LINK = Fault(communication_s=LOST_S)
+SLOW_CLOCK = replace(SLOW, clock=1 / 1.22)
 
 
 class KnownFault(NamedTuple):
@@ -95,17 +47,22 @@ class KnownFault(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
+Devices = Callable[[GpuSummary], GpuSummary]
+
+
+def as_they_are(summary: GpuSummary) -> GpuSummary:
+    return summary
+
+
 FAULTS = {
     "late batches, all ranks": KnownFault(LATE, CauseKind.DATA),
-    "late copies, all ranks": KnownFault(LATE_COPIES, CauseKind.DATA),
-    "late batches, one rank": KnownFault(ONE_LATE, CauseKind.DATA, (1,)),
+    "late copies, all ranks": KnownFault(Fault(h2d_s=LOST_S), CauseKind.DATA),
+    "late batches, one rank": KnownFault(replace(LATE, ranks=frozenset({1})), CauseKind.DATA, (1,)),
     "one slow rank": KnownFault(ONE_SLOW, CauseKind.SLOW_RANK, (1,)),
     "slower computing, all ranks": KnownFault(SLOW, CauseKind.COMPUTE),
     "slower link": KnownFault(SLOW_LINK, CauseKind.COMMUNICATION),
-    "lower clocks, all GPUs": KnownFault(replace(SLOW, devices=slow_clock), CauseKind.CLOCKS),
-    "an NVLink down": KnownFault(
-        replace(SLOW_LINK, devices=lambda s: with_values(s, nvlink_active_min=5)), CauseKind.NVLINK
-    ),
+    "lower clocks, all GPUs": KnownFault(SLOW_CLOCK, CauseKind.CLOCKS),
+    "an NVLink down": KnownFault(replace(SLOW_LINK, nvlinks=5), CauseKind.NVLINK),
 }
 
 
@@ -119,6 +76,7 @@ def noisy_run(
     night: float,
     configuration: Configuration = CNN,
     telemetry: bool = False,
+    devices: Devices = as_they_are,
 ) -> Run:
     """One run of healthy ranks, of which some have a fault, all of them with noise.
 
@@ -127,34 +85,28 @@ def noisy_run(
     """
     own = deviation / np.sqrt(2)
     first = index - 1 if gpus < 4 else 0
-    uuids = [f"GPU-{(first + rank) % 4}" for rank in range(gpus)]
+    used = [(first + rank) % 4 for rank in range(gpus)]
+    faults = [fault if fault.hits(rank, device) else WELL for rank, device in enumerate(used)]
     common = night * float(np.exp(rng.normal(0, own)))
-    ranks = [
-        fault.ranks(Place(rank, uuid), HEALTHY).scaled(common * float(np.exp(rng.normal(0, own))))
-        for rank, uuid in enumerate(uuids)
-    ]
-    exposed_s = (EXPOSED_S + fault.communication_s) * common * float(np.exp(rng.normal(0, own)))
+    exposed_s = (EXPOSED_S + fault.communication_s) * common
     made = phased_run(
-        ranks,
-        communication_s=exposed_s if gpus > 1 else None,
+        [own_phases(each).scaled(common * float(np.exp(rng.normal(0, own)))) for each in faults],
+        communication_s=exposed_s * float(np.exp(rng.normal(0, own))) if gpus > 1 else None,
         index=index,
         configuration=configuration,
-        devices=uuids,
+        devices=[f"GPU-{device}" for device in used],
     )
     error_s = float(rng.normal(0, deviation / 2)) * made.windows[0].time_s
     unsynced = tuple(replace(w, time_s=w.time_s + error_s) for w in made.unsynced_windows)
-    summaries = tuple(fault.devices(replace(_healthy_gpu(rng), uuid=uuid)) for uuid in uuids)
-    return replace(made, unsynced_windows=unsynced, gpu_summaries=summaries if telemetry else ())
-
-
-def _healthy_gpu(rng: np.random.Generator) -> GpuSummary:
-    clock_mhz = CLOCK_MHZ * float(np.exp(rng.normal(0, 0.003)))
+    summaries = []
+    for device, each in zip(used, faults, strict=True):
+        seen = device_summary(f"GPU-{device}", each)
+        clock_mhz = seen.values["sm_clock_mean_mhz"] * float(np.exp(rng.normal(0, 0.003)))
+        summaries.append(devices(with_values(seen, sm_clock_mean_mhz=clock_mhz)))
     return replace(
-        with_values(
-            gpu_summary(0.95), sm_clock_mean_mhz=clock_mhz, nvlink_links=6, nvlink_active_min=6
-        ),
-        clock_event_reasons={"sw_power_cap": 0.5},
-        xids=(),
+        made,
+        unsynced_windows=unsynced,
+        gpu_summaries=tuple(summaries) if telemetry else (),
     )
 
 
@@ -177,16 +129,9 @@ def night_of(
     return results(*made, where=where or environment())
 
 
-def well(
-    rng: np.random.Generator,
-    gpus: Sequence[int],
-    *,
-    devices: Callable[[GpuSummary], GpuSummary] = WELL.devices,
-    **options: Any,
-) -> Baseline:
-    """The baseline of a night without a fault, but for what its devices may show."""
-    where, shown = environment(job_id="then"), Fault(devices=devices)
-    before = night_of(rng, gpus, 6, shown, where=where, **options)
+def well(rng: np.random.Generator, gpus: Sequence[int], **options: Any) -> Baseline:
+    """The baseline of a night without a fault."""
+    before = night_of(rng, gpus, 6, where=environment(job_id="then"), **options)
     return baseline_from_results([before], name="nightly", cluster="ARC4")
 
 
