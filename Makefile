@@ -17,7 +17,7 @@ CASES ?= mnist_cnn resnet50
 bench: setup
 	$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
 	    --gpus $(GPUS) --strategy $(STRATEGY)
-	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
+	@echo "next: $(BIN)/gpuscale show, or record a baseline (docs/start.md)"
 
 # Proves the CUDA path on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
 gpu-check: setup
