@@ -1,11 +1,10 @@
-"""Where the lost efficiency went: E(n) = 1 - communication - data - skew - rest.
+"""The parts of the lost efficiency: E(n) = 1 - communication - data - skew - rest.
 
-T(n) is longer than the time that ideal scaling would take by the exposed communication, by
-data that each rank waits longer for than one GPU alone did, by the slowest rank's lag behind
-the median rank, and by a rest that nobody measured. Divided by T(n) these are the points that
-E(n) lacks to 1, since E(n) is the ideal time over T(n).
+T(n) exceeds the time of ideal scaling by the exposed communication, the additional wait for data,
+the lag of the slowest rank behind the median rank, and an unmeasured rest. Each divided by T(n) is
+what E(n) lacks to 1, since E(n) is the ideal time over T(n).
 
-The stages of a pipeline do different work, so all of theirs counts by its mean: E(n) = 1 -
+The stages of a pipeline do different work, so their parts are means over all of them: E(n) = 1 -
 micro-batching - bubble - imbalance - data - optimizer - rest.
 """
 
@@ -30,7 +29,8 @@ from gpuscale.records import (
 PARTS = ("communication", "data", "skew")
 PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
 _DECLARED_DEVIATION = 0.01
-"""Between runs on one GPU; its weight is that of the moderated variances of `compare`."""
+"""Declared deviation between runs on one GPU, with the weight that `compare` gives to
+moderation."""
 _DECLARED_DF = 3
 
 
@@ -38,20 +38,20 @@ _DECLARED_DF = 3
 class EfficiencyBudget:
     """The lost efficiency of one (configuration, gpus), each part as a fraction of T(n).
 
-    Parts may be negative: data that more ranks wait for less are a gain.
+    A part may be negative: waiting less for data on more ranks is a gain.
     """
 
     key: EntryKey
     configuration: Configuration
     efficiency: float
     parts: Mapping[str, float]
-    """Those that were measured. Of `PARTS`: communication is exposed and beyond what it costs a
-    single rank, such as DDP's handling of gradients; data is waiting for batches and copying them,
-    beyond what the ideal time contains. Of `PIPELINE_PARTS`: micro-batching is what they cost on
-    one GPU; bubble is the wait of the slowest stage; imbalance is its lag behind the mean stage;
-    optimizer is a gain where a stage has fewer parameters for as many samples."""
+    """The measured parts. In `PARTS`, communication is exposed and beyond what it costs a single
+    rank, such as DDP's handling of gradients; data is the wait for batches and their copies, beyond
+    what the ideal time contains. In `PIPELINE_PARTS`, micro-batching is its cost on one GPU; bubble
+    is the wait of the slowest stage; imbalance is its lag behind the mean stage; optimizer is a
+    gain if a stage has fewer parameters for as many samples."""
     rest: float
-    """With the parts that were not measured in it."""
+    """The remaining loss, unmeasured parts included."""
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class EfficiencyBudget:
     def hundredths(self) -> Mapping[str, int]:
         """The efficiency, each part and the rest in whole hundredths, which add up to 100.
 
-        The efficiency is rounded; each of the others lies within a hundredth of its value.
+        The efficiency is rounded; every part is within a hundredth of its value.
         """
         efficiency = round(self.efficiency * 100)
         exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
@@ -76,14 +76,14 @@ class EfficiencyBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
-    """The slowest rank of one run, by its own pace."""
+    """The slowest rank of a run, compared with its median rank."""
 
     run: Run
     slowest: RankReport
     pace_s: float
     """Seconds per step without waiting for other ranks."""
     median_pace_s: float
-    """The same of the median rank; of an even number of ranks, of the faster of the middle two."""
+    """Pace of the median rank; with an even number of ranks, of the faster of the middle two."""
 
     @property
     def skew_s(self) -> float:
@@ -92,7 +92,7 @@ class RankSkew:
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """The budgets of these runs, as `budgets_of` gives them."""
+    """The efficiency budgets of these runs."""
     return budgets_of(grouped(runs))
 
 
@@ -141,7 +141,7 @@ def _is_pipeline(configuration: Configuration) -> bool:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds beyond a step that is ideal, a share of the reference's, by `PARTS`."""
+    """Seconds beyond the ideal step, by `PARTS`."""
     # A rank alone handles gradients too, and so does the ideal step.
     alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
@@ -155,7 +155,7 @@ def _parts_s(
 def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """The same by `PIPELINE_PARTS`; the reference has the whole batch at once."""
+    """The parts of a pipeline, by `PIPELINE_PARTS`; the reference has the whole batch at once."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
         def of_run(run: Run) -> float | None:
@@ -196,7 +196,7 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
-    """The ranks from fast to slow; none where a pace is unknown."""
+    """The ranks from fast to slow; empty if a pace is unknown."""
     paced = [(rank.pace_s, rank) for rank in ranks]
     known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
     return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
@@ -212,9 +212,9 @@ def _data_s(run: Run) -> float | None:
 
 
 def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
-    """The share of a step that is a wait for its batch, of every point with phases.
+    """The share of a step that the slowest-fed rank waits for its batch, as a mean over runs.
 
-    It is that of the rank that waits longest, and the mean over runs.
+    Points without phases are missing.
     """
     waits = {}
     for point, its in valid_by_point(runs).items():
@@ -229,18 +229,17 @@ def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
 
 
 def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
-    """The points on one GPU whose T(1) differs between devices by more than runs differ anyway.
+    """Step time in seconds by device, fastest first, for points on one GPU whose devices differ.
 
-    Of each the step time in seconds on each device, by UUID, the fastest first. Runs on the same
-    devices, on any number of GPUs, tell the noise together with a declared deviation; an analysis
-    of variance must find the devices different with p < 0.01.
+    Runs on the same devices, on any number of GPUs, give the noise, together with a declared
+    deviation; an analysis of variance must find the devices different with p < 0.01.
     """
     valid = valid_by_point(runs)
     return {key: its for key in valid if key.gpus == 1 and (its := _step_times_s(key, valid))}
 
 
 def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:
-    """Those of a point by device; none where they do not differ."""
+    """The step times of a point by device; empty if the devices do not differ."""
     repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
     devices: dict[str, list[float]] = {}
     for key, runs in valid.items():
@@ -258,8 +257,7 @@ def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> d
 def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
     """Variance of a run's logarithm on the same devices, and its degrees of freedom.
 
-    Where devices rotate few runs repeat any, so a declared deviation stands beside them, unless
-    they show more.
+    If devices rotate, few runs repeat any, so a declared deviation is added unless they show more.
     """
     sample = grouped_log_sample(repeated)
     declared = _DECLARED_DEVIATION**2
@@ -272,7 +270,7 @@ def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 
 def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
-    """True where the means of groups lie further apart than that variance explains."""
+    """True if the means of the groups differ more than that variance explains."""
     filled = list(groups)
     middle = statistics.fmean(value for group in filled for value in group)
     squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)

@@ -1,14 +1,14 @@
-"""Further than measured: T, S and E on numbers of GPUs that nobody tried, as a band.
+"""Projection of T, S and E to numbers of GPUs that were not measured, as a band.
 
-Two laws are laid through the step times over their ideal, and the projection is their geometric
-mean. The power law takes them as a power of the number of GPUs, over the last three numbers. The
-other adds up the parts of the efficiency budget: exposed communication takes as long as a ring
-all-reduce, a (n - 1)/n + b (n - 1) seconds; skew, data and the rest keep their share of the ideal
-step. The first is too slow where communication levels off, the second too fast where it grows.
+Two laws are fitted to the step times relative to the ideal ones, and the projection is their
+geometric mean. The power law takes the last three numbers of GPUs. The other law adds up the parts
+of the efficiency budget: exposed communication takes as long as a ring all-reduce, a (n - 1)/n + b
+(n - 1) seconds; skew, data and the rest keep their share of the ideal step. The first is too slow
+if communication levels off, the second too fast if it grows.
 
-The band has three parts: by how much the two laws differ; the error of the same method where its
-end is known, fitted on the smaller numbers that were measured and laid beside the next one; and
-the interval of the largest number that was measured. Nothing here is ever judged.
+The band has three parts: the difference of the two laws; the error of the same method on the
+measured numbers, each projected from the smaller ones; and the interval of the largest measured
+number. A projection is never judged.
 """
 
 import math
@@ -32,50 +32,50 @@ from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
-"""The power law goes through so many numbers of GPUs, since further down other links count."""
+"""Numbers of GPUs in the power law: other links dominate on fewer GPUs."""
 _USUAL_ERROR = 0.024
-"""One doubling ahead: the median over 62 public tables. With one degree of freedom Student's t
-puts 9 of 10 within 15%, where they were within 14%."""
+"""Error one doubling ahead: the median over 62 public tables. With one degree of freedom Student's
+t covers 9 of 10 within 15%; in the tables they were within 14%."""
 _USUAL_DF = 1
 _SINGULAR = 1e-9
 _ONE_SIDED = (1 + CONFIDENCE) / 2
 
 
 class LeftOut(NamedTuple):
-    """A measured number of GPUs, as the smaller ones would have projected it."""
+    """A measured number of GPUs, projected from the smaller ones."""
 
     gpus: int
     fitted: tuple[int, ...]
     error: float
-    """Of the step time: 0.02 is 2% too long."""
+    """Relative error of the step time: 0.02 is 2% too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """A scaling curve beyond its last point."""
+    """A scaling curve beyond its last measured point."""
 
     configuration: Configuration
     scaling: ScalingMode
-    """By the batches that were measured."""
+    """Derived from the measured batches."""
     measured: tuple[int, ...]
-    """Numbers of GPUs."""
+    """Measured numbers of GPUs."""
     on_one_node: bool
-    """True where nothing that was measured tells of links between nodes."""
+    """True if all measurements ran on one node, so that links between nodes are unknown."""
     left_out: tuple[LeftOut, ...]
     points: tuple[ScalingPoint, ...]
-    """On numbers of GPUs on which nothing was measured; bands are 95%. A curve that was measured on
-    several nodes goes on with as many GPUs on each as its largest number had."""
+    """Points on numbers of GPUs that were not measured; bands are 95%. A curve measured on several
+    nodes keeps the number of GPUs per node of its largest point."""
 
 
 class NotProjected(NamedTuple):
-    """A configuration that tells too little, and what would help."""
+    """A configuration that cannot be projected, and what would help."""
 
     configuration: Configuration
     reason: str
 
 
 def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | NotProjected]:
-    """Each configuration on those of the numbers of GPUs that it was not measured on."""
+    """The projection of each configuration to those numbers of GPUs that it was not measured on."""
     exposed: dict[Configuration, dict[int, float]] = defaultdict(dict)
     entries = grouped(runs)
     for each in budgets_of(entries):
@@ -104,21 +104,21 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """What was measured, by number of GPUs in ascending order, 1 among them."""
+    """The measured points in ascending order of GPUs, 1 among them."""
 
     points: Sequence[ScalingPoint]
     scaling: ScalingMode
     logs: Mapping[int, float]
-    """Logarithms of the step time over the ideal one."""
+    """Logarithm of the step time over the ideal one, by number of GPUs."""
     communication: Mapping[int, float]
-    """What is exposed, over the ideal step time; all overhead where it was not measured."""
+    """Exposed communication over the ideal step time; all overhead if it was not measured."""
 
     def share(self, gpus: int) -> float:
-        """The ideal step time, over that on 1 GPU."""
+        """The ideal step time over that on 1 GPU."""
         return 1 / gpus if self.scaling == "strong" else 1.0
 
     def first(self, count: int) -> "_Curve":
-        """The curve of the smallest numbers alone."""
+        """The curve of the smallest numbers of GPUs."""
         return replace(self, logs=dict([*self.logs.items()][:count]))
 
 
@@ -199,7 +199,7 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ScalingPoin
 
 
 def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
-    """The step time over the ideal one, no better than ideal unless that was measured."""
+    """The step time over the ideal one; better than ideal only if that was measured."""
     laws = _laws(curve, gpus)
     errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
     df = _USUAL_DF + len(errors)
@@ -220,14 +220,14 @@ def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
 
 
 def _half_width(estimate: Estimate | None) -> float:
-    """Half of the interval of the logarithm; 0 where a single run gave none."""
+    """Half of the interval of the logarithm; 0 if a single run gave none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return 0.0
     return math.log(estimate.high / estimate.low) / 2
 
 
 def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> float:
-    """From the nearest number that was measured."""
+    """Doublings from the nearest measured number."""
     return min(abs(math.log2(gpus / n)) for n in measured)
 
 
@@ -250,14 +250,14 @@ def _by_parts(curve: _Curve, gpus: int) -> float:
     per_byte, per_hop = _ring(seconds)
     exposed = (per_byte * (gpus - 1) / gpus + per_hop * (gpus - 1)) / curve.share(gpus)
     others = math.expm1(curve.logs[last]) - curve.communication[last]
-    # Less than nothing cannot be left: parts are differences of noisy times.
+    # Parts are differences of noisy times; the sum must stay above 0.
     return math.log(max(1 + exposed + others, _SINGULAR))
 
 
 def _ring(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """What a ring all-reduce takes for its bytes and for its hops, neither below 0.
+    """Seconds that a ring all-reduce takes for its bytes and for its hops, both at least 0.
 
-    By least squares; one number of GPUs tells of the bytes alone.
+    Fitted by least squares; a single number of GPUs shows the bytes alone.
     """
     sizes, hops = [(n - 1) / n for n in seconds], [n - 1.0 for n in seconds]
     times_s = list(seconds.values())

@@ -1,4 +1,4 @@
-"""An average step of each point, phase by phase."""
+"""The average step of each point, by phases."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from gpuscale.analysis.statistics.estimates import log_sample
 from gpuscale.records import Phases, PointKey, Run
 
 SUM_TOLERANCE = 0.03
-"""By how much a window's phases may miss its time."""
+"""Tolerance for the sum of a window's phases, relative to its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,24 +18,25 @@ class TypicalStep:
 
     time_s: float
     typical_s: float
-    """The step time of the scaling table: over runs, of the median of each."""
+    """The step time of the scaling table: the mean over runs of each run's median."""
     phases_s: Mapping[str, float | None]
-    """By name; communication is exposed, the mean over the runs, or 0 where noise puts it below."""
+    """Seconds by phase; communication is exposed, the mean over the runs, or 0 if noise makes it
+    negative."""
     total_s: float
-    """Of all phases."""
+    """Sum of all phases."""
     windows: int
     missing_windows: int
     """Windows whose phases do not add up to their time within the tolerance."""
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """An average step of every point whose windows have phases, in the order of scaling points."""
+    """The average step of every point whose windows have phases, in the order of scaling points."""
     found = {point: _step(its) for point, its in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """The average step of a point's runs; None where no window of theirs has phases."""
+    """The average step of a point's runs; None if no window has phases."""
     # Time and phases of an average step of each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
@@ -80,9 +81,9 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
 
 
 def _communication_in_forward_s(runs: Iterable[Run]) -> float:
-    """Seconds per step by which a forward is longer with synchronisation, the mean over runs.
+    """Mean seconds per step that a forward takes longer with synchronisation; at least 0.
 
-    There FSDP gathers parameters and DDP broadcasts buffers; less than nothing is noise.
+    FSDP gathers parameters there and DDP broadcasts buffers.
     """
     found = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Baselines of measured runs: made of results, and changed by later ones that were approved."""
+"""Baselines made of measured runs, and changed by approved later runs."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,18 +16,18 @@ from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import without_repeated, without_windows
 
 MINIMUM_RUNS = 3
-"""Valid runs that an entry of a baseline file has at least."""
+"""Fewest valid runs of an entry of a baseline file."""
 EVERYTHING = "all"
 """The selector of every proposal that can be accepted."""
 _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",
 )
-"""All of a run but its evidence."""
+"""All fields of a run but its evidence."""
 
 
 class EntryId(NamedTuple):
-    """The properties that the runs of one entry of a baseline share, by which it is told."""
+    """Identifier of an entry of a baseline: the properties that its runs share."""
 
     configuration: Configuration
     gpus: int
@@ -91,20 +91,20 @@ def baseline_from_results(
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """The baseline itself, or the one that results make under that name, however few runs."""
+    """The baseline itself, or one made of the results under that name, even of few runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(without_repeated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """What results are as the other side of a comparison, however few runs they have."""
+    """A baseline made of results, however few runs they have, to compare others with."""
     cluster = results[0].environment.host or "unknown host"
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
 def measured_at(results: Sequence[Results]) -> str:
-    """When the latest of the (at least one) results were measured: ISO 8601 with offset."""
+    """The start of the latest of the (at least one) results: ISO 8601 with offset."""
     return max((result.created_at for result in results), key=datetime.fromisoformat)
 
 
@@ -139,20 +139,20 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The runs that would take the place of those of one entry."""
+    """New runs for one entry of a baseline."""
 
     label: str
-    """Of the row, with what tells it from others of the same name."""
+    """Row label, with the options that distinguish it from others of the same name."""
     entry: EntryId
     old: tuple[Run, ...]
-    """Empty where the baseline has no such entry."""
+    """The present runs; empty if the baseline has no such entry."""
     new: tuple[Run, ...]
     obstacle: str = ""
-    """Why it cannot be accepted; empty where it can."""
+    """The reason why it cannot be accepted; empty if it can."""
 
     @property
     def remark(self) -> str:
-        """What to know of it before it is accepted, in words; empty where there is nothing."""
+        """A remark for the user before it is accepted; empty if there is none."""
         if self.obstacle:
             return f"cannot be accepted, it {self.obstacle}"
         if not self.old:
@@ -164,7 +164,7 @@ class Proposal:
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """The names that a user may give it, the shortest that names its row first."""
+        """The names that select it, the shortest that names its row first."""
         (configuration, gpus), case = self.entry, self.entry.configuration.case
         label = configuration.label
         return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
@@ -173,9 +173,9 @@ class Proposal:
 def proposals(
     baseline: Baseline, results: Sequence[Results], *, beside: bool = False
 ) -> tuple[Proposal, ...]:
-    """The entries of the results that the baseline has otherwise, in its order, then new ones.
+    """The entries of the results that differ from the baseline's, in its order, then new ones.
 
-    Their runs take the place of those that the baseline has, or stand `beside` them.
+    Their runs replace those of the baseline, or are added to them if `beside` is true.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
@@ -193,7 +193,7 @@ def proposals(
 
 
 def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
-    """The proposals that `CASE[/STRATEGY][@GPUS]` name; `all` takes what can be accepted."""
+    """The proposals that `CASE[/STRATEGY][@GPUS]` names; `all` is all that can be accepted."""
     chosen = []
     for selector in selectors:
         named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
@@ -217,7 +217,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """The baseline with the changes (at least one), and what was there before in its history."""
+    """The baseline with the changes (at least one), and its former runs in its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
     gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
@@ -282,7 +282,7 @@ def _chosen(
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """The valid runs as a baseline keeps them, each with its allocation; refuses injected ones."""
+    """The valid runs as a baseline keeps them, with their allocations; refuses injected faults."""
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
@@ -314,7 +314,7 @@ def _refuse_mixed_workloads(
 
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
-    """The entry's name; where other configurations share it, also what tells it apart."""
+    """The entry's name, with the options that distinguish it from entries of the same name."""
     alike = (other for other in entries if other.gpus == entry.gpus)
     namesakes = [other.configuration for other in alike if other.key == entry.key]
     apart = [
@@ -330,7 +330,10 @@ def _versions(results: Sequence[Results]) -> str:
 
 
 def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
-    """Of each allocation of these runs; a resumed file's later jobs found all but job and host."""
+    """The environment of each allocation of these runs.
+
+    The later jobs of a resumed file have the same environment, except for job and host.
+    """
     used = {run.allocation for run in runs}
     found = {result.allocation: result.environment for result in results}
     for result in results:

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: their runs, grouped and reduced once, and where they are from."""
+"""The two sides of a comparison: their runs, grouped and reduced once, and their origins."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A machine's nights as series: each row's level, when it changed, and what else changed then."""
+"""A machine's nights as series: the level of each row, its changes, and what else changed then."""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,51 +26,52 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """One allocation, with the mean over its runs of every row that it measured."""
+    """One allocation, with the mean over its runs for every row that it measured."""
 
     allocation: str
     began_at: datetime
     environment: Environment
     runs: tuple[Run, ...]
-    """The valid ones of the rows that were asked for."""
+    """Valid runs of the selected rows."""
     log_step_times: Mapping[PointKey, float]
-    """By row, their means."""
+    """Mean logarithm of the step time by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChange:
-    """A row that went to another level."""
+    """A change of a row to another level."""
 
     point: PointKey
     onset: int
-    """Index of the first night on the new level; of a drift, of the night that showed it."""
+    """Index of the first night on the new level; for a drift, of the night that showed it."""
     kind: Kind
     throughput: Estimate
     """The change from level to level: −0.03 is 3% less."""
 
     @property
     def is_loss(self) -> bool:
-        """True where the row became slower."""
+        """True if the row became slower."""
         return self.throughput.value < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A level that a row has left to the worse, in as many changes as nothing else explains.
+    """A slower level that a row reached by one change, or by several that nothing else explains.
 
-    A slow drift may come as several steps, each against the one before it.
+    A slow drift may come as several steps.
     """
 
     kind: Kind
-    """A drift where there were several."""
+    """A drift if there were several changes."""
     since: int
     """Index of the night of the first change."""
     onset: int
-    """Of that of the last one."""
+    """Index of the night of the last change."""
     is_new: bool
-    """The last night showed it; before that it was not known."""
+    """True if the last night was the first to show it."""
     throughput: Estimate
-    """The present level against the lost one; without an interval where weeks told the change."""
+    """The present level against the lost one; without an interval if weekly medians showed the
+    change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,56 +85,56 @@ class RowHistory:
     level_nights: int
     """Nights on the present level, the last one included."""
     outlying: tuple[int, ...]
-    """Those of its nights that lie far from the others on their level."""
+    """Indices of nights that are far from the others on their level."""
     last_step_time_s: float
-    """Of the last night."""
+    """Step time of the last night."""
     departure: float | None
-    """The last night's throughput against the `nights_before` it; None of too few nights."""
+    """The last night's throughput relative to the `nights_before` it; None if there are too few."""
     stands_out: bool
-    """The last night lies so far from its level that a second one like it would be a change."""
+    """True if a second night like the last one would be a change of level."""
     is_unclear: bool
-    """It lies far from the `nights_before` it, which are too few to tell whether it stands out,
-    or several last nights do."""
+    """True if the last night is far from the `nights_before` it but too few nights show whether it
+    stands out, or if several last nights may be slower."""
     lost: LostLevel | None
-    """None if later changes made most of the loss good, and if the last night lies as near to the
+    """None if later changes recovered most of the loss, or if the last night is as near to the
     level before it."""
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The lost level, for 15 nights: after them the present one is what is expected."""
+        """The lost level, for 15 nights; after them the present level is the expected one."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
     def nights_missing(self) -> int:
-        """How many more it takes until the last one can stand out; a change takes another."""
+        """Further nights until one can stand out; a change of level takes one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """The rows that changed on the same night in the same way, and what else changed then."""
+    """The rows that changed on the same night in the same direction, and what else changed then."""
 
     night: int
     changes: tuple[RowChange, ...]
     environment: tuple[EnvironmentChange, ...]
-    """Against the night before; empty of a drift, which no single night has begun."""
+    """Changes since the night before; empty for a drift, which no single night has begun."""
     devices: tuple[DeviceChange, ...]
-    """Those that changed with the rows and more than the others, as with `environment`."""
+    """Devices that changed with the rows and more than other devices; empty for a drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The nights of one machine, in the order in which they began, and what changed in them."""
+    """The nights of one machine, in the order in which they began, and their changes."""
 
     machine: str
     nights: tuple[Night, ...]
     rows: tuple[RowHistory, ...]
     events: tuple[HistoryEvent, ...]
     left_out: tuple[str, ...] = ()
-    """The nights that somebody left out, each as `2026-03-13 (cooling failure)`."""
+    """Nights that were left out on purpose, each as `2026-03-13 (cooling failure)`."""
 
     def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
-        """Those that got slower than the others from the night before to that one."""
+        """The devices that became slower than the others on that night."""
         return _changed_devices(self.nights, night, slower=True)
 
 
@@ -143,9 +144,10 @@ def history_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> History:
-    """The history that results of one machine make, of the rows that were asked for.
+    """The history of one machine's results, for the selected rows.
 
-    A UsageError where they come from several kinds of machines, or hold no valid run of the rows.
+    Raises UsageError if they come from several kinds of machines, or hold no valid run of these
+    rows.
     """
     results = list(results)
     nights, left_out = nights_of(results, cases=cases, gpus=gpus), left_out_of(results)
@@ -175,7 +177,7 @@ def history_of(
 
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
-    """`2026-03-13 (cooling failure)` for each night that somebody left out, the earliest first."""
+    """Nights that were left out on purpose, as `2026-03-13 (cooling failure)`, earliest first."""
     found = ((its, [_began(run, its) for run in its.runs]) for its in results if its.left_out)
     return tuple(
         sorted(
@@ -192,7 +194,7 @@ def nights_of(
 ) -> tuple[Night, ...]:
     """The allocations of some results in the order in which they began.
 
-    None of them has faults made on purpose, or is left out.
+    Results with injected faults and those left out on purpose are ignored.
     """
     runs: dict[str, list[Run]] = {}
     environments: dict[str, Environment] = {}
@@ -276,7 +278,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
             last is not None
             and len(values) - begin <= REMEMBERED
             and (is_far(values, last) or suspect_nights(values[begin:]) > 1)
-            # Of a slow drift, which is told, tonight is always far from the nights before.
+            # In a slow drift, which is reported, tonight is always far from the nights before.
             and not (alone or lost is not None)
         ),
         lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
@@ -286,10 +288,9 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Of a row's nights those that one is compared with.
+    """The nights that a row's night is compared with: those of the 15 before it on its level.
 
-    They are those of the 15 before it since the last step, without the last ones if these may be
-    slower already. A drift begins no level: its nights are all that there is.
+    The last of them are left out if they may be slower already. A drift begins no new level.
     """
     steps = (each.onset for each in changes if each.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -299,7 +300,7 @@ def nights_before(
 
 
 def _unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Index of the last loss of which the present level has not made most good."""
+    """Index of the last loss that was mostly not recovered since; None if there is none."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None
@@ -314,7 +315,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """What the last loss has cost, with those before it that follow each other unexplained."""
+    """The loss by the last change and by the changes before it that have no other explanation."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
@@ -332,10 +333,13 @@ def _lost_level(
 def _throughput_change(
     values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
 ) -> Estimate:
-    """From the nights before the first of these changes to those after the last; at most 15."""
+    """The change from the nights before the first of these changes to those after the last one.
+
+    At most 15 nights count on either side.
+    """
     left, reached = found[first], found[last]
     if "drift" in (left.kind, reached.kind):
-        # Its levels are two weeks somewhere in the past: what there is between them is no sample.
+        # Its levels are weeks in the past, and the nights between them are no sample of either.
         change = reached.before + reached.change - left.before
         return Estimate(value=exponential(-change) - 1, low=None, high=None)
     begin = found[first - 1].onset if first else 0
@@ -346,13 +350,13 @@ def _throughput_change(
 
 
 def _usual(level: Sequence[float]) -> Sample:
-    """The nights of one level but for those that lie far from the others."""
+    """The nights of one level without those that are far from the others."""
     far = outlying(level)
     return log_sample([value for i, value in enumerate(level) if i not in far])
 
 
 def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
-    """The changes of all rows by night, kind and direction, in the order of the nights."""
+    """The changes of all rows, grouped by night, kind and direction, in the order of the nights."""
     together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
     for row in rows:
         for change in row.changes:
@@ -369,7 +373,7 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
 
 
 def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """What changed in the environment from the night before to that one."""
+    """The changes of the environment from the night before to this one."""
     before, now = nights[night - 1].environment, nights[night].environment
     hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
     return (*environment_changes([before], [now]), *hosts)

@@ -1,4 +1,4 @@
-"""Devices that got slower or faster than the others from one night to the next."""
+"""Devices that became slower or faster than the others from one night to the next."""
 
 import math
 import statistics
@@ -9,26 +9,26 @@ from gpuscale.records import PointKey, Run
 
 _SMALLEST = math.log(1.03)
 _DEVIATIONS = 6.0
-"""Median absolute ones among the devices, beyond which one is not like the others."""
+"""Distance, in median absolute deviations of the devices, beyond which a device stands out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChange:
-    """A device whose own pace changed beside those of the others."""
+    """A device whose own pace changed relative to the others."""
 
     uuid: str
     host: str
     slowdown: float
-    """Of its step without waiting for others, beyond what most devices changed by: 0.12 is 12%."""
+    """Change of its step time without waits for others, relative to most devices: 0.12 is 12%."""
 
 
 def devices_that_changed(
     before: Iterable[Run], now: Iterable[Run], *, slower: bool
 ) -> tuple[DeviceChange, ...]:
-    """Those that got slower, or faster, than the others, the most changed first.
+    """The devices that became slower, or faster, than the others, the most changed first.
 
-    A device is held against itself in the same rows, as no two of a kind are quite alike. With two
-    devices the one that changed is taken to be the one that changed as was asked for.
+    A device is compared with itself in the same rows, since no two devices are quite alike. Of two
+    devices, the one that changed in the given direction is named.
     """
     old, new = _log_paces(before), _log_paces(now)
     by_row: dict[tuple[str, str], list[float]] = {}
@@ -49,7 +49,7 @@ def devices_that_changed(
 
 
 def _log_paces(runs: Iterable[Run]) -> Mapping[tuple[PointKey, tuple[str, str]], list[float]]:
-    """By row and device, of the ranks that have one device each."""
+    """Logarithms of the pace by row and device, for ranks that have one device each."""
     logs: dict[tuple[PointKey, tuple[str, str]], list[float]] = {}
     for run in runs:
         point = PointKey.of(run)

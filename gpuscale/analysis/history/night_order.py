@@ -1,4 +1,4 @@
-"""Results whose clocks cannot all have been right, so that nights may stand in another order."""
+"""Results whose clocks cannot all have been right, so the order of the nights may be wrong."""
 
 import itertools
 import re
@@ -11,14 +11,14 @@ _LONGEST_NIGHT = timedelta(days=2)
 _FURTHEST_AHEAD = timedelta(days=1)
 _FEWEST = 3
 _TIMES = 10
-"""A series of names goes back in time once in so many nights, or once; else it is no series."""
+"""Names count as a series if they go back in time at most once, or once in this many nights."""
 _SMALLEST_S = 1.0
 
 
 def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
-    """A sentence for each kind of fault by which the time of a file, given by its name, is denied.
+    """One sentence for each kind of contradiction between the times of files.
 
-    It names the first of several.
+    Each names the first file concerned.
     """
     known = [(name, results, began) for name, results in files if (began := _began(results))]
     yield from _first_of(list(_within(files)))
@@ -32,9 +32,9 @@ def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
 
 
 def yet_to_come(files: Sequence[tuple[str, Results]], now: datetime) -> dict[str, datetime]:
-    """The files, by their names, that began more than a day after now, and when.
+    """The files that began more than a day after now, and when.
 
-    There are none where most did: then it is now that is wrong.
+    Empty if most files did: then the present clock is wrong.
     """
     known = {name: began for name, results in files if (began := _began(results))}
     ahead = {name: began for name, began in known.items() if began > now + _FURTHEST_AHEAD}
@@ -79,9 +79,10 @@ def _began(results: Results) -> datetime | None:
 def _going_back(
     series: Sequence[tuple[str, str, datetime]], what: str
 ) -> Iterator[tuple[str, str]]:
-    """The files that began before one which that puts before them, of those alike but for numbers.
+    """The files that began before an earlier file of their series.
 
-    Given are what holds the number, the file, and its time.
+    `series` has the text that holds the number, the file's name, and its time; a series is made of
+    texts that differ in numbers alone.
     """
     alike: dict[str, list[tuple[list[int], str, datetime]]] = {}
     for numbered, name, began in series:

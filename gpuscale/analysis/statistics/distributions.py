@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _NORMAL_DF = 1e7
-"""From so many degrees of freedom on, Student's t is normal to seven digits."""
+"""From this many degrees of freedom on, Student's t is normal to seven digits."""
 _EPSILON = 1e-14
 _LARGEST_QUANTILE = 1e140
 
@@ -33,7 +33,7 @@ def t_probability(quantile: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """The value that Student's t stays below with this probability, up to 1e140; `df` as above."""
+    """The value that Student's t stays below with this probability, up to 1e140."""
     if df >= _NORMAL_DF:
         return normal_quantile(probability)
     if probability == 0.5:
@@ -44,10 +44,10 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def _t_quantile_of_tail(tail: float, df: float) -> float:
-    """The value above which Student's t lies with this probability, below 0.5.
+    """The value that Student's t exceeds with this probability, below 0.5.
 
-    By Newton's method for the logarithm of the probability, a concave function of that of the
-    value: from the second step on it is approached from above.
+    Newton's method for the logarithm of the probability, a concave function of the logarithm of the
+    value: from the second step on the result is approached from above.
     """
     z = -normal_quantile(tail)
     start = z + (z**3 + z) / (4 * df)
@@ -73,13 +73,13 @@ def _t_density(size: float, df: float) -> float:
 
 
 def _t_tail(size: float, df: float) -> float:
-    """The probability that Student's t lies above a size above 0."""
+    """The probability that Student's t is above a positive size."""
     square = size * size
     return 0.5 * _beta_probability(df / 2, 0.5, df / (df + square), square / (df + square))
 
 
 def f_tail(ratio: float, df: float, other_df: float) -> float:
-    """The probability that a ratio of two estimates of one variance is above this; `df` on top."""
+    """The probability that a ratio of two variance estimates is larger; `df` is the numerator's."""
     if ratio == 0 or math.isinf(ratio):
         return float(ratio == 0)
     total = other_df + df * ratio
@@ -98,7 +98,7 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """The incomplete beta function at `x`; `rest` is 1 - `x`, without its rounding."""
+    """The incomplete beta function at `x`; `rest` is 1 - `x` without rounding."""
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
         return front * _beta_fraction(a, b, x) / a
@@ -144,7 +144,7 @@ def chi_squared_median(df: float) -> float:
 
 
 def _gamma_below(shape: float, value: float) -> tuple[float, float]:
-    """Probability below, and density, of a gamma variable of this shape, by its series."""
+    """Probability below, and density at, the value of a gamma variable of this shape."""
     density = math.exp((shape - 1) * math.log(value) - value - math.lgamma(shape))
     term = total = 1 / shape
     count = shape

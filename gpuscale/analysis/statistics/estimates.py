@@ -22,20 +22,20 @@ from gpuscale.records import Estimate
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01
 RELEVANT = 0.1
-"""One-sided p above this only tells that it is: no rule here asks for more."""
+"""A one-sided p above this is not computed exactly: no rule needs it."""
 FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
-"""The numbers of further runs that are tried on an inconclusive case."""
+"""Numbers of further runs that are tried for an inconclusive row."""
 
 _PRIOR_DF = 3.0
-"""The most degrees of freedom that the deviation of the other entries is worth."""
+"""Largest weight, in degrees of freedom, of the deviation of the other entries."""
 _MEDIAN_EFFICIENCY = 0.37
-"""Of normal values, a median deviation tells as much as the variance of 37% of them."""
+"""A median deviation is worth the variance of 37% of as many normal values."""
 EXCLUDED = 0.1
-"""One-sided: so rarely a row that is as noisy as its neighbours excludes their deviation."""
+"""One-sided probability that a row as noisy as its neighbours excludes their deviation."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
-"""Logarithm of the largest quantile that is looked for; its square is a number."""
+"""Logarithm of the largest quantile that is tried; its square is still finite."""
 _MOST_STEPS = 60
 _EXACT = 1e-6
 
@@ -54,13 +54,13 @@ class Sample:
 
     mean: float
     variance: float | None
-    """Of one value, not of the mean; None where nothing tells the spread."""
+    """Variance of one value, not of the mean; None if unknown."""
     count: int
     df: float
-    """Degrees of freedom of `variance`; 0 where it is None."""
+    """Degrees of freedom of `variance`; 0 if unknown."""
 
     def term(self) -> Term | None:
-        """The part of the variance of a difference that the sample's mean adds."""
+        """The contribution of the sample's mean to the variance of a difference."""
         if self.variance is None:
             return None
         return Term(variance=self.variance * (1 / self.count), df=self.df)
@@ -68,11 +68,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A value on the log scale that is normal about the truth, with estimated variance."""
+    """A value on the log scale, normally distributed about the truth, with estimated variance."""
 
     value: float
     parts: tuple[Term, ...] | None
-    """Independent contributions to the squared standard error; None where it is unknown."""
+    """Independent contributions to the squared standard error; None if it is unknown."""
 
     @property
     def variance(self) -> float | None:
@@ -80,12 +80,13 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """The most by which the truth is exceeded with this one-sided probability, from 0.5 on.
+        """Half of the interval around the truth with this one-sided probability, from 0.5 on.
 
         Each part has its own quantile of Student's t, and they are added in squares (Howe 1974).
-        Welch and Satterthwaite's degrees of freedom would be those of the larger part: where few
-        runs happen to agree, of the declared deviation, which has any number of them. Simulated,
-        identical runs of 5% deviation, 2 against 2, were then called slower in 1.2% of cases.
+        The degrees of freedom after Welch and Satterthwaite would be those of the larger part: if
+        few runs happen to agree, those of the declared deviation, which are infinite. In
+        simulations, identical runs of 5% deviation, 2 against 2, were then called slower in 1.2% of
+        cases.
         """
         if self.parts is None:
             return None
@@ -94,7 +95,7 @@ class Difference:
         )
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-        """The two-sided interval; None where the variance is unknown, as below."""
+        """The two-sided interval; None if the variance is unknown."""
         half = self.half_width((1 + confidence) / 2)
         return None if half is None else (self.value - half, self.value + half)
 
@@ -118,20 +119,20 @@ class Difference:
         return replace(self, value=-self.value)
 
     def exponential(self) -> Estimate:
-        """The estimate of what the value is the logarithm of: a time, a throughput or a ratio."""
+        """The estimate of the time, throughput or ratio whose logarithm the value is."""
         ends = [exponential(end) for end in self.interval() or ()]
         low, high = ends or (None, None)
         return Estimate(value=exponential(self.value), low=low, high=high)
 
     def relative_change(self) -> Estimate:
-        """The same as a relative change: 0.02 is 2% more."""
+        """The estimate as a relative change: 0.02 is 2% more."""
         factor = self.exponential()
         low, high = (None if end is None else end - 1 for end in (factor.low, factor.high))
         return Estimate(value=factor.value - 1, low=low, high=high)
 
 
 def exponential(exponent: float) -> float:
-    """The exponential function, a number above 0 also at the ends of a very wide interval."""
+    """The exponential function, limited so that very wide intervals stay positive and finite."""
     return math.exp(max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
@@ -141,7 +142,7 @@ def log_sample(logs: Sequence[float]) -> Sample:
 
 
 def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
-    """The sample of all values, with the pooled variance *within* groups, such as allocations."""
+    """The sample of all values, with the pooled variance *within* groups such as allocations."""
     filled = [group for group in groups if group]
     values = [value for group in filled for value in group]
     squares = math.fsum(
@@ -157,7 +158,7 @@ def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
 
 
 def welch_term(terms: Iterable[Term]) -> Term:
-    """Several contributions of the same kind as one, with Welch-Satterthwaite `df`."""
+    """The sum of several contributions of the same kind, with Welch-Satterthwaite `df`."""
     known = tuple(terms)
     total = math.fsum(term.variance for term in known)
     weight = math.fsum(term.variance**2 / term.df for term in known if term.df)
@@ -171,7 +172,7 @@ def difference(value: float, terms: Iterable[Term | None]) -> Difference:
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """A value whose variance is the sum of different levels: runs, allocations; None is unknown."""
+    """A value whose variance is the sum of levels (runs, allocations); None is unknown."""
     known = _all_known(levels)
     if known is None:
         return Difference(value=value, parts=None)
@@ -187,7 +188,7 @@ def _all_known(terms: Iterable[Term | None]) -> tuple[Term, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _tail(distance: float, parts: tuple[Term, ...]) -> float:
-    """The one-sided probability at which the half width is the distance; above `RELEVANT`, more."""
+    """The one-sided probability at which the half width is the distance; rough above `RELEVANT`."""
     variance = math.fsum(part.variance for part in parts)
     if variance == 0:
         return 0.5 if distance == 0 else 0.0
@@ -197,8 +198,8 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
     smallest = t_probability(-ratio, math.inf)
     if not others or smallest > RELEVANT or largest < _SMALLEST_TAIL:
         return largest
-    # Sought is the quantile of the part with the fewest degrees of freedom. It lies between
-    # that of all parts with so few and that of this part alone.
+    # The result is the quantile of the part with the fewest degrees of freedom. It is between
+    # the quantile of all parts with these degrees of freedom and that of this part alone.
     low, goal = math.log(ratio), math.log(distance)
     high = min(goal - 0.5 * math.log(first.variance), _FURTHEST)
     below, above = (_log_half_width(at, first, others) - goal for at in (low, high))
@@ -219,7 +220,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Nearly a straight line over the logarithm of the first part's quantile."""
+    """Logarithm of the half width: nearly linear in that of the first part's quantile."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(
@@ -229,10 +230,10 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
 
 
 def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
-    """For each sample its variance as all the others tell it; None where no other has any.
+    """For each sample the variance that all the others have; None if no other has any.
 
-    It is their median deviation: were the sample itself among them, moderating it would add
-    degrees of freedom that nobody measured. The median of a chi-squared variable lies below its
+    It is the median of their deviations. If the sample itself were among them, moderating it would
+    add degrees of freedom that were not measured. The median of a chi-squared variable is below its
     mean (by 31% at 2 degrees of freedom), so each deviation is made median-unbiased first.
     """
     variances = [_median_unbiased(sample) for sample in samples]
@@ -247,8 +248,8 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
-    """The median of ascending numbers but for one of them, which may be None."""
-    # Each of thousands of entries asks this of all others: nothing is copied or sorted.
+    """The median of ascending numbers without one of them, which may be None."""
+    # Called for each of thousands of entries: nothing is copied or sorted.
     left_out = len(ordered) if one is None else bisect_left(ordered, one)
     count = len(ordered) - (one is not None)
     if count == 0:
@@ -260,9 +261,9 @@ def _median_without(ordered: Sequence[float], one: float | None) -> float | None
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
     """The prior, raised to the variance that the same row has on the other side, if larger.
 
-    Not where that is of fewer runs: many quiet runs are not doubted for a few noisy ones. The
-    median supposes that all rows are equally noisy; where one is not, a lucky draw of few runs
-    would be believed (docs/evidence/rates.md has the rates, of `not_above` too).
+    It is not raised if the other side has fewer runs: many quiet runs are not doubted for a few
+    noisy ones. The median supposes that all rows are equally noisy; for a row that is not, a lucky
+    draw of few runs would be believed (docs/evidence/rates.md has the rates, of `not_above` too).
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:
@@ -273,8 +274,8 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """The prior, lowered to the bound that the row's own samples put on their variance.
 
-    A row that knows itself well enough is not moderated by neighbours that are far noisier.
-    Values that are all alike may be rounded.
+    A row with enough runs is not moderated by far noisier neighbours. Values that are all alike may
+    be rounded and set no bound.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -298,7 +299,7 @@ def _median_unbiased(sample: Sample) -> float | None:
 class Moderated:
     """A sample whose variance is drawn towards that of others, which makes few runs usable.
 
-    s² = (d0·s0² + df·s²) / (d0 + df), where d0 and s0² are the prior's.
+    s² = (d0·s0² + df·s²) / (d0 + df), with d0 and s0² of the prior.
     """
 
     sample: Sample
@@ -306,14 +307,14 @@ class Moderated:
 
     @property
     def prior_part(self) -> float:
-        """The part of the variance that the prior adds; 0 without one."""
+        """The contribution of the prior to the variance; 0 without one."""
         if self.prior is None:
             return 0.0
         return self.prior.variance * self.prior.df / (self.prior.df + self.sample.df)
 
     @property
     def own_part(self) -> float:
-        """The part of the variance that the sample adds; 0 where it tells no spread."""
+        """The contribution of the sample to the variance; 0 if its own is unknown."""
         if self.sample.variance is None:
             return 0.0
         prior_df = 0.0 if self.prior is None else self.prior.df
@@ -321,7 +322,7 @@ class Moderated:
 
     @property
     def variance(self) -> float | None:
-        """Of one value; None where neither the sample nor others tell it."""
+        """Variance of one value; None if neither the sample nor the prior has one."""
         if self.sample.variance is None and self.prior is None:
             return None
         return self.own_part + self.prior_part
@@ -330,10 +331,10 @@ class Moderated:
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     """The part of the variance of a difference that several moderated samples add.
 
-    Their priors are the same runs but for one sample, and count as one contribution. As
-    independent ones they would promise degrees of freedom that nobody measured: simulated,
-    identical runs of one entry, 2 against 2, were then told apart at p < 0.01 in 2.3% of cases.
-    Each sample has its share, 1 / `count` where its mean goes into the difference.
+    Their priors come from the same runs, except for one sample, and count as one contribution. As
+    independent ones they would promise degrees of freedom that were not measured: in simulations,
+    identical runs of one entry, 2 against 2, then differed at p < 0.01 in 2.3% of cases. Each
+    sample has its share, 1 / `count` if its mean goes into the difference.
 
     A prior that widens takes no degrees of freedom away: noisy neighbours would count twice.
     """

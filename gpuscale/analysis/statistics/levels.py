@@ -1,11 +1,11 @@
-"""Levels of a series of nights: when it changed, told from nights that only scatter.
+"""Levels of a series of nights: real changes of level, apart from scatter.
 
-A night counts as its logarithm. Single nights may lie anywhere, so a change is believed only when
-two in succession lie beyond the level and agree, or lie far beyond it, or three do in any way, or
-when three and more differ from all nights before them by a t test, or when the median of a week has
-moved away from the best or worst week since the last change, which a slow drift does in steps too
-small for the others. The limits were set by simulation (docs/evidence/rates.md has the rates,
-tests/test_levels.py holds them).
+Values are logarithms. Single nights may be anywhere, so a change is believed only if two successive
+nights are beyond the level and agree, or are far beyond it, or three are beyond it in any way; or
+if three and more differ from all nights before them by a t test; or if the median of a week has
+moved away from the best or worst week since the last change, which finds slow drifts whose steps
+are too small for the other rules. The limits were set by simulation (docs/evidence/rates.md has the
+rates, tests/test_levels.py checks them).
 """
 
 import itertools
@@ -22,34 +22,35 @@ Kind = Literal["step", "drift"]
 REMEMBERED = 15
 """Nights before tonight whose median is the level."""
 FEWEST_NIGHTS = 4
-"""Nights that a level needs before another can be told from it."""
+"""Nights that a level needs before a change from it can be found."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_DEVIATIONS = 2.42
 _FAR = 5 / 3
-"""How far beyond two nights must lie that do not agree, since one of them may be outlying."""
+"""Factor by which two nights must be further away if they disagree, since one may be outlying."""
 _OF_FEW_NIGHTS = 6.5
-"""Few nights tell their level and deviation badly: the step is larger by this over their number."""
+"""A few nights determine their level and deviation badly: the step grows by this over their
+number."""
 _FEWEST_LASTING = 3
-"""Nights on a new level that a t test believes."""
+"""Nights on a new level that the t test needs."""
 _LASTING_CONFIDENCE = 1 - 1e-5
-"""One-sided; each night makes the test for every night on which the level may have begun."""
+"""One-sided; each night repeats the test for every night on which the level may have begun."""
 _SUSPECT_CONFIDENCE = 0.99
-"""The same of nights that only leave the reference of those after them."""
+"""Confidence for nights that are only excluded from the reference of later nights."""
 _SUSPECT_LOSS = math.log(1.02)
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
 _DRIFT_DEVIATIONS = 3.0
 _OUTLYING_DEVIATIONS = 4.0
 _OF_DEVIATION = 60
-"""The latest nights that tell how much one differs from the next."""
+"""The number of latest nights that determine the deviation between nights."""
 _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
-"""Of normal noise: the median absolute difference of successive values over their deviation."""
+"""Median absolute difference of successive values of normal noise, over their deviation."""
 _ENOUGH_TO_EXCLUDE = 6
-"""Allocations of which one that lies far from the others is told from their spread."""
+"""Allocations from which on an outlying one can be told from their spread."""
 _MOST_EXCLUDED = 0.25
-"""The part of nights or allocations that may lie far: more are another level."""
+"""Largest part of nights or allocations that may be outlying: more are another level."""
 _OUTLYING_FAR = 7.0
-"""Deviations, by the median absolute one, beyond which an allocation is not one of them."""
+"""Distance in median absolute deviations beyond which an allocation is outlying."""
 _OUTLYING_NEAREST = 0.02
 _DEVIATION_OF_MEDIAN = 1.4826
 """Standard over median absolute deviation of normal values."""
@@ -57,23 +58,23 @@ _DEVIATION_OF_MEDIAN = 1.4826
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A series that went to another level and stayed there."""
+    """A lasting change of a series to another level."""
 
     kind: Kind
     onset: int
-    """Index of the first night on the new level; of a drift, of the night on which it was seen."""
+    """Index of the first night on the new level; for a drift, of the night that showed it."""
     seen: int
     """Index of the night that showed it."""
     before: float
-    """The level that it left."""
+    """The former level."""
     change: float
-    """From level to level."""
+    """Difference of the two levels."""
 
 
 def night_deviation(values: Sequence[float]) -> float:
-    """Standard deviation of one night about its level, which single nights and drifts hardly move.
+    """Standard deviation of one night about its level; single nights and drifts hardly affect it.
 
-    It is 0 of fewer than two nights.
+    It is 0 for fewer than two nights.
     """
     differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
@@ -82,7 +83,7 @@ def night_deviation(values: Sequence[float]) -> float:
 def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     """The changes of level of a series, in order, as each night showed them.
 
-    Each night is judged by those before it alone, so that what was said of a night stays.
+    Each night is judged by earlier nights alone, so that a statement about a night stays true.
     """
     ends = range(1, len(values) + 1)
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
@@ -94,7 +95,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
         change = _step(values, begin, tonight) or _lasting_step(values, begin, tonight)
         if change is None:
             deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight + 1])
-            # A week ends with the night of its index; none reaches back beyond the last change.
+            # The week of an index ends with that night; no week starts before the last change.
             change = _drift(weeks[begin + _WEEK - 1 : tonight + 1], tonight, deviation)
         if change is not None:
             found.append(change)
@@ -103,7 +104,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """How far a night lies from those that it is compared with; None where there are none."""
+    """Distance of a night from the nights that it is compared with; None if there are none."""
     if not before:
         return None
     values = {str(number): value for number, value in enumerate(before)}
@@ -112,20 +113,20 @@ def departure(before: Sequence[float], night: float) -> float | None:
 
 
 def stands_out(level: Sequence[float], departure: float) -> bool:
-    """True of a departure from a level of which a second one like it would be a step."""
+    """True if a second night with the same departure from the level would be a step."""
     return len(level) >= FEWEST_NIGHTS and abs(departure) > _step_size(level)
 
 
 def is_far(values: Sequence[float], departure: float) -> bool:
-    """True of a departure larger than what the last of these nights usually differ by.
+    """True if a departure is larger than the usual differences between the last of these nights.
 
-    Where they are few it need not stand out: they tell neither that it is outlying nor that not.
+    With few nights it need not stand out: they cannot show whether it is outlying.
     """
     return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
 
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
-    """The nights of one level that lie far from the others, by index."""
+    """Indices of the nights that are far from the others of their level."""
     level, far = statistics.median(values), _nearest_outlying(values)
     found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
     return found if _are_few(found, values) else ()
@@ -136,11 +137,11 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
-    """By how much the value of each allocation that lies far from the others is above them.
+    """Outlying allocations, with their distance above the others.
 
-    One sick night would widen their spread until it hides a loss that all the others show.
+    One bad night would widen the spread until it hides a loss that all the other nights show.
     """
-    # Not `outlying`: that knows the order, and parts with 3 to 9 times as many.
+    # Unlike `outlying`, which uses the order of nights and excludes 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}
     middle = statistics.median(values.values())
@@ -156,13 +157,13 @@ def _are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def _step_size(before: Sequence[float]) -> float:
-    """The smallest departure from the level of these nights that may be a step."""
+    """The smallest departure from the level of these nights that can be a step."""
     few = 1 + _OF_FEW_NIGHTS / min(len(before), REMEMBERED)
     return max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * night_deviation(before[-_OF_DEVIATION:]))
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """The step away from the level that began there, which tonight and last night show."""
+    """The step away from the level that began at `begin`, shown by tonight and last night."""
     first = max(begin, tonight - 1 - REMEMBERED)
     level = statistics.median(values[first : tonight - 1])
     beyond = _step_size(values[begin : tonight - 1])
@@ -180,19 +181,19 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
     # Two nights were enough to begin a level, so a short one may end after them.
     onset = min(range(first + 2, tonight), key=left_over)
     reached = values[onset : tonight + 1]
-    # Of two nights that differ, the one further away may be outlying.
+    # If two nights differ, the one further away may be outlying.
     is_sure = agree or len(reached) > 2
     after = statistics.median(reached) if is_sure else min(reached, key=lambda v: abs(v - level))
     return LevelChange(kind="step", onset=onset, seen=tonight, before=level, change=after - level)
 
 
 def _all_beyond(departures: Sequence[float], limit: float) -> bool:
-    """True where all lie further from the level than the limit, on one side of it."""
+    """True if all are further from the level than the limit, on the same side."""
     return min(departures) > limit or max(departures) < -limit
 
 
 def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """The step that the nights since some night show against those before it, by a t test."""
+    """The step that a t test finds between two groups of nights, the later one up to tonight."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
     splits = [
@@ -210,9 +211,9 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 
 def suspect_nights(level: Sequence[float]) -> int:
-    """How many of the last nights are slower than all before them, though no step is shown yet.
+    """The number of last nights that are slower than all before them without a proven step.
 
-    They are no reference for the night after them, or a loss would hide itself.
+    They are no reference for the next night, or a loss would hide itself.
     """
     splits = [
         (spread, len(level) - split)
@@ -223,7 +224,7 @@ def suspect_nights(level: Sequence[float]) -> int:
 
 
 def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, float, float]]:
-    """Each way to part nights in two: where, the difference of means, what is left, its error."""
+    """Each split of the nights in two: index, difference of means, squared residual, error."""
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
         return
@@ -238,7 +239,7 @@ def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, f
 
 
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
-    """The slow change that the last week shows against the best or the worst one before it."""
+    """The slow change of the last week from the best or the worst week before it."""
     earlier = weeks[:-_WEEK]
     if not earlier:
         return None

@@ -1,4 +1,4 @@
-"""Tests of several changes at once or again and again, what they find, and counted rates."""
+"""Tests of several changes at once and of repeated analyses, what they can find, and rates."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ _TOLERANCE = 1e-6
 def benjamini_hochberg(
     probabilities: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, ...]:
-    """The adjusted p of each test of a family, whose error the weights above 0 share out.
+    """The adjusted p of each test of a family; the positive weights distribute its error.
 
     Only the ratios of the weights count (Genovese, Roeder and Wasserman 2006).
     """
@@ -33,7 +33,7 @@ def benjamini_hochberg(
     descending = sorted(range(count), key=lambda i: weighted[i], reverse=True)
     for rank, index in zip(range(count, 0, -1), descending, strict=True):
         smallest = min(smallest, weighted[index] * count / rank)
-        # A heavy test of a family that is mostly lost would come out below its own p.
+        # A heavy test among many rejected ones would come out below its own p.
         adjusted[index] = max(smallest, probabilities[index])
     return tuple(adjusted[index] for index in range(count))
 
@@ -43,8 +43,8 @@ def detectable_loss(
 ) -> float | None:
     """The smallest relative loss that a test of this standard error finds 19 times in 20.
 
-    Found is a one-sided p below `significance` and an observed loss above `margin`; None where
-    the standard error is unknown.
+    A loss is found if its one-sided p is below `significance` and the observed loss above `margin`.
+    None if the standard error is unknown.
     """
     needed, power = test.half_width(1 - significance), test.half_width(_POWER)
     if needed is None or power is None:
@@ -55,10 +55,10 @@ def detectable_loss(
 def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
     """The rate of events over clusters, with the interval of Korn and Graubard (1998).
 
-    That is Clopper and Pearson's for as many independent trials as the clusters are worth: fewer
-    than there were where events come together in clusters, but never fewer than the clusters.
-    Without any event (or with nothing else) each cluster counts as one trial. Given are for each
-    cluster (a comparison) the events and the trials (rows).
+    It is Clopper and Pearson's interval for the number of independent trials that the clusters are
+    worth: fewer than there were if events come together in clusters, but at least one a cluster.
+    Without any event (or with nothing else) each cluster counts as one trial. `counts` has the
+    events and the trials (rows) of each cluster (comparison).
     """
     clusters = [(events, trials) for events, trials in counts if trials]
     if not clusters:
@@ -87,9 +87,10 @@ def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials
 def nominal_error(overall: float, first: int, last: int) -> float:
     """The one-sided error of each analysis after `first`, …, `last` runs, after Pocock (1977).
 
-    `overall` is the chance that a true null is rejected at any of them. They share their data,
-    so each may err more than `overall` over their number. Taken is the case in which they share
-    least: what stays the same (the baseline, tonight's nodes) only makes the overall error less.
+    `overall` is the chance that a true null is rejected at any of them. They share their data, so
+    each may have more than its part of `overall`. The computed case is the one with the least
+    shared data: whatever stays the same (the baseline, tonight's nodes) only lowers the overall
+    error.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall

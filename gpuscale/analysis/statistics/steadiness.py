@@ -1,12 +1,11 @@
-"""Windows of a run that repeat one step time, told from those that move.
+"""Windows of a run that repeat one step time, and those that move.
 
-A median of windows that drift, jump or alternate between two levels is a number of nothing,
-unless most of them lie on the faster level.
-Three shapes are laid over the logarithms of the window times: a straight line, two levels in
-succession, and two levels in any order. A shape counts where the change that it draws is at
-least 5% and many times the scatter left around it. How many times was set by simulation, so
-that about two clean series in a thousand at worst are called unsteady, also with correlated or
-heavy-tailed noise (docs/evidence/rates.md has the rates, tests/test_steadiness.py holds them).
+The median of windows that drift, jump or alternate between two levels is meaningless, unless most
+of them are on the faster level. Three shapes are fitted to the logarithms of the window times: a
+straight line, two levels in succession, and two levels in any order. A shape counts if its change
+is at least 5% and many times the residual scatter. The multiple was set by simulation, so that at
+worst about two clean series in a thousand are called unsteady, also with correlated or heavy-tailed
+noise (docs/evidence/rates.md has the rates, tests/test_steadiness.py checks them).
 """
 
 import math
@@ -18,11 +17,11 @@ from typing import Literal
 _Kind = Literal["drift", "level", "two levels"]
 
 SHORTEST_JUDGED_S = 0.12
-"""Windows below this length show what else the machine does from one moment to the next: a
-single turn of its scheduler is a tenth of them. By default windows are longer."""
+"""Shorter windows show the machine's other activity: a single time slice of its scheduler is a
+tenth of them. Windows are longer by default."""
 _FEWEST_WINDOWS = 5
 _SMALLEST_CHANGE = 0.05
-"""Changes below this fraction are called steady, however clearly they are seen."""
+"""Changes below this fraction are called steady, however significant they are."""
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
 """Standard over mean absolute deviation of normal noise."""
@@ -31,30 +30,32 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""Base, rise and origin of the multiple of the scatter that a change must be: fitted to the 99.95%
-quantiles in clean series of 5 to 30 windows with the worst noise tried (first order, 0.5)."""
+"""Base, rise and origin of the multiple of the scatter that a change must exceed: fitted to the
+99.95% quantiles in clean series of 5 to 30 windows with the worst noise tried (first order,
+0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Share of slow windows from which on another run of the same might have half of them."""
+"""Share of slow windows from which on a repeated run might have half of them."""
 _LARGEST_BIAS = 0.02
-"""By which the median of all windows may lie above that of the faster level."""
+"""Largest excess of the median of all windows over that of the faster level."""
 _SMALLEST_SCATTER = 1e-6
 """Relative; keeps a series without any scatter from dividing by 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """A shape laid over the logarithms."""
+    """A shape fitted to the logarithms."""
 
     kind: _Kind
     change: float
-    """On the log scale: from the first window to the last, or level to level (to the slower)."""
+    """Logarithm of the change: from the first window to the last, or from level to level (to the
+    slower)."""
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
     """Indices of the windows on the second (for two levels: slower) level."""
 
     def is_clear(self, count: int) -> bool:
-        """True where the change is large, and far larger than the scatter around the shape."""
+        """True if the change is large, and far larger than the residual scatter."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
         base, rise, origin = _NEEDED[self.kind]
         needed = base + rise / (count - origin)
@@ -62,7 +63,7 @@ class _Shape:
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
     def leaves_median(self, logs: Sequence[float]) -> bool:
-        """True of two levels whose slower one has so few windows that the median bears them."""
+        """True for two levels whose slower one has too few windows to move the median."""
         if self.kind != "two levels" or len(self.second) >= _LARGEST_MINORITY * len(logs):
             return False
         faster = [log for i, log in enumerate(logs) if i not in self.second]
@@ -70,25 +71,25 @@ class _Shape:
 
 
 def steadiness(step_times_s: Sequence[float]) -> str | None:
-    """How windows move, as `drifts, steps 20% longer by window 15`; None where they do not.
+    """The movement of windows, as `drifts, steps 20% longer by window 15`; None if they are steady.
 
-    The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
-    outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
-    of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8). Nor is a
-    slower level of so few windows that the median is that of the others (`slow_windows`).
+    The windows are equally long and in the order of measurement; fewer than 5 are not checked. A
+    few outlying windows are tolerated: a level must hold for a fifth of the windows and one of two
+    alternating levels for a quarter, and for 3 windows (2 of fewer than 8). A slower level is
+    tolerated if it does not move the median (`slow_windows`).
     """
     shape = _shape(step_times_s)
     return None if shape is None or shape[1] else shape[0]
 
 
 def slow_windows(step_times_s: Sequence[float]) -> str | None:
-    """The slower of two levels where the median of all bears it; None where there is none."""
+    """The slower of two levels that the median of all tolerates; None if there is none."""
     shape = _shape(step_times_s)
     return None if shape is None or not shape[1] else shape[0]
 
 
 def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
-    """The shape that fits best in words, and whether it leaves the median as it is."""
+    """The best-fitting shape in words, and whether it leaves the median as it is."""
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
         return None
@@ -103,7 +104,7 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
     )
     clear = {shape.kind: shape for shape in shapes if shape.is_clear(count)}
     if "level" in clear:
-        # Two levels in succession are two levels in some order, too, and fit outliers better.
+        # Two levels in succession are also two levels in some order, which fit outliers better.
         clear.pop("two levels", None)
     if not clear:
         return None
@@ -112,7 +113,7 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
-    """The line of Theil and Sen, which outliers hardly move."""
+    """The line of Theil and Sen, which is robust to outliers."""
     count = len(logs)
     slope = statistics.median(
         (logs[j] - logs[i]) / (j - i) for i in range(count) for j in range(i + 1, count)
@@ -124,11 +125,10 @@ def _drift(logs: Sequence[float]) -> _Shape:
 def _levels(
     logs: Sequence[float], kind: _Kind, order: Sequence[int], *, parts: int
 ) -> Iterator[_Shape]:
-    """The two levels that leave the least over, when the windows in this order are cut once.
+    """The two levels with the smallest residual, when the windows in this order are cut once.
 
-    Nothing where fewer windows than the shortest level has, one of so many parts, really lie on
-    one of them: then the others are outliers that share its side of the cut with windows of the
-    other level.
+    Yields nothing if too few windows of a side are nearer to its own level than to the other one:
+    then they are outliers that share the side with windows of the other level.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

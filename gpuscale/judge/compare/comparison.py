@@ -1,4 +1,4 @@
-"""A whole comparison: match the rows, judge those that can be judged, and note the rest."""
+"""A whole comparison: match the rows, judge those that can be judged, and add notes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Choice:
     """The rows to judge; None is all."""
 
     cases: Collection[str] | None = None
-    """Each as `mnist_cnn` or `mnist_cnn/ddp`."""
+    """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
     gpus: Collection[int] | None = None
 
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
@@ -99,12 +99,12 @@ def compare(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> Comparison:
-    """The verdict on every row of the results and of the baseline, as `compare_sides` gives it."""
+    """Judge every row of the results and of the baseline, as `compare_sides` does."""
     return compare_sides(sides_of(baseline, results), Choice(cases=cases, gpus=gpus))
 
 
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
-    """The verdict on every chosen row of either side.
+    """Judge every chosen row of either side.
 
     Runs on 1 GPU serve as the reference of the speedups even if their row is not chosen. Raises
     UsageError for a choice that neither side has.
@@ -138,7 +138,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
 
 
 def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
-    """Published rows on 1 GPU pass by definition; a comparison of only those says nothing."""
+    """Published rows on 1 GPU pass by definition, so a comparison of such rows alone is no pass."""
     judged = [each.entry for each in judgements if each.entry.verdict.is_judged]
     if any(entry.reason.code != "speedup_reference" for entry in judged):
         return judgements
@@ -152,7 +152,7 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
 
 
 def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
-    """The judgement, which is no pass where most runs gave no number."""
+    """The judgement; not a pass if most runs failed."""
     row, entry = judgement.row, judgement.entry
     few = too_few_valid_runs(row.after)
     if few is None or not entry.verdict.is_pass:
@@ -163,7 +163,7 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
 
 
 def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """The judgement, which is no pass where one of several nights lies far below the others."""
+    """The judgement; not a pass if one of several nights is far slower than the others."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

@@ -1,4 +1,4 @@
-"""Tested changes of one row, the rules that make one verdict of them, and what would settle it."""
+"""Tested changes of one row, the rules that make a verdict of them, and the runs it still needs."""
 
 import math
 from bisect import bisect_left
@@ -25,31 +25,31 @@ class ErrorRates:
     significance: float = SIGNIFICANCE
     """One-sided p, adjusted for the family, below which a change counts."""
     confidence: float = CONFIDENCE
-    """Of the bound that *ok* puts on a loss."""
+    """Confidence of the bound that *ok* puts on a loss."""
 
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
-"""The share of the family's error for a test of a speedup or metric; that of T has 1.
+"""Share of the family's error for a test of a speedup or metric; a test of T has 1.
 
-Where training got slower, only the test of T can find it if all numbers of GPUs did, and it is
-the less sure one: nights differ more in T than in S. A lost speedup is far beyond the limit
-where T supports it, and T must.
+If all numbers of GPUs got slower, only the test of T can find it, and it is the less precise one:
+nights differ more in T than in S. A lost speedup that T supports is far beyond the limit, and
+without T's support it does not count.
 """
 
 
 def relative_fall(gain: float) -> float:
-    """The loss of what is better when larger; `gain` is the logarithm of now over then."""
+    """The loss of a quantity that is better when larger; `gain` is log(now / then)."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """The loss of what is better when smaller; `gain` is the logarithm of then over now."""
+    """The loss of a quantity that is better when smaller; `gain` is log(then / now)."""
     return exponential(-gain) - 1
 
 
 def loss_in_points(gain: float) -> float:
-    """The loss of what is judged in points, and not by logarithms."""
+    """The loss of a quantity that is judged in points, not by logarithms."""
     return -gain
 
 
@@ -58,16 +58,16 @@ class Quantity:
     """The tested change of one quantity; a gain above 0 is better."""
 
     name: str
-    """A `QuantityName`, or that of a metric."""
+    """A `QuantityName`, or the name of a metric."""
     gain: Difference
     limits: Limits
     rates: ErrorRates
     weight: float = OTHER_WEIGHT
-    """In the family."""
+    """Weight in the family."""
     loss_of: Callable[[float], float] = relative_fall
-    """From a gain to the loss that margins are about."""
+    """Converts a gain to the loss that margins are about."""
     p_worse: float | None = None
-    """One-sided and adjusted for the family; None where nothing tells the spread."""
+    """One-sided, adjusted for the family; None if the spread is unknown."""
     p_better: float | None = None
 
     @property
@@ -83,23 +83,23 @@ class Quantity:
 
     @property
     def stated_bound(self) -> float:
-        """The loss that is called ruled out: no interval that is shown reaches below it."""
+        """The loss that is reported as ruled out; no reported interval reaches beyond it."""
         low, _ = self.gain.interval() or (0.0, 0.0)
         return max(self.loss_of(low), self.loss_bound or 0.0)
 
     @property
     def excess_loss(self) -> float:
-        """By how much the observed loss lies beyond the margin; negative within it."""
+        """Observed loss beyond the margin; negative within it."""
         return self.loss - self.limits.margin
 
     @property
     def ok_bound(self) -> float:
-        """The bound of `ok`: at least the margin, or a loss within it could be neither."""
+        """The bound of `ok`: at least the margin, so that every loss is either ok or regressed."""
         return max(self.limits.ok_bound, self.limits.margin)
 
     @property
     def is_ok(self) -> bool:
-        """True where a loss as large as the bound of `ok` is excluded."""
+        """True if a loss as large as the bound of `ok` is excluded."""
         return self.loss_bound is not None and self.loss_bound < self.ok_bound
 
     @property
@@ -115,12 +115,12 @@ class Quantity:
     def moved_worse(self, significance: float) -> bool:
         """Worse by more than the margin, at this one-sided p without regard to the family.
 
-        It says which end of a ratio moved once the family has told that the ratio did.
+        It names the end of a ratio that moved, once the family has shown that the ratio did.
         """
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
-        """The same for the better."""
+        """Better by more than the margin, at this one-sided p without regard to the family."""
         return _below(self.gain.p_above_zero(), significance) and -self.loss > self.limits.margin
 
 
@@ -129,10 +129,10 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Ratio of likelihoods from which a loss on n GPUs is believed rather than a gain on 1 GPU."""
+"""Ratio of likelihoods from which a loss on n GPUs is preferred to a gain on 1 GPU."""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
-"""One-sided p at which T(1) is named as what moved; no loss is claimed on its strength."""
+"""One-sided p at which a move of T(1) is named; no loss is claimed on its strength."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +140,12 @@ class Quantities:
     """The quantities that are judged together for one row."""
 
     time: Quantity
-    """T(1) on 1 GPU, T(n) on more."""
+    """T(1) on 1 GPU, T(n) on more GPUs."""
     speedup: Quantity | None = None
     reference: Quantity | None = None
-    """T(1), for a row on more GPUs; given whenever `speedup` is."""
+    """T(1), for a row on more than 1 GPU; given whenever `speedup` is."""
     beside: tuple[Quantity, ...] = ()
-    """T(n) over each T(k) of the same case, which tell of a lost speedup which end moved."""
+    """T(n) over T(k) for every other k of the case: shows which end of a lost speedup moved."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
@@ -153,7 +153,7 @@ class Quantities:
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """The quantities with the next of these, in the order of `tests`, in their place."""
+        """The quantities with the next of these in the place of their `tests`, in that order."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
@@ -169,9 +169,9 @@ class Decision(NamedTuple):
 def decide(quantities: Quantities) -> Decision:
     """The verdict on one row.
 
-    S(n) falls when T(1) improves, so a lost speedup is a regression only where the training on
-    n GPUs got slower as well: surely by itself, or beside the other numbers of GPUs. Otherwise
-    it is put down to the reference.
+    S(n) falls if T(1) improves, so a lost speedup is a regression only if training on n GPUs got
+    slower too: significantly by itself, or compared with other numbers of GPUs. Otherwise the
+    reference is held responsible.
     """
     time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
@@ -184,7 +184,7 @@ def decide(quantities: Quantities) -> Decision:
         return Decision(Verdict.IMPROVED, Finding.FASTER, speedup)
     if all(quantity.is_ok for quantity in quantities.tests):
         return Decision(Verdict.OK, None, speedup or time)
-    # Of two that are as doubtful the speedup.
+    # The speedup, if both are equally doubtful.
     doubtful = max(quantities.tests[::-1], key=lambda each: (not each.is_ok, _doubt(each)))
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
@@ -192,7 +192,7 @@ def decide(quantities: Quantities) -> Decision:
 def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     time, reference = quantities.time, quantities.reference
     significance = time.rates.significance
-    # Had 1 GPU got faster, n would have lost nothing beside k, whatever the night did to all.
+    # If 1 GPU got faster, n lost nothing relative to k, whatever the night did to all.
     lost_beside = any(each.moved_worse(significance) for each in quantities.beside)
     is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
     if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):
@@ -207,8 +207,8 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     """True if a lost speedup is far likelier a loss on n GPUs than a gain on 1 GPU.
 
-    A loss on n takes a night that did to all what T(1) shows, a gain on 1 what T(n) shows. The
-    ratio of the likelihoods of these two nights decides.
+    A loss on n requires a night that affected everything as T(1) shows, a gain on 1 a night that
+    affected everything as T(n) shows. The ratio of the likelihoods of these two nights decides.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -237,50 +237,51 @@ def _doubt(quantity: Quantity) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The judgement on one row, whatever kind of baseline the row stood against."""
+    """The judgement on one row, against measured runs or a published figure."""
 
     row: MatchedRow
     entry: EntryVerdict
     excess_losses: Mapping[str, float] = field(default_factory=dict)
-    """By how much each judged quantity lies beyond its margin, to the worse; negative within."""
+    """Observed loss beyond the margin, by quantity; negative within it."""
     decided_by: str | None = None
-    """The key in `excess_losses` of what a loss was found by."""
+    """The key in `excess_losses` of the quantity that decided."""
     is_suspect: bool = False
-    """Something is worse than its margin, without regard to the family."""
+    """True if a quantity is worse than its margin, without regard to the family."""
 
 
 CREDIBLE = 3
-"""Runs tell their own spread too badly to foresee more than so many times their number."""
+"""Runs show their own spread too badly to predict more than this multiple of their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredRuns:
-    """The further runs that would settle a row, were they like those that there are."""
+    """The further runs that would settle a row, if they resemble the present ones."""
 
     needed: int | None
-    """About the fewest that do; None where none of the numbers tried does."""
+    """About the fewest runs that settle the row; None if none of the tried numbers does."""
     made: int
-    """Runs now, of the sample that has the fewest."""
+    """Present runs of the smallest sample."""
 
     @property
     def credible(self) -> int | None:
-        """The number, where it can be believed."""
+        """The number of runs, if it is credible."""
         if self.needed is None or self.needed > CREDIBLE * self.made:
             return None
         return self.needed
 
     @property
     def advice(self) -> Statement:
-        """The advice on a row that runs can settle."""
+        """Advice on a row that further runs can settle."""
         if self.credible is None:
             return Statement.of("unknown_further_runs", too_few=self.made)
         return Statement.of("further_runs", needed=self.credible)
 
 
 def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:
-    """The required runs of a row that is inconclusive now, with so many runs of the fewest.
+    """The required runs of a row that is inconclusive now; `made` are those of its smallest sample.
 
-    More runs settle what fewer do, but for rare rows; so the numbers are halved, not tried all.
+    If some number of runs settles a row, larger ones do too, except for rare rows; so the numbers
+    are searched by halving.
     """
     if not settles(FURTHER_RUNS[-1]):
         return RequiredRuns(needed=None, made=made)

@@ -1,4 +1,4 @@
-"""Telling the kind of machine that a baseline speaks of from another one."""
+"""Comparison of the machine of a baseline with that of the results."""
 
 import re
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from gpuscale.records import Environment, Hardware, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
-# How a site runs it makes no other model: `300W`, `1410 MHz`, `PCIe Gen4`.
+# Settings of a site make no other model: `300W`, `1410 MHz`, `PCIe Gen4`.
 _SETTING = re.compile(r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b")
 _COUNT = re.compile(r"^\s*\d+\s*[X×]\s+")
 _FORMS = frozenset({"SXM", "PCIE", "NVL"})
 _VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
 _REVISION = re.compile(r"\b(SXM|HBM|PCI-?E)\d*E?\b")
-# Words that make another model of the same number: an RTX 3090 is no RTX 3090 Ti.
+# Words that distinguish models of the same number: an RTX 3090 is no RTX 3090 Ti.
 _QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
 _VENDOR = frozenset(
     {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "RADEON", "GPU", "GPUS", "CORE"}
@@ -22,11 +22,11 @@ _VENDOR = frozenset(
 
 
 def same_gpu_model(one: str, other: str) -> bool:
-    """True where two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
+    """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
 
-    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory
-    (`SXM4`, `40GB`) must not contradict: what the name with fewer of them says, the other
-    says too. An `H100 PCIe` is thus no `H100 80GB HBM3`, and an `H100` is either.
+    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory (`SXM4`,
+    `40GB`) must not contradict: the more specific name must have all those of the other. An `H100
+    PCIe` is thus no `H100 80GB HBM3`, and an `H100` is either.
     """
     model, variant = _parsed(one)
     other_model, other_variant = _parsed(other)
@@ -54,9 +54,9 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """Why the results cannot be compared with the baseline's machine; None where they can.
+    """The reason why results cannot be compared with the baseline's machine; None if they can.
 
-    What a side does not know is not held against it.
+    Unknown properties do not count as different.
     """
     for environment in environments:
         if other := _other_machine(baseline, environment):
@@ -69,7 +69,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """The names of the machine now and then, where they differ."""
+    """The names of the machine now and then, if they differ."""
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":
@@ -123,6 +123,6 @@ def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Sta
 
 
 def _may_be_same(one: str, other: str) -> bool:
-    """True where one name of a CPU says less than the other: `POWER9`, `POWER9, altivec`."""
+    """True if one CPU name is a shorter form of the other: `POWER9`, `POWER9, altivec`."""
     words = [frozenset(re.findall(r"[a-z0-9]+", name.casefold())) for name in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]

@@ -1,4 +1,4 @@
-"""The rows of a comparison: what stands on each side, and what keeps a row from being judged."""
+"""The rows of a comparison: the entries of both sides, and what keeps a row from being judged."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def first_failure(entry: Entry) -> str | None:
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """The facts of an entry of which too few runs are valid for a pass; None if enough are.
+    """The facts of an entry with too few valid runs for a pass; None if there are enough.
 
     If most runs failed, the valid ones are no fair sample.
     """
@@ -54,10 +54,10 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """By how much log T of the baseline's outlying runs is above that of the others.
+    """The baseline's outlying runs, with the distance of their log T above the other runs.
 
     A run is given by its allocation and its place there. It is not outlying if a run of tonight is
-    nearer to it than to the others: then the machine does so.
+    nearer to it than to the others: then it belongs to the machine.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -86,7 +86,7 @@ class MatchedRow:
     key: EntryKey
     before: Entry | None = None
     published: ScalingPoint | None = None
-    """Never together with `before`."""
+    """Never set together with `before`."""
     after: Entry | None = None
     obstacle: Verdict | None = None
     reason: Statement | None = None
@@ -141,7 +141,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """The published point of the row, or else that of the strategy that the row's own wraps."""
+    """The published point of the row, or else of the strategy that the row's strategy wraps."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -149,7 +149,7 @@ def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> Sca
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[MatchedRow]:
-    """A row for each entry before, with the entry most like it, and for each new entry."""
+    """A row for each entry before, with the most similar entry now, and for each new entry."""
     taken = {entry.key.configuration for entry in before}
     free = [entry for entry in after if entry.key.configuration not in taken]
     shown = []

@@ -1,4 +1,4 @@
-"""Judging against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
+"""Judgement against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -58,19 +58,19 @@ _EVEN_ODDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """The rule that holds for all rows of one comparison."""
+    """The rule for all rows of one comparison."""
 
     tolerances: Tolerances
     rates: ErrorRates
     family_weight: float
-    """Of all tests together."""
+    """Sum over all tests."""
 
     def strictest(self, weight: float) -> float:
-        """The p below which a test of this weight counts if it is the only one that does."""
+        """The p below which a test of this weight counts if no other test does."""
         return self.rates.significance * weight / self.family_weight
 
     def alone(self, test: Quantity) -> Quantity:
-        """The test with its p adjusted as if no other one counted."""
+        """The test with its p adjusted as if no other test counted."""
         worse, better = (
             None if p is None else min(1.0, p * self.family_weight / test.weight)
             for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
@@ -80,17 +80,17 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pairing:
-    """Both sides of one row, with the runs on 1 GPU where both sides have them."""
+    """Both sides of one row, with the runs on 1 GPU if both sides have them."""
 
     row: MatchedRow
     before: SideSample
     after: SideSample
     without_speedup: Statement | None = None
-    """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
+    """The reason why S(n) cannot be judged; None if it can, and on 1 GPU."""
     batches: float | None = None
-    """The batch of a step on n GPUs over that on 1 GPU, before; None where no S(n) is judged."""
+    """The baseline's batch on n GPUs over that on 1 GPU; None if no S(n) is judged."""
     beside: Sequence[tuple[RunSample, RunSample]] = ()
-    """The runs before and now on each other number of GPUs whose speedup is over the same T(1)."""
+    """The runs before and now on each other number of GPUs with the same reference on 1 GPU."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
@@ -135,7 +135,7 @@ class _Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """The row with this verdict; its baseline is the one that the change is relative to."""
+        """The row with this verdict, and with the baseline that its change is relative to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
         step_time, batch = self._usual(1), self.row.before.key.global_batch
@@ -157,7 +157,7 @@ class _Pairing:
         return difference(before.value, [log_sample(its).term() for its in runs]).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
-        """The spread that makes T(n), or S(n), uncertain however many runs are added."""
+        """The spread that keeps T(n), or S(n), uncertain however many runs are added."""
         most = FURTHER_RUNS[-1]
         quantities = self.quantities(rule.tolerances, rule.rates, further_runs=most)
         if of_speedup and quantities.speedup is not None:
@@ -193,11 +193,11 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 
 
 def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
-    """The pairing of each row, all of which have valid runs on both sides.
+    """Pair the samples of each row; all rows have valid runs on both sides.
 
-    Every sample is moderated by all the others of the comparison, also by those of rows that
-    are not judged: how much runs differ is told by all of them. Outlying runs are left out of the
-    baseline alone: tonight's may be the loss.
+    Every sample is moderated by all others of the comparison, including rows that are not judged,
+    since all of them show how much runs differ. Outlying runs are left out of the baseline alone:
+    tonight's may be the loss.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}
@@ -252,7 +252,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """The tests with their p adjusted for the family; those without a spread have none."""
+    """The tests with their p adjusted for the family; a test of unknown spread has none."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     worse, better = (
         iter(
@@ -271,7 +271,7 @@ def _judgement(
     decision = decide(quantities)
     verdict, decided_by = decision.verdict, decision.quantity.name
     finding: Finding | MetricSpec | None = decision.finding
-    # Slower training explains more energy, and is the heavier finding.
+    # Slower training explains more energy, and takes precedence.
     worse = [each for each in metrics if each.quantity.is_worse and not verdict.is_loss]
     lost = max(worse, key=lambda each: each.quantity.excess_loss, default=None)
     required = remedy = None
@@ -279,7 +279,7 @@ def _judgement(
         required = _required_runs(pairing, rule)
         remedy = required.advice
         if required.needed is None:
-            # A speedup that is surely lost waits for the throughput to tell which end moved.
+            # A speedup that is surely lost needs the throughput to show which end moved.
             of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
             remedy = pairing.lasting_spread(rule, of_speedup=of_speedup)
     reason = _reason(pairing, quantities, decision, remedy)
@@ -305,7 +305,7 @@ def _judgement(
 
 
 def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
-    """By the rates of one look, in a session too: both then say the same of the same runs."""
+    """The required runs at the error rates of one look: a session then states the same number."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
@@ -374,8 +374,8 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
     """The smallest loss that is found 19 times in 20 if it strikes this row alone.
 
-    A lost throughput is found by itself, or by the speedup with the throughput in support,
-    which need be no more than seen where the other numbers of GPUs support it too.
+    A lost throughput is found by itself, or by the speedup, which the throughput must support; its
+    mere sign suffices if the other numbers of GPUs support it too.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Notes beside the rows: how sure the baseline is, what was left out."""
+"""Notes on a comparison: the certainty of its baseline, what was left out, unlikely numbers."""
 
 import math
 import statistics
@@ -35,10 +35,10 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
-"""The same training on the same machine does not get faster by more."""
+"""The same training on the same machine does not get faster by a larger factor."""
 _UNLIKELY_LOSS = 0.1
 FAR_APART = 3.0
-"""Declared deviations between allocations by which one may lie beside the others of its pool."""
+"""Largest unremarkable distance between pooled allocations, in declared deviations."""
 
 
 def notes_of(
@@ -82,7 +82,7 @@ def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Compa
 
 
 def expiry_note(baseline: Baseline, today: date) -> Statement | None:
-    """The note on a baseline that has expired; None of one that has not."""
+    """The note on an expired baseline; None if it has not expired."""
     if baseline.expires_on is None:
         return None
     days = (today - date.fromisoformat(baseline.expires_on)).days
@@ -111,7 +111,7 @@ def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
 
 
 def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
-    """Whether the spread between allocations is declared or estimated: each row has its own."""
+    """Note whether each row's spread between allocations is declared or estimated."""
     counts = [len(entry.runs) for entry in judged] or [0]
     few = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
     if few:
@@ -170,7 +170,7 @@ def _newer_baseline(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """All of them together, by the run that differed most."""
+    """All outlying runs in one note, by the one that differed most."""
     found = [
         (abs(apart), apart, entry, night, place)
         for entry, tonight in pairs
@@ -189,7 +189,7 @@ def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Stat
 
 
 def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """All of them together, by the row that differed most."""
+    """All outlying allocations in one note, by the row that differed most."""
     found = []
     for entry, tonight in pairs:
         usual = usual_logs(entry, tonight)
@@ -208,7 +208,7 @@ def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterab
 
 
 def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Iterable[Statement]:
-    """A pool of nights hides the one that is slow."""
+    """Note the slow one of several pooled nights, which the pool would hide."""
     limits = baseline.tolerances.limits
     found = [
         (apart, night, row.key)
@@ -224,7 +224,7 @@ def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Itera
 
 
 def beside_the_others(current: Entry) -> Mapping[str, float]:
-    """By how much the logarithm of T of each allocation lies above the mean of the others."""
+    """The distance of each allocation's log T above the mean of the others."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:
         return {}
@@ -254,7 +254,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Of rows that were judged all the same; the others say it themselves."""
+    """Failed runs of rows that were judged all the same; other rows state theirs as the reason."""
     alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
         if row.after is not None and row.after.failed and row.after.logs:
@@ -265,14 +265,14 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Other work beside a side's runs, by the run that had most of it."""
+    """Other load during a side's runs, by the run with the heaviest load."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
 
 
 def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
-    """A publication names no configuration, so it is held against the plainest only."""
+    """Note entries that were not judged: a publication is compared with the plainest one only."""
     for row in rows:
         if row.figure is None or row.after is None:
             continue
@@ -289,7 +289,7 @@ def _unchecked_training(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
-    """The row whose throughput changed by more than a machine can; a unit error is likelier."""
+    """Note the largest change of throughput if a unit error is likelier than such a change."""
     found = [
         (max(factor, 1 / factor if factor else math.inf), factor, entry.key)
         for entry in entries
@@ -305,7 +305,7 @@ def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
 def _few_sessions(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
-    """How little tells that a gain is more than what sessions differ by."""
+    """Warn that few sessions cannot tell a gain from differences between sessions."""
     if any(entry.verdict is Verdict.IMPROVED for entry in entries):
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))

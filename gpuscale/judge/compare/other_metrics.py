@@ -1,4 +1,4 @@
-"""The metrics beside the step time that both sides measured: how they changed, and the verdicts."""
+"""Metrics other than the step time that both sides measured: their changes and verdicts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ from gpuscale.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChange:
-    """One metric of one row before and after, in its unit, and its tested change."""
+    """One metric of one row before and after, in its unit, with its tested change."""
 
     spec: MetricSpec
     before: Estimate
@@ -49,7 +49,7 @@ class MetricChange:
 
     @property
     def verdict(self) -> MetricVerdict:
-        """The verdict on the metric, whatever that on the row is."""
+        """The verdict on the metric, independent of that on the row."""
         quantity = self.quantity
         if quantity.is_worse:
             verdict = Verdict.REGRESSED
@@ -73,7 +73,7 @@ def metric_changes(
 ) -> list[list[MetricChange]]:
     """The metrics of each row that both sides measured; no p is adjusted yet.
 
-    As with step times, every sample's variance leans on all others of the same metric.
+    As for step times, every sample is moderated by all others of the same metric.
     """
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
@@ -106,7 +106,7 @@ def metric_changes(
 
 
 def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Sample]:
-    """What the change is from and to: of several nights, the baseline's usual ones."""
+    """The samples that the change is from and to; of several nights, the baseline's usual ones."""
     then, now = (
         log_sample([value for values in side.ends[0].values.values() for value in values])
         for side in (before, after)
@@ -115,7 +115,7 @@ def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Samp
 
 
 def _value(spec: MetricSpec, sample: Sample, step_s: float) -> Estimate:
-    """The metric on one side, in its unit, with the interval that its own values give."""
+    """The metric on one side, in its unit, with the interval of its own values."""
     mean = difference(sample.mean, [sample.term()])
     return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
 
@@ -147,6 +147,6 @@ def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple
         if spec.in_points:
             found[night] = tuple(value / step_s for value in known)
         else:
-            # A counter that stands at 0 measured nothing.
+            # A counter at 0 measured nothing.
             found[night] = tuple(math.log(value) for value in known if value > 0)
     return {night: values for night, values in found.items() if values}

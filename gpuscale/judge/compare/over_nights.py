@@ -1,4 +1,4 @@
-"""Judging tonight with the nights before it: what is slow for longer than one comparison sees."""
+"""Judging tonight against the nights before: losses that last longer than one comparison shows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,15 +26,16 @@ class EarlierNights(NamedTuple):
     """The results of the nights before one."""
 
     all: list[Results]
-    """With those that somebody left out, which a history names."""
+    """All of them, including nights that were left out on purpose, which a history names."""
     last: list[Results]
-    """Of the last 15 those that tonight is compared with: of each row, on its present level."""
+    """Results of the last 15 nights that tonight is compared with: those on each row's present
+    level."""
     later: int
-    """Nights that began after tonight, which are left out."""
+    """Nights that began after tonight, which are ignored."""
 
 
 def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """The nights that began before tonight; a UsageError where there is none."""
+    """The nights that began before tonight; raises UsageError if there is none."""
     its = {night.allocation: night.began_at for night in nights_of(tonight)}
     first = min(its.values(), default=None)
     others = [night for night in nights_of(history) if night.allocation not in its]
@@ -50,10 +51,10 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
 
 
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
-    """The valid runs of the last nights that are on their rows' present levels.
+    """The valid runs of the last nights that are on the present levels of their rows.
 
-    Nights of two levels would widen the spread until it hides what tonight lost; a level that is
-    lost is told beside.
+    Nights of two levels would widen the spread until it hides tonight's loss; a lost level is
+    reported separately.
     """
     history = history_of(earlier)
     tonight = len(history.nights)
@@ -68,7 +69,7 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
 
 
 def last_night(history: Sequence[Results]) -> list[Results]:
-    """The results of the night that began last; a UsageError where none has a valid run."""
+    """The results of the night that began last; raises UsageError if none has a valid run."""
     nights = nights_of(history)
     if not nights:
         raise UsageError("the results hold no valid run")
@@ -85,10 +86,10 @@ def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """The comparison, in which rows that went to a slower level in those nights are regressed.
+    """The comparison, with rows regressed that reached a slower level in the last nights.
 
-    Nights that are slow already are those that tonight is compared with, so a slow drift, or a
-    loss that nobody mended, would pass.
+    Tonight is compared with nights that may be slow already, so a slow drift, or a loss that was
+    never repaired, would pass.
     """
     losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
 
@@ -103,7 +104,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            # Beside nights on the lost level already, it is tonight's own.
+            # Compared with nights that are already on the lost level, the loss is tonight's own.
             return replace(entry, since=since) if lost.is_new else entry
         loss = -lost.throughput.value
         facts: Facts = {"loss": loss, "since": onset, "otherwise": entry.reason}
@@ -128,7 +129,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """The row as it is told where there are nights and no baseline that could be recorded."""
+    """The row with a reason that fits a comparison with nights, without a baseline to record."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -24,25 +24,25 @@ from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ratio:
-    """A measured quantity over its published value, on the log scale."""
+    """A measured quantity over its published value, as a logarithm."""
 
     quantity: QuantityName
     value: float
     samples: Sequence[Sample]
-    """Of the runs now."""
+    """The samples of tonight's runs."""
     tolerance: float
     nights: Sample | None = None
-    """Of the published nights; None where too few of them are told."""
+    """The published nights; None if too few are given."""
 
     def measured(self, further_runs: int = 0) -> Difference:
-        """The ratio, or what it would be after further runs that leave it where it is."""
+        """The ratio, or the ratio after further runs that leave its value."""
         terms = [
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples
         ]
         if self.nights is None or self.nights.variance is None:
             return difference(self.value, terms)
-        # One night more, beside the mean of the published; a single run tonight is as much.
+        # Tonight is one more night beside the mean of the published ones, even with a single run.
         variance = self.nights.variance * (1 + 1 / self.nights.count)
         of_nights = Term(variance=variance, df=self.nights.df)
         return difference(self.value, [*filter(None, terms), of_nights])
@@ -57,12 +57,12 @@ class _Ratio:
 
     @property
     def excess_loss(self) -> float:
-        """By how much the loss lies beyond the tolerance; negative within it."""
+        """Loss beyond the tolerance; negative within it."""
         return -self.measured().relative_change().value - self.tolerance
 
     @property
     def detectable_loss(self) -> float:
-        """The loss from which on the whole interval lies below the tolerance 19 times in 20."""
+        """The loss from which on the whole interval is below the tolerance 19 times in 20."""
         change = self.measured().relative_change()
         if change.low is None or change.high is None:
             return self.tolerance
@@ -75,8 +75,8 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
     """The judgement on one row that has a published figure and valid runs.
 
-    A throughput of no other precision is judged beside E(n): where every number of GPUs is as
-    slow, E(n) is fine.
+    If the precision is the same, the throughput is judged beside E(n): E(n) is fine even if
+    training is equally slow on every number of GPUs.
     """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
@@ -105,7 +105,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
         reason = Statement.of("published_alone", otherwise=judgement.entry.reason, why=obstacle)
         return replace(judgement, entry=replace(judgement.entry, reason=reason))
     if figure.gpus == 1:
-        # A wall clock holds start-up and validation: it is no throughput to be held against.
+        # A wall clock includes start-up and validation, so it is no throughput to compare with.
         verdict, reason = Verdict.CONSISTENT, Statement.of("speedup_reference")
     else:
         verdict = Verdict.INCOMPARABLE
@@ -114,7 +114,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 
 
 def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
-    """S(n) over the published one, or why it is unknown; None where none was published."""
+    """S(n) over the published one, or why it is unknown; None if none was published."""
     published, figure, entry = row.published, row.figure, row.after
     if published is None or figure is None or entry is None:
         return None
@@ -151,7 +151,7 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """The worst verdict and the ratio that gave it; of as bad ones what lost most."""
+    """The worst verdict and the ratio that gave it; of several, the one with the largest loss."""
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

@@ -28,26 +28,26 @@ from gpuscale.records import Statement
 _Row = TypeVar("_Row")
 
 MINIMUM_ALLOCATIONS = 4
-"""From so many allocations on, a baseline's own spread between them is used."""
+"""From this many allocations on, the baseline's own spread between them is used."""
 
 DECLARED_DF = 2.0
-"""Degrees of freedom that the declared deviation is worth beside that estimate.
+"""Degrees of freedom of the declared deviation beside that estimate.
 
-Four allocations alone tell their spread so badly that a loss of 5% was found in 15% of nights.
-With more than 2, false alarms exceed 1% where allocations differ by three times the declared
+Four allocations alone estimate their spread so badly that a loss of 5% was found in 15% of nights.
+With more than 2, false alarms exceed 1% if allocations differ by three times the declared
 deviation.
 """
 
 
 _FAR_NOISIER = 4.0
-"""Ratio of variances: with less, the other rows are not named as what makes a row uncertain."""
+"""Ratio of variances from which the other rows are named as the reason for uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
-"""As `EXCLUDED`, where nights put the bound: with more, runs of 5% deviation alarm too often."""
+"""As `EXCLUDED`, if nights determine the bound: with more, runs of 5% deviation alarm too often."""
 
 _WIDE = 10.0
-"""Times the median variance between nights, beyond which a row tells less of the others."""
+"""Multiple of the median variance between nights, beyond which a row weighs less."""
 _SMALLEST_SPREAD = 1e-8
-"""The least that rows are taken to vary: nothing is measured to less than 0.01%."""
+"""Smallest assumed variance of a row: nothing is measured to less than 0.01%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class RunSample:
     """The runs of one entry on one side, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times, or what else is judged; at least one."""
+    """Logarithms of step times, or other judged values; at least one."""
     moderated: Moderated
-    """Their mean, and the variance of a run within its allocation."""
+    """Mean of all runs, and the variance of a run within its allocation."""
     holds_allocations: bool = False
-    """That variance holds what an allocation does to one row alone."""
+    """True if that variance contains what an allocation does to one row alone."""
 
     @property
     def mean(self) -> float:
@@ -68,17 +68,17 @@ class RunSample:
 
     @property
     def count(self) -> int:
-        """The number of runs, also those that are only supposed."""
+        """The number of runs, including supposed further ones."""
         return self.moderated.sample.count
 
     @property
     def own_variance(self) -> float:
-        """The variance that its own runs tell; 0 if they are too few."""
+        """The variance of its own runs; 0 if they are too few."""
         return self.moderated.sample.variance or 0.0
 
     @property
     def prior_variance(self) -> float:
-        """The variance of a run by the other rows and the other side; 0 if nothing tells it."""
+        """The variance of a run according to the other rows and the other side; 0 if unknown."""
         return 0.0 if self.moderated.prior is None else self.moderated.prior.variance
 
     @property
@@ -88,9 +88,9 @@ class RunSample:
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """The sample as so many more runs in the same allocation would leave it, mean unchanged.
+        """The sample after further runs in the same allocation that leave its mean.
 
-        They deviate by the moderated variance, which so stays what it is.
+        They deviate by the moderated variance, which therefore stays as it is.
         """
         sample, of_run = self.moderated.sample, self.moderated.variance
         if count == 0 or of_run is None:
@@ -107,24 +107,24 @@ def moderated_samples(
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """The samples of both sides of a whole comparison, by row.
 
-    Each variance is moderated by all the other samples, and by no less than the same row has on
-    the other side, if that side knows it as well. A row whose own runs exclude what the other
-    rows tell is moderated as if it were alone.
+    Each variance is moderated by all the other samples, and by at least the variance of the same
+    row on the other side, if that is known as well. A row whose own runs exclude the variance of
+    the other rows is moderated by its two sides alone.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
     told = samples
     hold_allocations = all(sample.variance is None for sample in samples)
     if hold_allocations:
-        # One run a night. Enough nights tell what runs differ by where they have several rows;
-        # too few tell it of runs and nights together, and the declared deviation counts as well.
+        # One run a night. With several rows, enough nights separate the spread of runs from that
+        # of nights; too few show only both together, and the declared deviation is added.
         of_baseline = zip(baseline.values(), samples, strict=False)
         told = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
                 samples[i] = told[i] = log_sample([*_only_runs(values)])
     priors = priors_of(told)
-    # A run differs from another one by no more than from a run of another night.
+    # Runs of one night differ by no more than runs of different nights.
     own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
     excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
     then = {key: i for i, key in enumerate(baseline)}
@@ -153,12 +153,12 @@ def moderated_samples(
 def _runs_beside_others(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
-    """The only run of each allocation, by row, with the variance that is left without allocations.
+    """The only run of each allocation, by row, with the variance that remains without allocations.
 
-    These are the residuals of rows and allocations, which hold what runs differ by and what an
-    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3). What an
-    allocation does to a row is told by the other rows, each weighted by its own precision: one
-    row's bad night says little of theirs.
+    These are the residuals of rows and allocations, which contain the deviation of runs and what an
+    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3). The effect
+    of an allocation on a row is estimated from the other rows, each weighted by its precision, so
+    that one row's bad night hardly affects the others.
     """
     spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
@@ -204,7 +204,7 @@ class SideSample:
 
     @property
     def value(self) -> float:
-        """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
+        """The logarithm of T(n), of T(n)/T(1), or another judged value."""
         return _difference([end.mean for end in self.ends])
 
     @property
@@ -215,14 +215,14 @@ class SideSample:
 
     @property
     def usual_allocations(self) -> tuple[str, ...]:
-        """Those of them that do not lie far from the others."""
+        """The common allocations that are not far from the others."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return tuple(name for name in values if name not in outlying)
 
     @property
     def usual_means(self) -> Sample:
-        """The mean of each of those: what a gain is over where they tell their own spread."""
+        """The mean of each usual allocation, which a gain may be relative to."""
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
     @property
@@ -236,30 +236,30 @@ class SideSample:
         return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.ends)
 
     def with_further_runs(self, count: int) -> "SideSample":
-        """Each end with so many more runs."""
+        """The side after further runs at each end."""
         return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
 
     def in_allocation(self, name: str) -> float:
-        """The value as that allocation alone gives it."""
+        """The value in that allocation alone."""
         return _difference([statistics.fmean(end.values[name]) for end in self.ends])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """The variance that the declared deviation between allocations puts on the value."""
+        """The variance of the value that the declared deviation between allocations causes."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
-        # Two samples from different nodes share nothing: each has the full deviation of a time.
+        # Samples from different nodes share nothing: each has the full deviation of a time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
 
 
 def _difference(logs: Sequence[float]) -> float:
-    """The first, less the other one if there is one."""
+    """The first, minus the other one if there is one."""
     return logs[0] - math.fsum(logs[1:])
 
 
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
-    """True where the baseline's own spread between allocations is used, not the declared one.
+    """True if the baseline's own spread between allocations is used instead of the declared one.
 
-    A gain is then one over the mean of its usual allocations, and else over that of all its runs.
+    The gain is then relative to the mean of its usual allocations, otherwise to that of all runs.
     """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)
@@ -268,17 +268,17 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """The level that puts most on the variance of a gain, with its standard deviation.
+    """The level that contributes most to the variance of a gain, with its standard deviation.
 
-    The gain is one after further runs of the current side. A side is blamed for what its own runs
-    differ by, not for what moderation adds; if that is most, the other rows are.
+    The gain is one after further runs of the current side. A side is named for the spread of its
+    own runs, not for what moderation adds; if that is most, the other rows are named.
     """
     of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
     of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
     is_estimated = estimates_allocations(baseline, current)
-    # Means of allocations hold the spread of the baseline's runs already.
+    # Means of allocations include the spread of the baseline's runs.
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
     if is_estimated:
@@ -301,13 +301,12 @@ def largest_spread(
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """The gain of the current side: a logarithm where the values are logarithms.
+    """The gain of the current side: a logarithm if the values are logarithms.
 
     The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
-    (1/R_baseline + 1/R_now) times. The former is declared; where the baseline gathers enough
-    allocations it is estimated from them, with the declared one as prior. `deviation` is declared
-    of the value, `deviation_apart` of each end of a ratio whose samples come from different
-    allocations.
+    (1/R_baseline + 1/R_now) times. The former is declared; if the baseline has enough allocations
+    it is estimated from them, with the declared one as prior. `deviation` is declared for the
+    value, `deviation_apart` for each end of a ratio whose samples come from different allocations.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
@@ -330,15 +329,15 @@ def _gain_over_allocations(
         (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
     )
     declared = deviation**2
-    # What residuals hold of allocations is declared already.
+    # The declared deviation covers the part of allocations in the residuals.
     of_one = max(declared, of_runs) if baseline.ends[0].holds_allocations else declared + of_runs
     between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
     of_allocations = Term(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
         df=means.df + DECLARED_DF,
     )
-    # Means of allocations already hold the spread of their runs. Only what fewer runs than a
-    # baseline allocation had add to it is still to be counted.
+    # Means of allocations include the spread of their runs; still to be added is the part that
+    # tonight's runs have because they are fewer than a baseline allocation's.
     extra = moderated_term(
         (now.moderated, max(0.0, 1 / now.count - share * _mean_share(before, names)))
         for before, now in zip(baseline.ends, current.ends, strict=True)

@@ -1,8 +1,8 @@
-"""Judging while measuring: rows that are settled, that need more runs, that are confirmed.
+"""Judging while measuring: which rows are settled, need more runs, or are confirmed.
 
-The data are analysed after each run from the fewest to the most. Each of these interim analyses is
-held to a stricter level (`significance.nominal_error`), so that the whole session errs as rarely as
-one comparison does. And a loss is only called so once runs that were made afterwards show it too.
+The data are analysed after each run from the fewest to the most. Each of these interim analyses has
+a stricter level (`significance.nominal_error`), so that the whole session errs as rarely as one
+comparison. A loss is only reported once runs that were made afterwards show it too.
 """
 
 import math
@@ -42,7 +42,7 @@ class SequentialPlan:
     most_runs: int
 
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
-        """The error rates of each interim analysis, where all together have this significance.
+        """The error rates of each interim analysis, so that all together have this significance.
 
         A loss needs a confirming run, so it can first be called after `fewest_runs + 1`.
         """
@@ -55,20 +55,20 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """The place of one row in a session."""
+    """The status of a row in a session."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"
-    """Passed, or cannot be judged by any number of runs."""
+    """Passed, or no number of runs would decide it."""
     CONFIRMED = "confirmed"
-    """Regressed, and runs made after it was first suspected say so too."""
+    """Regressed, and runs made after the first suspicion agree."""
     UNDECIDED = "undecided"
-    """All runs are made and tell neither."""
+    """All runs are made, and the verdict is still open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProgress:
-    """One row: its verdict so far, and its status."""
+    """The verdict on a row so far, and its status."""
 
     entry: EntryVerdict
     """Never `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
@@ -76,19 +76,19 @@ class RowProgress:
     analysed_after: int | None = None
     """Runs at the analysis that `entry` comes from; None before the first."""
     suspected_after: int | None = None
-    """Runs at the analysis at which it was first worse than its margin."""
+    """Runs at the first analysis that found the row worse than its margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The knowledge of a session after the runs so far."""
+    """The verdict on a session after its runs so far."""
 
     entries: tuple[RowProgress, ...]
     comparison: Comparison
-    """Of the rows as `entries` has them; its exit code is the session's."""
+    """The comparison of these rows; its exit code is the session's."""
     sides: Sides
     needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
-    """The rows to run again, and those on 1 GPU that their speedups are taken over."""
+    """The rows to run again, with the rows on 1 GPU that their speedups are relative to."""
 
 
 def next_step(
@@ -102,14 +102,14 @@ def next_step(
 ) -> Step:
     """The verdict of the runs so far on each row, analysed after each run as the plan allows.
 
-    Pure and without memory: the analyses of the past are made again from the order of the runs
-    in the results, so a resumed session goes on where it was. Analysis k has the first k runs of
-    each item that gave a number, and those that failed before them. A row that is settled or
-    confirmed stays so, unless most of its later runs fail.
+    Pure and without memory: past analyses are repeated from the order of the runs in the results,
+    so a resumed session goes on at the same point. Analysis k has the first k valid runs of each
+    item, and the failed ones before them. A row that is settled or confirmed stays so, unless most
+    of its later runs fail.
 
-    The results are everything that the session has, the runs in the order in which they ended;
-    cases, GPUs and configurations are those that it measures. Of a row that the baseline has in
-    one of the configurations, its entries in others are left out; None leaves out none.
+    `results` are everything that the session has, runs in the order in which they ended; `cases`,
+    `gpus` and `configurations` are those that it measures. For a row that the baseline has in one
+    of these configurations, entries in other configurations are left out; None keeps all.
     """
     if configurations is not None:
         met = {run.key for run in baseline.runs if run.configuration in configurations}
@@ -139,7 +139,7 @@ def next_step(
 
 
 class _Session:
-    """The runs of a session in the order in which they ended, and analyses of some of them."""
+    """The runs of a session in the order in which they ended, and analyses of parts of them."""
 
     def __init__(
         self, sides: Sides, results: Sequence[Results], plan: SequentialPlan, choice: Choice
@@ -148,7 +148,7 @@ class _Session:
         self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
-        # Of each result its runs, each with the analysis that has it first, counted from 1.
+        # The runs of each result, with the first analysis that includes them, counted from 1.
         self._placed: list[list[tuple[Run, int]]] = []
         for result in results:
             self._placed.append([])
@@ -162,8 +162,8 @@ class _Session:
     def assess(self, after: int, until: float) -> Assessment:
         """The judgement by the runs of each item after one analysis and up to another.
 
-        What this session does not measure is all there already, and serves each of them. Where
-        those on 1 GPU all lie before the first position, they serve as the reference still.
+        Runs that this session does not measure take part in every analysis. If all runs on 1 GPU
+        come before the first position, they still serve as the reference.
         """
         part = []
         for result, placed in zip(self._results, self._placed, strict=True):
@@ -185,7 +185,7 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True where so many runs of the row, and of those on 1 GPU beside it, are made."""
+        """True if this many runs of the row, and of its reference on 1 GPU, were made."""
         key = None if row.after is None else row.after.key
         if key is None or self._valid[key] < runs:
             return False
@@ -195,7 +195,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """The rows after one more analysis of those that are open."""
+        """The rows after one more analysis of the open ones."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -214,7 +214,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True where the runs since the suspicion, by themselves, lie beyond the margin too."""
+        """True if the runs since the suspicion, by themselves, are beyond the margin too."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -231,13 +231,13 @@ def _identity(row: MatchedRow) -> tuple[EntryKey, Configuration | None]:
 
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
-    """True where more runs would not help: another machine or measurement, or no baseline."""
+    """True if more runs would not help: another machine or measurement, or no baseline."""
     without_baseline = row.before is None and row.published is None
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
 
 def _reported(progress: RowProgress, row: MatchedRow) -> RowProgress:
-    """The row as the session may tell it: no loss unless confirmed, no pass by too few runs."""
+    """The row as the session may report it: no unconfirmed loss, and no pass by too few runs."""
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
     entry, few = progress.entry, too_few_valid_runs(row.after)
     if progress.analysed_after is None and entry.verdict.is_judged:

@@ -34,15 +34,15 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
     Part.SKEW: stragglers,
     Part.REST: causes.time_in_no_part,
 }
-"""The cause of a part of the step that stands out, without its times."""
+"""Finders of the cause for each part of the step that stands out; times are added later."""
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The causes of the parts that stand out, with the time that they lost; the most first."""
+    """The causes of the parts that stand out, with the lost time, largest first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):
-        # No time explains more memory or energy; more exposed communication is told by its own.
+        # Time does not explain memory or energy; exposed communication has a part of its own.
         parts = [Part.COMMUNICATION] if finding.in_points else []
     changes = row.point.changes
     standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
@@ -65,12 +65,12 @@ CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = 
     causes.not_established,
     causes.environment,
 )
-"""In the order in which they are named; each is given those that stand before it."""
+"""Finders in the order of their causes; each gets the causes that were found before it."""
 _OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """The comparison with the causes of each loss, and what the runs of open rows agree in."""
+    """Add the causes of each loss, and to open rows the stragglers that all runs agree on."""
     configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
     if not configurations:
         return comparison
@@ -88,7 +88,7 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
                 named += tuple(find(row, named))
             return named
         if entry.verdict.is_loss:
-            # What a throughput lacks to a published one is not what it lacks to ideal scaling.
+            # A gap to a published throughput is no gap to ideal scaling.
             is_of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
             budget = budgets.get((entry.configuration, entry.key)) if is_of_speedup else None
             return tuple(causes.lost_to_ideal(budget))
@@ -105,7 +105,7 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
 
 
 def _places(sides: Sides, entries: Sequence[EntryVerdict]) -> dict[str, str]:
-    """Where the GPUs are that causes name."""
+    """The places of the GPUs that causes name."""
     named = {
         uuid
         for entry in entries

@@ -1,9 +1,9 @@
-"""The parts that a step is made of, and by how much each of them changed.
+"""The parts of a step, and how much each of them changed.
 
-T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the
-data and the computing of the median rank and the skew. A slow rank makes the others wait
-inside their all-reduce, so no rank's own phases tell communication: the difference between
-steps with and without gradient synchronisation does, and the paces without it tell the skew.
+T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the data
+and the computing of the median rank plus the skew. A slow rank makes the others wait inside their
+all-reduce, so the phases of single ranks do not show communication: it is the difference between
+steps with and without gradient synchronisation, and the skew follows from the paces without it.
 """
 
 import math
@@ -18,17 +18,17 @@ from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_
 from gpuscale.records import Phases, Run
 
 NAMED_SHARE = 0.1
-"""A part with less of what is lost is not named."""
+"""Smallest share of the loss for which a part is named."""
 _NAMED_CONFIDENCE = 0.95
-"""One-sided, that a part got longer at all; that the step did is known when this is asked."""
+"""One-sided confidence that a part got longer; the step itself is known to have."""
 _PRIOR_DF = 3.0
-"""Degrees of freedom that the deviation of the whole step is worth for that of a part."""
+"""Weight, in degrees of freedom, of the step time's deviation in that of a part."""
 _UNKNOWN_DEVIATION = 0.05
-"""Of the step time between runs, where single runs before and after do not tell it."""
+"""Deviation of the step time between runs, if single runs before and after do not show it."""
 
 
 class Part(StrEnum):
-    """Where the seconds of a step can be."""
+    """The parts of a step."""
 
     COMMUNICATION = "communication"
     DATA = "data"
@@ -38,7 +38,7 @@ class Part(StrEnum):
 
 
 class Rank(NamedTuple):
-    """A rank whose own pace is known, with what it is made of, in seconds per step."""
+    """A rank whose own pace is known, with its phases, in seconds per step."""
 
     rank: int
     host: str
@@ -53,24 +53,24 @@ class Rank(NamedTuple):
 
     @property
     def computing_s(self) -> float:
-        """The rest of its own pace, which no wait for other ranks is in."""
+        """Computing: the rest of its own pace, without waits for other ranks."""
         return self.pace_s - self.data_s
 
     @property
     def backward_s(self) -> float:
-        """Its computing that is neither forward nor optimizer."""
+        """Computing that is neither forward nor optimizer."""
         return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An average step of one run, taken apart; the parts add up to its time."""
+    """An average step of one run, by parts that add up to its time."""
 
     time_s: float
     communication_s: float | None
-    """None where there is a single rank, which has nobody to wait for."""
+    """None for a single rank, which waits for no other."""
     ranks: tuple[Rank, ...]
-    """From fast to slow."""
+    """The ranks from fast to slow."""
     run: Run
 
     @property
@@ -102,7 +102,7 @@ class Step:
 
 
 def step_of(run: Run) -> Step | None:
-    """The parts of a valid run's step; None where its evidence does not tell them."""
+    """The parts of a valid run's step; None if its evidence is incomplete."""
     ranks = [
         Rank(each.rank, each.host, each.device_uuids, each.pace_s, each.phases)
         for each in run.ranks
@@ -121,37 +121,37 @@ def step_of(run: Run) -> Step | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One part of a step, in seconds per step: means over runs."""
+    """The change of one part of a step: means over runs, in seconds per step."""
 
     part: Part
     before_s: float
     after_s: float
     lost_s: float
-    """after - before, less what another part gained by it; negative for a gain."""
+    """`after_s - before_s`, minus what another part gained by it; negative for a gain."""
     noise_s: float
-    """A change up to this is no finding."""
+    """Largest change that may be noise."""
     share: float = 0.0
-    """Of all time that is lost; 0 for a gain."""
+    """Share of all lost time; 0 for a gain."""
 
     @property
     def is_longer(self) -> bool:
-        """True where the part takes longer by more than its noise."""
+        """True if the part takes longer by more than its noise."""
         return self.lost_s > self.noise_s
 
     @property
     def stands_out(self) -> bool:
-        """True where it does so, and carries enough to be named."""
+        """True if the part is longer and carries enough of the loss to be named."""
         return self.is_longer and self.share >= NAMED_SHARE
 
 
 def changes_of(
     before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
 ) -> dict[Part, Change]:
-    """The change of every part that the runs before and after tell, on one number of GPUs.
+    """The change of every part that is known before and after, on one number of GPUs.
 
-    Means over runs, because the verdict is on means too and because they add up: a part that
-    is slow in one run of three carries the loss of that run. From one job to the next a part
-    may differ by the fraction `allocation_deviation`.
+    Changes are differences of means over runs, like the verdict, and so they add up: a part that is
+    slow in one run of three carries the loss of that run. From one job to the next a part may
+    differ by the fraction `allocation_deviation`.
     """
     if not before or not after:
         return {}

@@ -1,4 +1,4 @@
-"""Finders of causes: parts of a step that take longer on all ranks, and what no part tells."""
+"""Finders of causes: parts of a step that take longer on all ranks, and unexplained time."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
-    """Gradient synchronisation that is not hidden behind the backward pass takes longer."""
+    """Gradient synchronisation that the backward pass does not hide takes longer."""
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
@@ -30,7 +30,7 @@ def communication(row: RowEvidence, change: Change) -> Cause:
 
 
 def data(row: RowEvidence, change: Change) -> Cause:
-    """Batches come later, or are copied later."""
+    """Batches arrive later, or are copied more slowly."""
     waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
     copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
@@ -45,7 +45,7 @@ def data(row: RowEvidence, change: Change) -> Cause:
 
 
 def computing(row: RowEvidence, change: Change) -> Cause:
-    """Ranks take longer on their own, without waits for others."""
+    """Ranks compute longer on their own, without waits for others."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
@@ -66,14 +66,14 @@ def computing(row: RowEvidence, change: Change) -> Cause:
 
 
 def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
-    """Time that neither a rank's own pace nor gradient synchronisation holds."""
+    """Time outside of each rank's own pace and gradient synchronisation."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Faults of devices that no lost time was seen to come from, one cause for each kind."""
+    """Device faults that no named cause includes, one cause for each kind."""
     told = {each for cause in named for each in cause.evidence}
-    # Clocks also fall where a device has nothing to do, which is a consequence.
+    # Clocks also fall on an idle device, which is a consequence.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
     for kind in dict.fromkeys(symptom.kind for symptom in faults):
         found = [s for s in faults if s.kind is kind and s not in told]
@@ -89,7 +89,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Why no part of the step carries the loss, and what would tell it."""
+    """The reason why no part of the step carries the loss, and what would help to find it."""
     if any(cause.lost_s is not None for cause in named):
         return
     entry, point = row.entry, row.point
@@ -97,7 +97,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before:
-        # A baseline that is recorded now would hold the loss.
+        # A baseline recorded now would contain the loss.
         hosts = row.hosts or tuple(sorted({each.host or "" for each in point.environments_after}))
         is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
         remedy = _look_at_links(row) if is_scaling else look_at_devices(row, hosts)
@@ -113,7 +113,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The changes around a row's runs; they alone do not make a cause."""
+    """Changes of the environment between the runs; they alone do not establish a cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
@@ -127,7 +127,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Other work on the hosts, of which the baseline had less."""
+    """Other load on the hosts that the baseline did not have."""
     before, after = row.point.loads_before, row.point.loads_after
     is_new = sum(load.is_busy for load in after) > len(after) / 2
     if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
@@ -150,9 +150,9 @@ def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency; published figures, without phases, tell no more.
+    """The parts of the lost efficiency; published figures without phases show no more.
 
-    Where other parts are gains, the shares are still of all that was lost.
+    Gains of other parts do not change the shares, which are of all that was lost.
     """
     if budget is not None and budget.efficiency < 1:
         lost = 1 - budget.efficiency
@@ -183,7 +183,7 @@ def _look_at_links(row: RowEvidence) -> Remedy:
 
 
 def look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
-    """The remedy for ranks that compute slowly there."""
+    """The remedy for ranks that compute slowly on these hosts."""
     on_cpu = row.point.key.configuration.device == "cpu"
     return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
 
@@ -201,7 +201,7 @@ def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange
 
 
 def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
-    """Of the median rank, as means over runs."""
+    """The phase of the median rank, as means over runs."""
     before_s, after_s = (
         statistics.fmean(seconds(step.median) for step in steps)
         for steps in (row.point.before, row.point.after)

@@ -1,4 +1,4 @@
-"""Symptoms of devices now that they did not have in the baseline, as NVML saw them."""
+"""Symptoms of devices that they did not have in the baseline, as NVML reported them."""
 
 import math
 import statistics
@@ -15,22 +15,22 @@ from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom
 _CLOCK_DROP = 0.03
 """Clocks of one GPU differ by less than this from night to night."""
 _REASON_SHARE = 0.1
-"""Of the samples, by which a reason must have become more frequent."""
+"""Share of the samples by which a reason must have become more frequent."""
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
-"""Clocks explain a slowdown where they would make at least this part of it."""
+"""Smallest part of a slowdown that clocks must account for to explain it."""
 
 
 class _Low(NamedTuple):
-    """A counter that is a symptom where it is lower than usual."""
+    """A counter that is a symptom if it is lower than usual."""
 
     counter: str
     kind: CauseKind
     drop: float = 0.0
     """The fraction by which it must have fallen."""
     most: str | None = None
-    """The counter of the most that it could be, where nothing tells what is usual."""
+    """The counter of the highest possible value, used if the usual one is unknown."""
 
 
 _LOW_CLOCKS = (
@@ -44,23 +44,23 @@ _LOW_LINKS = (
     _Low("nvlink_active_min", CauseKind.NVLINK),
 )
 _ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
-"""By the moment at which they are counted; each is a symptom where there are more than before."""
+"""Error counters by the moment at which they are counted; more than before is a symptom."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
-"""The counters that computing is proportional to."""
+"""Counters that computing speed is proportional to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """One device or several over some runs."""
+    """The state of one device or several over some runs."""
 
     values: Mapping[str, float]
-    """Counters by name, but for those that no run tells."""
+    """Known counters by name."""
     clock_event_reasons: Mapping[str, float]
     """Mean share of the samples by reason."""
     errors: Mapping[str, float]
-    """By the moment of their counters, together."""
+    """Sum of the error counters by the moment at which they are counted."""
     xids: Sequence[int]
-    """Each once."""
+    """Distinct error events of the driver."""
 
     @classmethod
     def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
@@ -85,10 +85,10 @@ _NO_ERRORS = _State.of(())
 
 
 def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
-    """The symptoms of every device of now, device by device.
+    """The symptoms of tonight's devices, device by device.
 
-    A device is set beside itself in the baseline; one that the baseline does not know, beside
-    the baseline's devices, and where those tell nothing, beside the other devices of now.
+    A device is compared with itself in the baseline; if the baseline does not know it, with the
+    baseline's devices; and if those have no samples, with tonight's other devices.
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
@@ -110,7 +110,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """The symptoms of these devices' clocks, where the median of them explains the slowdown."""
+    """The clock symptoms of these devices, if their median explains the slowdown."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()
@@ -123,7 +123,7 @@ def explaining_clocks(
 
 
 def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
-    """Of each run that has samples, by device."""
+    """The summaries of all runs that have samples, by device."""
     found: dict[str, list[GpuSummary]] = {}
     for step in steps:
         for summary in step.run.gpu_summaries:

@@ -1,4 +1,4 @@
-"""Everything that is known of one row when its causes are looked for."""
+"""The evidence on one row when its causes are looked for."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,20 +19,20 @@ from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.records.run_evidence import HostLoad
 
 _TAKES_PART = 0.5
-"""A rank takes part in the change of the median rank from this part of it on."""
+"""Smallest part of the median rank's change that makes a rank share it."""
 _AS_LARGE = 0.25
-"""The same loss is elsewhere too where it is at least this part of it, relative to the step."""
+"""Smallest part of the loss, relative to the step, that counts as the same loss on other GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEvidence:
-    """One number of GPUs of one configuration, by the runs that tell the parts of their steps."""
+    """One number of GPUs of one configuration: the runs whose steps can be divided into parts."""
 
     key: PointKey
     before: tuple[Step, ...]
     after: tuple[Step, ...]
     changes: Mapping[Part, Change]
-    """Empty where the runs before or after tell nothing."""
+    """Empty if the runs before or after have no parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
     loads_before: tuple[HostLoad, ...] = ()
@@ -40,7 +40,7 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """The most hosts that the ranks of a run had, now."""
+        """Largest number of hosts of a run of tonight."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def relative_loss(self, part: Part) -> float:
@@ -51,33 +51,33 @@ class PointEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class RowEvidence:
-    """One row of a comparison, with what its runs tell."""
+    """One row of a comparison, with the evidence of its runs."""
 
     entry: EntryVerdict
     points: Mapping[int, PointEvidence]
-    """Of the configuration, by the numbers of GPUs that the baseline has."""
+    """The points of the configuration, by the numbers of GPUs that the baseline has."""
 
     @property
     def point(self) -> PointEvidence:
-        """The row's own."""
+        """The evidence on the row's own number of GPUs."""
         return self.points[self.entry.key.gpus]
 
     @cached_property
     def symptoms(self) -> tuple[DeviceSymptom, ...]:
-        """Of the devices of now."""
+        """The symptoms of tonight's devices."""
         return symptoms_of(self.point.before, self.point.after)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All hosts of the runs of now."""
+        """The hosts of tonight's runs."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
     def symptoms_on(self, uuids: Collection[str]) -> tuple[DeviceSymptom, ...]:
-        """The symptoms of those devices."""
+        """The symptoms of these devices."""
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """The ranks that share the change of the median rank; None where there is only one."""
+        """The ranks that share the change of the median rank; None for a single rank."""
         before, after = (_by_rank(each, seconds) for each in (self.point.before, self.point.after))
         if len(after) < 2:
             return None
@@ -112,7 +112,7 @@ def points_of(
 
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
-    """The numbers of GPUs on which a part is lost as on one; None where no other tells it."""
+    """The numbers of GPUs on which a part is lost too; None if no other number shows it."""
     known = {gpus: each for gpus, each in points.items() if part in each.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None

@@ -1,6 +1,6 @@
-"""The slow nodes and links of a job, from what a rank on each node saw.
+"""The slow nodes and links of a job, as measured by a rank on each node.
 
-A sick node is told from a sick link by its other links: all of them are slow, or only one is.
+A faulty node differs from a faulty link in its other links: all of them are slow, or only one is.
 """
 
 import statistics
@@ -13,27 +13,27 @@ import msgspec
 from gpuscale.records import NodeProbe
 
 SLOW_LINK = 1.5
-"""Links of one network differ by some percent, and by more where routes are longer."""
+"""Links of one network differ by some percent, and by more if routes are longer."""
 SLOW_COMPUTATION = 1.2
-"""GPUs of one model differ by 8% on average (arXiv 2208.11035); a sick one by far more."""
+"""GPUs of one model differ by 8% on average (arXiv 2208.11035); a faulty one by far more."""
 
 Pair = tuple[int, int]
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """Something slow, as far as it can be told where."""
+    """A slow node, link or direction."""
 
     kind: Literal["computation", "node links", "link", "direction"]
     hosts: tuple[str, ...]
     """The node, or the two ends of the link."""
     slower: float
-    """Its time over that of what it is compared with."""
+    """Its time over the time it is compared with."""
     text: str
-    """A sentence for people, with what to do."""
+    """A sentence for people, with the remedy."""
 
 
 def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
-    """The slow parts of the job, worst first; none where all are alike, or a node is alone."""
+    """The slow parts of the job, worst first; empty if all are alike, or for a single node."""
     if len(probes) < 2:
         return ()
     found = [*_slow_computation(probes), *_slow_links(probes)]
@@ -41,7 +41,7 @@ def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
 
 
 def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
-    """Every device against the median of all devices of the other nodes."""
+    """Compare every device with the median of all devices of the other nodes."""
     for place, probe in enumerate(probes):
         others = (*probes[:place], *probes[place + 1 :])
         typical_s = statistics.median(time_s for other in others for time_s in other.compute_s)
@@ -67,7 +67,7 @@ def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         (one, other): max(times[one, other], times[other, one])
         for one, other in combinations(range(len(probes)), 2)
     }
-    # The lower quartile: where one node of three is sick, two links in three are slow.
+    # The lower quartile: if one node of three is faulty, two links in three are slow.
     typical_s = sorted(pairs.values())[(len(pairs) - 1) // 4]
     slow = {
         pair: time_s / typical_s for pair, time_s in pairs.items() if time_s / typical_s > SLOW_LINK
@@ -98,7 +98,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
     while left:
         counts = {place: sum(place in pair for pair in left) for place in range(nodes)}
         worst = max(counts, key=counts.__getitem__)
-        # Links to nodes that are sick already say nothing of this one.
+        # Links to faulty nodes show nothing about this one.
         if counts[worst] < 2 or counts[worst] * 2 <= nodes - 1 - len(sick):
             break
         sick.add(worst)
@@ -109,7 +109,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
 def _slow_direction(
     probes: Sequence[NodeProbe], times: Mapping[Pair, float]
 ) -> Iterator[NodeFinding]:
-    """Of two nodes there is one link, and nothing to compare it with but its own other way."""
+    """Two nodes have one link, which can only be compared with its own opposite direction."""
     for sender, receiver in ((0, 1), (1, 0)):
         slower = times[sender, receiver] / times[receiver, sender]
         if slower > SLOW_LINK:

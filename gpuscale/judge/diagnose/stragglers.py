@@ -1,8 +1,8 @@
 """Ranks or devices that are slow alone: stragglers, and one device in runs on one GPU.
 
-Runs on one GPU take the devices in turn. A sick one makes T(1) uncertain rather than worse, as
-one slow run in four is a wide interval: that is asked of inconclusive rows too, and not of the
-mean over runs but of each device's own.
+Runs on one GPU take the devices in turn. A faulty one makes T(1) uncertain rather than worse, since
+one slow run in four widens the interval: so inconclusive rows are examined too, and the mean of
+each device instead of the mean over runs.
 """
 
 import math
@@ -21,29 +21,29 @@ from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records.cause import Cause, CauseKind, CountOf, Remedy
 
 _OF_THE_SKEW = 0.5
-"""A rank is a straggler of a run where its pace is behind by at least this part of the skew."""
+"""A rank is a straggler of a run if it lags by at least this part of the skew."""
 _OF_THE_RUNS = 2 / 3
-"""A straggler in fewer of the runs with more skew than usual is chance."""
+"""A straggler in fewer of the runs with unusual skew is taken as chance."""
 
 _SIGNIFICANCE = 0.01
-"""Of a device that is slow alone, over all devices together."""
+"""Significance of a device that is slow alone, over all devices together."""
 _LEAST_SLOWDOWN = 0.05
-"""Healthy GPUs of one model differ by as much, so less is not called sick."""
+"""Healthy GPUs of one model differ by this much, so less is not called faulty."""
 _OTHERS_MOVED = 0.25
-"""A device is slow alone where the others changed by less than this part of its change."""
+"""A device is slow alone if the others changed by less than this part of its change."""
 _LEAST_DF = 2
-"""Degrees of freedom without which nothing tells how much runs on one device differ."""
+"""Fewest degrees of freedom for an estimate of how much runs on one device differ."""
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
-"""Of a step: a smaller lag of one rank is not named while the verdict is open."""
+"""Smallest lag of one rank, relative to the step, that is named while the verdict is open."""
 
 _Seat = tuple[str, tuple[str, ...], int | None]
-"""Devices of a host, or a rank's number on it: they can stay slow in run after run."""
+"""The devices of a host, or a rank's number on it: what can stay slow in run after run."""
 
 
 def stragglers(row: RowEvidence, change: Change) -> Cause:
-    """One rank, or a few of them, keep the others waiting."""
+    """One rank, or a few, keep the others waiting."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
@@ -61,7 +61,7 @@ def stragglers(row: RowEvidence, change: Change) -> Cause:
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """The ranks that lag in every run, and in each more than any rank did before.
 
-    It is told of rows whose verdict is open too. By chance one of 20 rows with three runs on either
+    Rows whose verdict is open are examined too. By chance one of 20 rows with three runs on either
     side has such skews, if always the same rank is the slowest.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
@@ -77,13 +77,13 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
-    """The ranks that are behind in most of the runs whose skew is unusual, with these runs.
+    """The ranks that lag in most of the runs with unusual skew, and the number of these runs.
 
-    They are as the run with the largest skew shows them, without devices where those change;
-    no ranks where it is another one in each run. The usual is the baseline's, in seconds per
+    They are described as in the run with the largest skew, without devices if those change; there
+    are no ranks if it is another one in each run. `usual_skew_s` is the baseline's, in seconds per
     step; each run has several ranks.
     """
-    # A sick device that takes its turn is not in every run, so runs below the mean are left out.
+    # A faulty device that takes its turn is not in every run, so runs below the mean are left out.
     mean_s = statistics.fmean(step.skew_s for step in steps)
     threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
@@ -109,12 +109,12 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
 
 
 def _by_device(rank: Rank) -> _Seat:
-    """Runs on fewer GPUs than the node has take them in turn: a sick one serves several ranks."""
+    """The seat by devices: runs on fewer GPUs than the node has take them in turn."""
     return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
 
 
 def _by_number(rank: Rank) -> _Seat:
-    """For what follows a rank from device to device, or where there are no devices."""
+    """The seat of what follows a rank from device to device, or if there are no devices."""
     return rank.host, (), rank.rank
 
 
@@ -124,12 +124,12 @@ def _behind(step: Step) -> list[Rank]:
 
 
 def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """The part of the skew that is in getting batches, as a mean over runs."""
+    """The part of the skew that is waiting for batches, as a mean over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
 def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The device whose runs alone got slower; of runs on one GPU only."""
+    """The single device whose runs got slower, in runs on one GPU."""
     found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
     if found is None:
         return
@@ -158,7 +158,7 @@ def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 def _slow_alone(
     steps_before: Sequence[Step], steps_after: Sequence[Step]
 ) -> tuple[str, float] | None:
-    """The device and its slowdown, as a logarithm."""
+    """The device that is slow alone and the logarithm of its slowdown; None if there is none."""
     before, after = _log_times(steps_before), _log_times(steps_after)
     if not before or len(after) < 2:
         return None
@@ -189,7 +189,7 @@ def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
 def _usual(
     uuid: str, before: Mapping[str, Sequence[float]], variance: float
 ) -> tuple[float, float]:
-    """Mean and variance of the device's own runs before; without any, of all devices there."""
+    """Mean and variance of the device's own runs before, or of all devices if it had none."""
     if uuid in before:
         return statistics.fmean(before[uuid]), variance / len(before[uuid])
     means = [statistics.fmean(values) for values in before.values()]
