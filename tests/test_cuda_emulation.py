@@ -103,7 +103,7 @@ def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None
     assert all(run.is_valid for run in runs.values()), made.output
     for strategy, run in runs.items():
         of_ranks = [rank.device_uuids for rank in run.ranks]
-        expected = [UUIDS] if strategy in ("dp", "mp") else [(uuid,) for uuid in UUIDS]
+        expected = [UUIDS[:2]] if strategy in ("dp", "mp") else [(uuid,) for uuid in UUIDS[:2]]
         assert of_ranks == expected, strategy
         assert run.configuration.device == "cuda"
         assert all(rank.peak_memory_bytes for rank in run.ranks)

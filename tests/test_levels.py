@@ -125,6 +125,10 @@ def test_a_night_stands_out_from_the_fifth_on_and_a_level_changes_from_the_sixth
 
 
 def test_nights_that_lie_far_are_outlying_unless_they_are_more_than_a_quarter() -> None:
+    # Nights that differ by 2% from one to the next deviate by 2.1%: four of these are 8.4%.
+    usual = [0.0, 0.02] * 8
+    assert outlying([*usual, 0.11]) == (16,)
+    assert outlying([*usual, 0.09]) == ()
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.0]) == (2,)
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.5]) == ()
     assert outlying([math.log(rate) for rate in (251, 261, 309, 582, 576, 586)]) == ()

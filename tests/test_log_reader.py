@@ -114,6 +114,14 @@ def test_reported_figures_are_kept(log_format: str, line: str, reported_s: float
     assert outcome.reported_step_s == reported_s
 
 
+def test_figures_are_those_of_all_windows() -> None:
+    line = "iter {}: loss 3.1, time {:.2f}ms, mfu 38.10%"
+    lines = [(n * 0.25, line.format(n, 100 if n < 7 else 500)) for n in range(60)]
+    reader = reader_of("nanogpt", lines)
+    outcome = reader.outcome(known(reader.windows), started_s=0, clock_s=0)
+    assert outcome.reported_step_s == 0.5
+
+
 @pytest.mark.parametrize(("per_s", "batch"), [(256.0, "32"), (2048.0, "256"), (1024.0, None)])
 def test_contradicting_samples_make_no_number(per_s: float, batch: str | None) -> None:
     line = "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  {per_s}/s  LR: 1"
