@@ -4,7 +4,7 @@ Every problem of a file or a file system is a `FileError`: one line with path, p
 remedy.
 """
 
-from gpuscale.store.files import read_any, read_baseline, read_results, write_baseline, write_report
+from gpuscale.store.files import read_any, read_baseline, write_baseline, write_report
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     ResultsWriter,
@@ -13,5 +13,6 @@ from gpuscale.store.results import (
     leave_out,
     left_out_reason,
     newest_results,
+    read_results,
     refuse_unwritable,
 )

@@ -12,7 +12,7 @@ from typing import TypeVar
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.base.printable import escaped
 from gpuscale.records import Baseline, Results
-from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
+from gpuscale.store.codec import decode_any, decode_baseline, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
 """Largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
@@ -69,11 +69,6 @@ def file_error(
     """The error for the user, printable whatever the path and the file contain."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
-
-
-def read_results(path: Path) -> Results:
-    """Read a results file; raise a `FileError` if it is none."""
-    return read_with(path, decode_results)
 
 
 def read_baseline(path: Path) -> Baseline:

@@ -1,4 +1,4 @@
-"""Results files: their names, and writing of new and resumed ones."""
+"""Results files: their names, reading, and writing of new and resumed ones."""
 
 import errno
 import fcntl
@@ -25,6 +25,7 @@ from gpuscale.store.files import (
     file_error,
     file_errors,
     read_descriptor,
+    read_with,
     refuse_unreadable,
     replace_file,
     sync_folder,
@@ -62,6 +63,11 @@ def newest_results(folder: Path, now: datetime) -> list[Path]:
             if _dated_names(above / folder):
                 remedy = f"{above / folder} has some, so run this in {above}, or name a file"
     raise file_error(folder.absolute(), f"there are no results yet; {remedy}")
+
+
+def read_results(path: Path) -> Results:
+    """Read a results file; raise a `FileError` if it is none."""
+    return read_with(path, decode_results)
 
 
 def _dated_names(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Published figures from a table that people keep by hand, as CSV or in Markdown."""
+"""Published figures from a table kept by hand, in CSV or Markdown."""
 
 import re
 import statistics
@@ -34,33 +34,33 @@ _THROUGHPUTS = tuple[SamplesPerSecond, ...]
 
 
 class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of every row whose own cell does not say them; None where nothing does."""
+    """Values for rows without a cell of their own; None if there is no such value."""
 
     case: str | None = None
     strategy: str | None = None
     batch_per_gpu: int | None = None
     nodes: int | None = None
     timed: Timed | None = None
-    """The span of times whose header does not say it."""
+    """Span of the times, if their header does not give it."""
     discard_first: int = 0
-    """The number of first times of each night that the source leaves out."""
+    """Number of leading times of each night to discard."""
     cluster: str | None = None
-    """The machine whose rows are taken, where the table has a column of machines."""
+    """Machine whose rows are taken, if the table has a column of machines."""
     columns: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What columns are that no header tells, by header: `name`, `skip` or a known header."""
+    """Meaning of unknown headers: `name`, `skip` or a known header."""
 
 
 class FiguresOfTable(NamedTuple):
-    """What a table holds; of one with problems nothing should be kept."""
+    """The figures of a table, not to be used if there are problems."""
 
     figures: tuple[PublishedFigure, ...]
     left_out: tuple[str, ...]
-    """What was passed over, and why."""
+    """Skipped rows and columns with the reasons."""
     problems: tuple[DecodeError, ...]
 
 
 class _Measured(NamedTuple):
-    """One row, checked: what it has in common with its repetitions, and what it adds."""
+    """One valid row of a table."""
 
     line: int
     key: EntryKey
@@ -74,9 +74,9 @@ class _Measured(NamedTuple):
 
 
 def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -> FiguresOfTable:
-    """The figures of the one table that has a column of GPUs, and all of its problems.
+    """Read the figures of the only table with a column of GPUs, and collect all problems.
 
-    Rows of the same case, strategy and number of GPUs are repetitions of each other.
+    Rows of the same case, strategy and number of GPUs are repetitions.
     """
     problems = Problems()
     asked = defaults.columns
@@ -111,26 +111,26 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
     left_out = (
         *(f"the rows of {other}" for other in others),
         *(f"line {line}: {text}" for line, text in without.items()),
-        *(f"column '{each.header}': {why}" for each, why in unused_columns(rows, columns, measure)),
+        *(f"column '{one.header}': {why}" for one, why in unused_columns(rows, columns, measure)),
     )
     return FiguresOfTable(figures, left_out, problems.in_order())
 
 
 class _Table(NamedTuple):
-    """What the rows of a table are read by."""
+    """The format of a table's rows."""
 
     columns: Sequence[Column | None]
     measure: Column | None
-    """Of the figures; None if the table has none, and only its problems are wanted."""
+    """Column of the figures; None if there is none, and only problems are collected."""
     timed: Timed | None
     signs: Collection[str]
-    """What stands before decimals, as far as the table tells it."""
+    """Possible decimal signs."""
     defaults: TableDefaults
     hardware: Hardware
 
 
 def _timed(measure: Column | None, defaults: TableDefaults) -> Timed | None:
-    """The span of the times; None for throughputs."""
+    """The span of times from the header or the options; None for throughputs."""
     if measure is None or measure.meaning not in ("time", "epoch_time"):
         return None
     of_header: Timed | None = "epoch" if measure.meaning == "epoch_time" else None
@@ -154,7 +154,7 @@ def _figures(
                 machine = cell_of(row, table.columns, "cluster") or ""
                 known = repetitions.setdefault((machine.casefold(), measured.key), [measured])
                 if known[0] is not measured:
-                    _refuse_unlike(known[0], measured)
+                    _validate_alike(known[0], measured)
                     known.append(measured)
     for measured_rows in repetitions.values():
         with problems.on(measured_rows[0].line):
@@ -162,7 +162,7 @@ def _figures(
 
 
 def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
-    """The value of each cell that is filled, by the meaning of its column; None of a bad cell."""
+    """The values of filled cells by the meaning of the column; None for an invalid cell."""
     values: dict[str, Any] = {}
     for column, text in zip(table.columns, row.cells, strict=True):
         if column is None or not text or is_no_value(text):
@@ -190,7 +190,7 @@ def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
 def _measured(
     line: int, cells: Mapping[str, Any], table: _Table, problems: Problems
 ) -> _Measured | None:
-    """A row with what the options say of it; None if something of it is missing or bad."""
+    """A row, completed by the defaults; None if a value is missing or invalid."""
     defaults, gpus = table.defaults, cells.get("gpus")
     share = (cells["global_batch"] or gpus or 1) if "global_batch" in cells else 0
     said: dict[str, Any] = {
@@ -215,7 +215,7 @@ def _measured(
     batch, lower = said["batch_per_gpu"], said["strategy"].lower()
     strategy = lower if lower in STRATEGIES else said["strategy"]
     values = tuple(_in_records(value, table.measure, gpus, batch) for value in cells["measures"])
-    # Several epochs are of one job; several whole jobs or loops are repetitions of it.
+    # Epochs belong to one job; several jobs or loops are repetitions.
     repetitions = 1 if table.timed == "epoch" else len(values)
     return _Measured(
         line=line,
@@ -246,7 +246,7 @@ def _missing_texts(
 
 
 def _in_records(value: float, measure: Column, gpus: int, batch_per_gpu: int) -> float:
-    """What was measured as records have it: seconds, or samples per second over all GPUs."""
+    """A measured value in the unit of records: seconds, or samples per second over all GPUs."""
     match measure.meaning:
         case "throughput_per_gpu":
             return value * gpus
@@ -269,14 +269,14 @@ def _nodes(nodes: int | None, gpus: int, hardware: Hardware) -> int:
     return nodes
 
 
-def _refuse_unlike(earlier: _Measured, later: _Measured) -> None:
+def _validate_alike(earlier: _Measured, later: _Measured) -> None:
     if (earlier.nodes, earlier.batch_per_gpu) != (later.nodes, later.batch_per_gpu):
         problem = f"{later.key.label} stood before with another batch or number of nodes"
         raise DecodeError("", f"{problem} (line {earlier.line}); name the cases apart")
 
 
 def _joined(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
-    """One figure of all its repetitions, without the first times that the source leaves out."""
+    """The figure of all repetitions, without discarded times."""
     first = rows[0]
     discard = table.defaults.discard_first if table.timed else 0
     nights: dict[str | None, list[float]] = defaultdict(list)

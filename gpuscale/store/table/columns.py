@@ -1,4 +1,4 @@
-"""What the columns of a table mean, by their headers as people write them."""
+"""The meanings of a table's columns, from headers as people write them."""
 
 import re
 import shlex
@@ -39,21 +39,21 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
         *("scaling", "scaling efficiency", "ideal", "ideal speedup"),
     ),
 }
-"""By meaning, how a header may be written; case, underscores, hyphens and the unit behind it do
-not matter, `per` is `/`, and `number of`, `num`, `no.`, `n` and `# ` are `#`."""
+"""Headers by meaning; case, underscores, hyphens and a unit at the end do not matter, `per` is the
+same as `/`, and `number of`, `num`, `no.`, `n` and `# ` the same as `#`."""
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 MEASURES = ("throughput", "throughput_per_gpu", "step_time", "step_rate", "epoch_time", "time")
-"""Of several in one table the first is taken: a throughput holds no start-up."""
+"""The first of these in a table is used: a throughput includes no start-up."""
 TIMES = ("step_time", "epoch_time", "time")
 COUNTS = {
     **dict.fromkeys(("gpus", "nodes"), Gpus),
     **dict.fromkeys(("batch_per_gpu", "global_batch", "runs"), PositiveCount),
 }
-"""The columns of whole numbers, with their bounds."""
+"""Columns of whole numbers, with their bounds."""
 NAMES = ("case", "strategy", "name")
-"""The columns that a row's name is made of; `name` is any that was asked for."""
+"""Columns that form the name of a row; `name` is a column that the user added to it."""
 TEXTS = (*NAMES, "note", "date", "cluster", "skip")
-"""Those of no numbers."""
+"""Columns without numbers."""
 SECONDS = {
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -69,17 +69,17 @@ _LONGEST_HEADER = 80
 
 
 class Column(NamedTuple):
-    """One column of a table, under a header that is known."""
+    """A column of a table with a known header."""
 
     header: str
-    """As it is written."""
+    """The header as written."""
     meaning: str
     factor: float = 1.0
-    """The seconds of one unit of a time, or what one unit of a rate is in a second."""
+    """Seconds in one unit of a time, or one unit of a rate per second."""
 
 
 def column_of(header: str) -> Column | None:
-    """The column under a header; None where the header is not known."""
+    """The column of a header; None if the header is unknown."""
     name = re.sub(r"[\s_,-]+", " ", header[: _LONGEST_HEADER + 1].strip().lower())
     if len(name) > _LONGEST_HEADER:
         return None
@@ -113,7 +113,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
 
 
 def measure_of_unit(unit: str) -> tuple[str, float] | None:
-    """What a unit such as `img/s`, `ms/step` or `s/epoch` measures, and its factor."""
+    """The meaning and the factor of a unit such as `img/s`, `ms/step` or `s/epoch`."""
     found = _RATE.fullmatch(unit)
     if found is None:
         return None
@@ -132,9 +132,9 @@ def measure_of_unit(unit: str) -> tuple[str, float] | None:
 def columns_of(
     head: TableRow, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
 ) -> list[Column | None]:
-    """The columns under a row of headers; None where a header has no meaning of its own.
+    """The columns of a row of headers; None for an invalid header, whose problem is added.
 
-    `asked` says for some headers what they are: `name`, `skip`, or a header that is known.
+    `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
     """
     columns: list[Column | None] = []
     first: dict[str, Column] = {}
@@ -149,8 +149,8 @@ def columns_of(
                 column = None
                 raise DecodeError("", problem)
         columns.append(column)
-    for header in (each for each in asked if each.casefold() in wanted):
-        there = ", ".join(f"'{each}'" for each in head.cells)
+    for header in (name for name in asked if name.casefold() in wanted):
+        there = ", ".join(f"'{cell}'" for cell in head.cells)
         problems.add(head.line, f"--column: no column is '{header}'; there are {there}")
     return columns
 
@@ -179,13 +179,13 @@ def _skip(header: str) -> str:
 
 
 def has_gpus(head: TableRow, asked: Mapping[str, str]) -> bool:
-    """True where one of the headers is that of numbers of GPUs."""
+    """True if a header means numbers of GPUs."""
     columns = columns_of(head, Problems(), asked)
     return any(column and column.meaning == "gpus" for column in columns)
 
 
 def measure_in(columns: Sequence[Column | None]) -> Column | None:
-    """The column that the figures are of; None where no column measures anything."""
+    """The column of the figures; None if no column has measurements."""
     by_meaning = {column.meaning: column for column in columns if column is not None}
     found = (by_meaning[meaning] for meaning in MEASURES if meaning in by_meaning)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Numbers, times and dates as people write them in a table."""
+"""Numbers, times and dates in a table, as people write them."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ _PART = re.compile(rf"({_NUMBER})\s*([a-z]+)")
 _WITH_RATE = re.compile(rf"({_NUMBER})\s*([a-z]+/[a-z/]+)")
 _SEVERAL = re.compile(r";\s*|,\s+")
 _SPACES = " '\u2019\u00a0\u202f\u2009"
-# Not what stands behind the colon of a clock.
+# Without the digits after the colon of a clock time.
 _TOKEN = re.compile(rf"(?<![\d.,:])\d[\d.,]*(?:[{_SPACES}]\d{{3}}(?!\d)[\d.,]*)*")
 _READINGS = {
     decimal: re.compile(
@@ -25,14 +25,14 @@ _READINGS = {
     )
     for decimal, thousands in ((".", ","), (",", "."))
 }
-"""How a number is written by the sign that stands before its decimals."""
+"""Patterns of numbers by decimal sign."""
 SIGNS = tuple(_READINGS)
 _PARTED_BY_SPACES = re.compile(r"\d{3} ")
 _DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%B %d %Y")
 
 
 def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
-    """The signs that numbers in these cells must have before decimals, however few tell it."""
+    """The decimal signs that some number in these cells proves."""
     found: set[str] = set()
     for token in (token for text in texts for token in _TOKEN.findall(text)):
         signs = _readings(token, whole=whole)
@@ -42,7 +42,7 @@ def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
 
 
 def _readings(token: str, *, whole: bool) -> dict[str, str]:
-    """The number, as programs write it, by each sign that may stand before its decimals."""
+    """The possible readings of a number, as programs write it, by decimal sign."""
     found = {}
     for sign, reading in _READINGS.items():
         match = reading.fullmatch(token)
@@ -53,10 +53,10 @@ def _readings(token: str, *, whole: bool) -> dict[str, str]:
 
 
 def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
-    """The text with its numbers as programs write them: `1563.5` for `1 563,5`.
+    """The text with numbers as programs write them: `1563.5` for `1 563,5`.
 
-    `signs` are those that stand before decimals elsewhere in the table. A comma alone tells
-    nothing; a point is one before decimals where nothing speaks against it.
+    `signs` are the decimal signs elsewhere in the table. A comma alone is ambiguous; a point alone
+    is a decimal sign.
     """
 
     def number(match: re.Match[str]) -> str:
@@ -77,7 +77,7 @@ def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
 
 
 def whole_number(text: str, signs: Collection[str]) -> int:
-    """The number that `1024`, `1,024` or `1 024` is."""
+    """The number in `1024`, `1,024` or `1 024`."""
     plain = _plain(text, signs, whole=True)
     if re.fullmatch(r"\d{1,15}", plain) is None:
         raise DecodeError("", f"expected a whole number, found {shown(text)}")
@@ -85,20 +85,20 @@ def whole_number(text: str, signs: Collection[str]) -> int:
 
 
 def measures_of(text: str, column: Column, signs: Collection[str]) -> tuple[float, ...]:
-    """The values of a cell, several between `;` or `, `: seconds, or what is in a second."""
+    """The values of a cell, separated by `;` or `, `, in seconds or per second."""
     measure = _seconds if column.meaning in TIMES else _rate
     parts = (part.strip().lower() for part in _SEVERAL.split(text))
     return tuple(measure(_plain(part, _signs_in(part, signs)), column, part) for part in parts)
 
 
 def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
-    """Of `24 m 48.169 s` its own: seconds behind minutes have no thousands."""
-    own = "." if "." in part else ","
-    return {own} if len(_PART.findall(part)) > 1 else signs
+    """The decimal sign of `24 m 48.169 s`, since seconds after minutes have no thousands."""
+    sign = "." if "." in part else ","
+    return {sign} if len(_PART.findall(part)) > 1 else signs
 
 
 def _seconds(text: str, column: Column, written: str) -> float:
-    """The time that `145` (of the column's unit), `5:42:11.9` or `2 min 25 s` says."""
+    """The seconds in `145` (of the column's unit), `5:42:11.9` or `2 min 25 s`."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
     if clock := _CLOCK.fullmatch(text):
@@ -113,7 +113,7 @@ def _seconds(text: str, column: Column, written: str) -> float:
 
 
 def _rate(text: str, column: Column, written: str) -> float:
-    """The rate that `1520.5` (of the column's unit) or `1520.5 img/s` says."""
+    """The rate in `1520.5` (of the column's unit) or `1520.5 img/s`."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
     if found := _WITH_RATE.fullmatch(text):
@@ -124,7 +124,7 @@ def _rate(text: str, column: Column, written: str) -> float:
 
 
 def day_of(text: str) -> str:
-    """The day that `2026-09-01`, `1.9.2026` or `1 Sep 2026` says, as the first of them."""
+    """The day in `2026-09-01`, `1.9.2026` or `1 Sep 2026`, as `2026-09-01`."""
     with suppress(ValueError):
         return datetime.fromisoformat(text).date().isoformat()
     for written in _DATES:

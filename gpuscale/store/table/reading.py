@@ -1,4 +1,4 @@
-"""The rows of a table in a text, as CSV or in Markdown, each with its line."""
+"""The rows of tables in a text of CSV or Markdown, with their lines."""
 
 import csv
 import re
@@ -13,7 +13,7 @@ from gpuscale.base.units import counted
 
 _RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)
-"""Some headers of counts begin with the sign too."""
+"""Comments, but not headers such as `# gpus`."""
 _BAR = re.compile(r"(?<!\\)\|")
 
 
@@ -21,28 +21,28 @@ class TableRow(NamedTuple):
     """One line of a table."""
 
     line: int
-    """Of the text, from 1."""
+    """Line of the text, from 1."""
     cells: tuple[str, ...]
-    """Without spaces and emphasis around them; empty where nothing stands."""
+    """Texts without spaces and emphasis around them."""
 
 
 class Problems:
-    """What is wrong with a text, so that all of it is told in one go."""
+    """The problems of a text, collected so that all are reported at once."""
 
     def __init__(self) -> None:
         self.found: list[DecodeError] = []
 
     def add(self, line: int, problem: str, *, place: str = "") -> None:
-        """Notes a problem on a line of the text."""
+        """Add a problem of a line."""
         self.found.append(DecodeError(place, problem, line=line))
 
     def in_order(self) -> tuple[DecodeError, ...]:
-        """What is wrong, by line."""
+        """The problems by line."""
         return tuple(sorted(self.found, key=lambda problem: problem.line or 0))
 
     @contextmanager
     def on(self, line: int, *, place: str = "") -> Iterator[None]:
-        """Notes what is raised as a problem on this line."""
+        """Add a `DecodeError` that is raised within as a problem of this line."""
         try:
             yield
         except DecodeError as error:
@@ -50,10 +50,10 @@ class Problems:
 
 
 def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
-    """The tables of a text, each its headers and the rows below them, with as many cells.
+    """The tables of a text, each with its headers and the rows of as many cells.
 
-    Tables are those in Markdown, else the text itself as CSV, separated by commas, semicolons or
-    tabs, whichever its first line has most of.
+    These are the tables in Markdown, else the whole text as CSV, separated by the most frequent
+    of commas, semicolons and tabs in the first line.
     """
     lines = text.removeprefix("\ufeff").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -66,7 +66,7 @@ def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
 
 
 def _even(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
-    """The rows that have as many cells as there are headers."""
+    """The rows with as many cells as there are headers; others are problems."""
     head = table[0]
     for row in table:
         if len(row.cells) == len(head.cells):
@@ -78,7 +78,7 @@ def _even(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
 
 
 def _without_blanks(table: list[TableRow]) -> list[TableRow]:
-    """The table without columns in which nothing stands: a spreadsheet writes some at the end."""
+    """The table without empty columns, which spreadsheets write at the end."""
     columns = zip(*(row.cells for row in table), strict=True)
     kept = [at for at, column in enumerate(columns) if any(column)]
     return [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in table]
@@ -107,7 +107,7 @@ def _csv(lines: Sequence[str], problems: Problems) -> list[TableRow]:
             continue
         delimiter = delimiter or max((",", ";", "\t"), key=line.count)
         try:
-            # A line each: a quoted line break would hide an unclosed quote.
+            # Line by line, since a quoted line break would hide an unclosed quote.
             (cells,) = csv.reader([line], delimiter=delimiter, strict=True)
         except csv.Error as error:
             problems.add(number, f"this is no line of a table: {error}")

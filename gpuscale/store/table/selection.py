@@ -1,4 +1,4 @@
-"""Which rows and columns of a table make figures, and how its numbers are written."""
+"""The rows and columns of a table that make figures, and its decimal sign."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,11 +16,11 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _MOST_APART = 30.0
-"""Numbers of one case, each over what its GPUs should do, differ by less; misread ones by 1000."""
+"""Largest ratio between throughputs per GPU of one case; a misread decimal sign makes it 1000."""
 
 
 def cell_of(row: TableRow, columns: Sequence[Column | None], meaning: str) -> str | None:
-    """The cell under the column of that meaning; None where there is no such column."""
+    """The cell in the column of that meaning; None if there is no such column."""
     for column, text in zip(columns, row.cells, strict=True):
         if column is not None and column.meaning == meaning:
             return text
@@ -30,9 +30,9 @@ def cell_of(row: TableRow, columns: Sequence[Column | None], meaning: str) -> st
 def rows_of_machine(
     rows: Sequence[TableRow], columns: Sequence[Column | None], cluster: str, problems: Problems
 ) -> tuple[list[TableRow], Counter[str]]:
-    """The rows of the machine that is asked for, and how many there are of each other one.
+    """The rows of the requested machine, and the number of rows of each other machine.
 
-    All rows if none is of it: they may have other problems.
+    All rows if none is of that machine, since they may have other problems.
     """
     found: list[TableRow] = []
     others: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def rows_of_machine(
 def rows_with_figure(
     rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
 ) -> tuple[list[TableRow], dict[int, str]]:
-    """The rows that measured something, and what the others say instead, by line."""
+    """The rows with a measurement, and the texts of the others by line."""
     if measure is None:
         return list(rows), {}
     at = columns.index(measure)
@@ -67,14 +67,14 @@ def rows_with_figure(
 
 
 def is_no_value(text: str) -> bool:
-    """True of a cell that says that nothing stands there, such as `–` or `n/a`."""
+    """True for a cell that marks a missing value, such as `–` or `n/a`."""
     return _NO_VALUE.fullmatch(text) is not None
 
 
 def unused_columns(
     rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
 ) -> Iterator[tuple[Column, str]]:
-    """The columns that figures are not made of, and why not."""
+    """The columns that are not used for figures, with the reasons."""
     for at, column in enumerate(columns):
         if column is None or measure is None or column is measure:
             continue
@@ -99,7 +99,7 @@ def _name_of(row: TableRow, columns: Sequence[Column | None]) -> tuple[str, ...]
 def signs_of_table(
     rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
 ) -> Collection[str]:
-    """What stands before decimals: as other cells show it, else as only one is credible."""
+    """The decimal signs that cells prove, else the only credible one."""
     found: set[str] = set()
     for at, column in enumerate(columns):
         if column is not None and column.meaning not in TEXTS:
@@ -114,10 +114,10 @@ def signs_of_table(
 def _is_credible(
     rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column, sign: str
 ) -> bool:
-    """True where what a GPU does differs between the rows of a case as machines can differ."""
+    """True if the throughputs per GPU of each case differ by a credible ratio."""
     by_case: dict[object, list[float]] = defaultdict(list)
     for row in rows:
-        # What cannot be read is told later.
+        # Invalid cells are reported later.
         with suppress(DecodeError, ZeroDivisionError):
             values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
             gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
