@@ -12,6 +12,8 @@ from gpuscale.campaigns.cluster_profile import (
     Judged,
     MachineMarks,
     Measured,
+)
+from gpuscale.campaigns.profile_files import (
     find_profile,
     parse_profile,
     profile_files,

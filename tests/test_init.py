@@ -8,7 +8,8 @@ import pytest
 from ci_checkout import write_program
 from measuring import REPOSITORY, run_pytest
 
-from gpuscale.campaigns.cluster_profile import ClusterProfile, read_profile
+from gpuscale.campaigns.cluster_profile import ClusterProfile
+from gpuscale.campaigns.profile_files import read_profile
 
 SINFO = """\
 cpu*|(null)|128|400

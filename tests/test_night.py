@@ -283,12 +283,12 @@ def test_a_job_that_did_not_end_as_a_night_does(state: JobState, code: int, word
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
     night = tmp_path / f"2026-11-21_{JOB}"
     (night / FIRST_ATTEMPT).mkdir(parents=True)
-    first = NightRecord(meaning="ok\x1b[31m", exit_code=0, retried_as="4712")
+    first = NightRecord(night="ok\x1b[31m", exit=0, retried_as="4712")
     for name, text in record_files(first).items():
         (night / FIRST_ATTEMPT / name).write_text(text)
     assert next_job(tmp_path, JOB) == "4712"
     assert next_job(tmp_path, "1") is None
-    assert read_night(night / FIRST_ATTEMPT) == replace(first, meaning="ok\\x1b[31m")
+    assert read_night(night / FIRST_ATTEMPT) == replace(first, night="ok\\x1b[31m")
     assert read_night(night) is None
     written = (night / FIRST_ATTEMPT / "night.txt").read_text()
     assert written == (
@@ -300,7 +300,7 @@ def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) ->
     text = "night: regressed\nexit: 1\npytest exit: 0\nretried as: 2\nhost: node1\n"
     (tmp_path / "night.txt").write_text(text)
     night = read_night(tmp_path)
-    assert night == NightRecord(meaning="regressed", exit_code=1, retried_as="2", host="node1")
+    assert night == NightRecord(night="regressed", exit=1, retried_as="2", host="node1")
     assert night.has_regressed
     (tmp_path / "night.txt").write_text("nothing of a night")
     assert read_night(tmp_path) is None

@@ -11,9 +11,10 @@ from ci_checkout import REPOSITORY, write_program
 from command_line import gpuscale
 
 from gpuscale.base.errors import SchedulerError, UsageError
-from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile, with_options
+from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
 from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.profile_files import find_profile
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
 
 CI_SCRIPTS = {

@@ -1,13 +1,10 @@
-"""Profiles of clusters, TOML files: the nodes, the scheduler and the work of a night.
+"""Profiles of clusters: the nodes, the scheduler and the work of a night (docs/clusters.md).
 
-Shipped profiles are in `profiles`, beside this module; a site adds its own (docs/clusters.md). A
-field that an option of `gpuscale submit` replaces, or that pytest gets, says so in its annotation.
+A field that an option of `gpuscale submit` replaces, or that pytest gets, is annotated with it.
 """
 
-import os
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,17 +15,14 @@ import msgspec
 from msgspec import Meta, field
 
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
-from gpuscale.base.printable import shown, visible
+from gpuscale.base.printable import shown
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
 from gpuscale.records.json_text import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
-from gpuscale.store.files import read_with
 
 _SHELL_SIGNS = "@%_+=:,./~-"
-_TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SHELL_WORD = rf"^[A-Za-z0-9{re.escape(_SHELL_SIGNS)}]+\Z"
 _WORD = f"a word of letters, digits and {_SHELL_SIGNS} (it goes into a shell script)"
 ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD, description=_WORD)]
@@ -261,80 +255,6 @@ def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> Cluste
     except DecodeError as error:
         wrong = [o for o, place in places.items() if error.place.startswith(".".join(place))]
         raise UsageError(f"{wrong[0]}: {error.problem}") from None
-
-
-def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of a name such as `arc4`, or of a path that ends in `.toml` or contains `/`."""
-    if wanted.endswith(".toml") or os.sep in wanted:
-        return read_profile(Path(wanted).expanduser())
-    known = profile_files(environment)
-    if wanted not in known:
-        remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
-        raise UsageError(f"there is no cluster profile '{wanted}'; {remedy} (docs/clusters.md)")
-    return read_profile(known[wanted])
-
-
-def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The files of all profiles by name; the user's own replace shipped ones of the same name."""
-    base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    folders = (Path(__file__).parent / "profiles", Path(base) / "gpuscale" / "clusters")
-    found = {path.stem: path for folder in folders for path in folder.glob("*.toml")}
-    return dict(sorted(found.items()))
-
-
-def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
-    """The only profile that recognises this machine; none or several raise a UsageError."""
-    known = profile_files(environment)
-    profiles = map(read_profile, known.values())
-    found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(profile.name for profile in found)
-    problem = f"{names} all recognise" if found else "no profile recognises"
-    remedy = f"name one of {', '.join(known)}, or a file such as ./mysite.toml"
-    raise UsageError(f"{problem} this machine ({host}); {remedy}")
-
-
-def read_profile(path: Path) -> ClusterProfile:
-    """Read the profile in a file; a `FileError` names the wrong line and field."""
-    return read_with(path, lambda text: parse_profile(text, path.stem))
-
-
-def parse_profile(text: str, name: str) -> ClusterProfile:
-    """Parse the TOML of a profile of that name; a `DecodeError` names the wrong line and field."""
-    if not _FILE_NAME.fullmatch(name):
-        problem = f"'{visible(name)}' cannot be part of a job's name"
-        remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
-        raise DecodeError("", f"{problem}; {remedy}")
-    try:
-        document = tomllib.loads(text)
-        if "name" in document:
-            raise DecodeError("name", "unknown field; the file's own name is the profile's")
-        return converted(ClusterProfile, {**document, "name": name})
-    except tomllib.TOMLDecodeError as error:
-        raise DecodeError("", f"is not TOML: {error}; correct it there") from None
-    except RecursionError:
-        raise DecodeError("", "is nested too deeply to be a cluster profile") from None
-    except DecodeError as error:
-        line = _line_of(text, ".".join(filter(None, (error.place, error.key))))
-        problem = error.problem.replace("an object", "a table").replace("a list", "an array")
-        raise DecodeError(error.place, problem, line=line) from None
-
-
-def _line_of(text: str, wanted: str) -> int | None:
-    """Line of a key such as `job.modules[1]` in a TOML text, else of its table; None if unknown."""
-    wanted = re.sub(r"\[[^\]]*\]", "", wanted)
-    table, table_line = "", None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _TABLE.fullmatch(line):
-            table = re.sub(r"[\s\"']", "", header[1])
-            if table == wanted or table.startswith(f"{wanted}."):
-                table_line = table_line or number
-        elif assigned := re.match(r"\s*([^=#]+?)\s*=", line):
-            full = ".".join(filter(None, (table, re.sub(r"[\s\"']", "", assigned[1]))))
-            if wanted and (full == wanted or wanted.startswith(f"{full}.")):
-                return number
-    return table_line
 
 
 def _holds(path: Path, text: str) -> bool:

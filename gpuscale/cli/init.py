@@ -11,7 +11,7 @@ from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
-from gpuscale.campaigns.cluster_profile import profile_files, recognised_profile
+from gpuscale.campaigns.profile_files import profile_files, recognised_profile
 from gpuscale.cli.inputs import remark
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler

@@ -14,15 +14,10 @@ from pathlib import Path
 from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns.cluster_profile import (
-    JOB_OPTIONS,
-    ClusterProfile,
-    find_profile,
-    recognised_profile,
-    with_options,
-)
+from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, ClusterProfile, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.profile_files import find_profile, recognised_profile
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuscale.base.errors import DecodeError, ExitCode, FileError, UsageError
+from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean, visible
 from gpuscale.records.json_text import converted, from_json, to_json
 from gpuscale.records.record import Line, Record
@@ -20,13 +20,14 @@ RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
 class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """How a night ended, or its first attempt; None if unknown."""
+    """The end of a night, or of its first attempt; None if unknown."""
 
     format: Literal["gpuscale-night"] = "gpuscale-night"
     version: Literal[1] = 1
-    meaning: Line
+    night: Line
     """The end of the night in words."""
-    exit_code: int | None = None
+    exit: int | None = None
+    """The exit code of the night."""
     pytest_exit: int | None = None
     compare_exit: int | None = None
     """None if nothing was compared."""
@@ -34,7 +35,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     infrastructure: tuple[Line, ...] = ()
     """Faults of nodes, network, file system or scheduler."""
     left_out: tuple[Line, ...] = ()
-    """Why items made no run although nothing failed."""
+    """Reasons why items made no run although nothing failed."""
     not_collected: tuple[Line, ...] = ()
     """Files and tests that pytest could not collect."""
     attempts: int = 1
@@ -49,12 +50,12 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Git revision of the cases."""
     baseline: Line | None = None
     on_verdict: Line | None = None
-    """What became of the site's own command; None if there is none."""
+    """Problem of the site's own command, or `told`; None without a command."""
 
     @property
     def has_regressed(self) -> bool:
         """True if the night ended with the exit code of a regression."""
-        return self.exit_code == ExitCode.REGRESSED
+        return self.exit == ExitCode.REGRESSED
 
 
 def record_files(record: NightRecord) -> dict[str, str]:
@@ -64,31 +65,21 @@ def record_files(record: NightRecord) -> dict[str, str]:
 
 
 def _lines(record: NightRecord) -> Iterator[str]:
-    facts: tuple[tuple[str, object], ...] = (
-        ("night", record.meaning),
-        ("exit", record.exit_code),
-        ("pytest exit", record.pytest_exit),
-        ("compare exit", record.compare_exit),
-        ("all measured", "yes" if record.all_measured else "no"),
-        *(("infrastructure", fault) for fault in record.infrastructure),
-        *(("left out", reason) for reason in record.left_out),
-        *(("not collected", name) for name in record.not_collected),
-        ("attempts", record.attempts if record.attempts == 1 else f"2, see {FIRST_ATTEMPT}"),
-        ("retried as", record.retried_as),
-        ("started", record.started),
-        ("finished", record.finished),
-        ("host", record.host),
-        ("nodes", " ".join(record.nodes) or None),
-        ("job", record.job),
-        ("revision", record.revision),
-        ("baseline", record.baseline),
-        ("on verdict", record.on_verdict),
-    )
-    return (f"{name}: {clean(str(fact))}\n" for name, fact in facts if fact is not None)
+    """A line for each known field, and one for each of several texts."""
+    shown = {
+        **dict.fromkeys(("format", "version")),
+        "all_measured": "yes" if record.all_measured else "no",
+        "attempts": record.attempts if record.attempts == 1 else f"2, see {FIRST_ATTEMPT}",
+        "nodes": " ".join(record.nodes) or None,
+    }
+    for name, value in {**msgspec.structs.asdict(record), **shown}.items():
+        for fact in value if isinstance(value, tuple) else (value,):
+            if fact is not None:
+                yield f"{name.replace('_', ' ')}: {clean(str(fact))}\n"
 
 
 def read_night(folder: Path) -> NightRecord | None:
-    """The record of a night or an attempt; None if it has none that can be read."""
+    """Read the record of a night or an attempt; None if it has none that can be read."""
     with suppress(FileError):
         return read_with(folder / RECORD, lambda text: from_json(NightRecord, text))
     # Nights of gpuscale before night.json was written have the text alone.
@@ -99,16 +90,9 @@ def read_night(folder: Path) -> NightRecord | None:
 
 def _from_text(text: str) -> NightRecord:
     facts = {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
-    if "night" not in facts:
-        raise DecodeError("", "this is not the record of a night; read the night's log")
-    code = facts.get("exit", "")
-    known: dict[str, object] = {
-        "meaning": facts["night"],
-        "exit_code": int(code) if code.isdecimal() else None,
-        "retried_as": facts.get("retried as"),
-        "started": facts.get("started"),
-        "host": facts.get("host"),
-    }
+    texts = {name: facts.get(name) for name in ("night", "started", "host")}
+    code = int(facts["exit"]) if facts.get("exit", "").isdecimal() else None
+    known = {**texts, "exit": code, "retried_as": facts.get("retried as")}
     return converted(NightRecord, known)
 
 

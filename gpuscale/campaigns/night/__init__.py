@@ -237,8 +237,8 @@ class NightJob:
         first = self.folder / FIRST_ATTEMPT
         again = (self._retry_of is not None or first.exists()) and retried_as is None
         record = NightRecord(
-            meaning=meaning,
-            exit_code=int(code),
+            night=meaning,
+            exit=int(code),
             pytest_exit=attempt.exit_code,
             compare_exit=compare_exit,
             all_measured=attempt.is_complete,
@@ -260,7 +260,7 @@ class NightJob:
 
     def _run_on_verdict(self, command: str, record: NightRecord, code: int) -> None:
         """Run the site's command beside the complete record; its failure changes no exit code."""
-        problem = run_on_verdict(command, self.folder, code=code, meaning=record.meaning)
+        problem = run_on_verdict(command, self.folder, code=code, meaning=record.night)
         if problem is not None:
             _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
         _write_record(self.folder, replace(record, on_verdict=problem or "told"))

@@ -34,7 +34,7 @@ def write_index(folder: Path) -> None:
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
     """The nights, the latest first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
-    unknown = NightRecord(meaning="no record: it runs still, or something ended it")
+    unknown = NightRecord(night="no record: it runs still, or something ended it")
     records = {
         night: read_night(night) or read_night(night / FIRST_ATTEMPT) or unknown for night in nights
     }
@@ -46,13 +46,13 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
         date, _, job = night.name.partition("_")
         if dates[date] > 1 and record.started and record.started.startswith(date):
             date = f"{date} {record.started[11:16]}"
-        code = "" if record.exit_code is None else str(record.exit_code)
+        code = "" if record.exit is None else str(record.exit)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
         reason = left_out_reason(night / "results.jsonl") or ""
-        tone: Tone = "doubt" if reason else _tone(record.exit_code)
+        tone: Tone = "doubt" if reason else _tone(record.exit)
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            "verdict": Cell(record.meaning, reason and f"left out: {reason}", tone),
+            "verdict": Cell(record.night, reason and f"left out: {reason}", tone),
             "exit": Cell(code),
             "job": Cell(job),
             "host": Cell(record.host or ""),
