@@ -1,7 +1,7 @@
 """Results and verdicts as text and data.
 
 A report format of a comparison is a module `comparison/as_….py`, with `render(view: View) -> str`,
-and its line in `FORMATS`. One of `gpuscale show` is a module `show/as_….py`, with
+and its line in `FORMATS`. A format of `gpuscale show` is a module `show/as_….py`, with
 `render(shown: Shown) -> str`, and its line in `SHOWN_FORMATS`.
 """
 
@@ -14,11 +14,11 @@ FORMATS = {
     "github": "annotations of a GitHub workflow",
     "openmetrics": "Prometheus, through the textfile collector of node_exporter",
 }
-"""Each report format of a comparison, named as its module, and what it is for."""
+"""The formats of comparisons by the names of their modules, and their purposes."""
 SHOWN_FORMATS = {
     "text": "a terminal or a log; the default",
     "csv": "spreadsheets and data frames, a line for each row",
     "json": "scripts; with machine and software",
     "latex": "a paper, or a proposal for computing time",
 }
-"""The same of results and baselines."""
+"""The formats of results and baselines, and their purposes."""

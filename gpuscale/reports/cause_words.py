@@ -1,4 +1,4 @@
-"""The words of a cause: one function for each piece that reports show of it."""
+"""Words for causes: headlines, statements, evidence and next steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -21,12 +21,12 @@ _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """A few words for a table's row: `exposed all-reduce +14 ms`, of several `+14 to +16 ms`."""
+    """A few words for a table's row: `exposed all-reduce +14 ms`; several causes give a range."""
     return _headline_and_statement(cause, *alike)[0]
 
 
 def statement(cause: Cause) -> str:
-    """One sentence that names rank, host and GPU where one of them carries it."""
+    """One sentence that names rank, host and GPU if one of them is responsible."""
     return _headline_and_statement(cause)[1]
 
 
@@ -39,7 +39,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """`from 8 GPUs on, where the ranks lie on 2 nodes`; empty where nothing tells."""
+    """`from 8 GPUs on, where the ranks lie on 2 nodes`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -57,7 +57,7 @@ def scope(cause: Cause) -> str:
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """The facts that were seen: phases together, then each device with all that it shows."""
+    """The evidence: all phases in one fact, then one fact for each device."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
@@ -72,7 +72,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 
 def next_step(cause: Cause) -> str:
-    """The next thing to run or look at; empty where nothing is left to find out."""
+    """The next command to run or thing to check; empty if there is none."""
     if cause.remedy is None:
         return ""
     hosts = cause.remedy.hosts
@@ -104,7 +104,7 @@ def _duration(seconds: float) -> str:
 
 
 def _spent(seconds: float) -> str:
-    """A time that cannot be negative: what noise puts below zero is none."""
+    """Format a time that cannot be negative; noise may put it below zero."""
     return "about 0 ms" if seconds < 0 else _duration(seconds)
 
 
@@ -241,7 +241,7 @@ NOT_ESTABLISHED: Mapping[str, str] = {
         "published figures hold no phases, so what is different from them cannot be told"
     ),
 }
-"""The statements of what has no words but its kind for a headline."""
+"""Statements of causes whose headline is only their kind."""
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it tells heat, power limits "
@@ -285,9 +285,9 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Of what computing lost: less is not seen in two digits."""
+"""Share of the time lost in computing, below which two digits do not show it."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
-"""Causes whose headline says what there is to see, if it is a single thing."""
+"""Causes whose headline gives their evidence already if there is only one piece."""
 _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",
@@ -300,7 +300,7 @@ _COUNTERS = {
     "pcie_generation": ("PCIe generation {}", "generation {}"),
     "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
-"""A counter that is too low, and what it is beside."""
+"""The texts of a counter that is too low, and of its usual value."""
 _BESIDE = {
     Beside.BASELINE: ", {} in the baseline",
     Beside.OTHER_GPUS: ", {} on the other GPUs",
@@ -315,11 +315,11 @@ _XIDS = {
     94: "contained memory error",
     95: "uncontained memory error",
 }
-"""The hardware's own faults, in NVIDIA's words; most other numbers a program can cause."""
+"""Faults of the hardware in NVIDIA's words; a program can cause most other numbers."""
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
-    """Each device with all that it shows; devices that show the same are one fact."""
+    """One fact for each device, or for several devices with the same symptoms."""
     of_device: dict[tuple[str, str | None], list[DeviceSymptom]] = {}
     for each in symptoms:
         of_device.setdefault((each.uuid, each.host), []).append(each)
@@ -336,7 +336,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 
 def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
-    """The device by name, or `4 GPUs on node1`; of two or three their names too."""
+    """The name of the device, or `4 GPUs on node1`, with their names if they are few."""
     if len(devices) == 1:
         return device_text(devices[0].uuid, devices[0].host)
     hosts = dict.fromkeys(each.host for each in devices if each.host is not None)
@@ -348,7 +348,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
-    """`PCIe x8, x16 in the baseline`; of several that differ in a number `SM clock 1250 to …`."""
+    """`PCIe x8, x16 in the baseline`; a range if several devices differ in a number."""
     every = (symptom, *alike)
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
@@ -371,7 +371,7 @@ def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
 
 
 def device_text(uuid: str, host: str | None = None) -> str:
-    """`GPU-ab12… on node1`; the UUID gets the prefix that nvidia-smi prints."""
+    """`GPU-ab12… on node1`; the UUID has the same prefix as in nvidia-smi."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"
 

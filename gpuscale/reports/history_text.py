@@ -1,4 +1,4 @@
-"""The history of a machine as text: where each row stands, and the nights that changed it."""
+"""The history of a machine as text: its rows, and the nights that changed them."""
 
 import itertools
 from collections import Counter
@@ -18,9 +18,9 @@ from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "samples/s against before"
 _MOST_NAMED = 2
-"""In what stands first."""
+"""Most rows named in the first line."""
 _MOST_ROWS = 4
-"""Rows of one change that are shown each by itself."""
+"""Most rows of one change listed one by one."""
 
 
 def render(history: History, screen: Screen) -> str:
@@ -41,7 +41,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 
 
 def notes(history: History) -> Iterator[str]:
-    """What there is beside the changes: that none was, losses in all, single nights, and gaps."""
+    """Notes on the history: total losses, single bad nights, and missing nights."""
     names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
@@ -95,7 +95,7 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """The word that stands first, and which rows are so; None before any can stand out."""
+    """The verdict on the history with the rows concerned; None if the nights are too few."""
     rows, names, last = history.rows, _row_names(history), len(history.nights) - 1
     if all(row.nights_missing for row in rows):
         return None
@@ -116,7 +116,7 @@ def verdict(history: History) -> tuple[str, str] | None:
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
     unclear = [text for row, text in departed.items() if row.is_unclear]
-    # After 15 nights without it nobody expects a row any more.
+    # After 15 nights without a row it is no longer missed.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
@@ -144,7 +144,7 @@ def _when(loss: LostLevel, history: History) -> str:
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
-    """The nights without the row: the last one, and those between nights that have it."""
+    """The nights without the row: gaps between its nights, and the last night."""
     for before, after in itertools.pairwise(row.nights):
         yield from range(before + 1, after)
     if row.nights[-1] < nights - 1:
@@ -152,7 +152,7 @@ def _missed(row: RowHistory, nights: int) -> Iterator[int]:
 
 
 def night_names(nights: tuple[Night, ...]) -> list[str]:
-    """The date of each night, in UTC; with the time where a date has several."""
+    """The date of each night in UTC, with the time if several share a date."""
     dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
     counts = Counter(dates)
     return [
@@ -186,7 +186,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _no_change_text(history: History) -> str:
-    """What is said of nights without an event: no row changed, or nobody could tell yet."""
+    """The text for a history without events: no change, or too few nights."""
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
     if not all(row.nights_missing for row in history.rows):
@@ -209,7 +209,7 @@ def _row_names(history: History) -> dict[PointKey, str]:
 
 
 def _standing(row: RowHistory) -> str:
-    """The last night against those before, and whether it lies outside of what nights differ by."""
+    """The last night against those before, and whether it stands out."""
     if row.departure is None:
         return "too few nights"
     text = phrases.percent_text(row.departure)
@@ -224,11 +224,11 @@ class EventText(NamedTuple):
     rows: str
     """`2 of 4 rows slower`."""
     details: Sequence[str]
-    """The change of each of the first rows, and at last what else changed."""
+    """The changes of the first rows, then what else changed."""
 
 
 def event_text(event: HistoryEvent, history: History) -> EventText:
-    """When and how rows changed, and what else changed then."""
+    """The words of an event."""
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)

@@ -1,4 +1,4 @@
-"""A machine's examination by `gpuscale doctor` and its `selftest`, for the terminal."""
+"""The findings of `gpuscale doctor` and `gpuscale selftest` as text."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -171,7 +171,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """A counter now; None where there is none, or where another one's text tells it."""
+    """The text of a counter now; None if unknown or part of another counter's text."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None
@@ -209,4 +209,4 @@ _OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
     "pcie_width": _pcie_width,
     "nvlink_active": _nvlink,
 }
-"""Of what more is to be said than a number, by the moment's name."""
+"""Counters with a text of their own, by the name of their moment."""

@@ -1,4 +1,4 @@
-"""The names and numbers that reports share: configurations, counts, changes, intervals."""
+"""Names and numbers that reports share: configurations, counts, changes, intervals."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A name for each configuration: its label, and what it does not share with its namesakes."""
+    """A unique name for each configuration: its label, and options that differ within a label."""
     words = {each: _words(each) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, its in words.items():
@@ -53,7 +53,7 @@ _DATA: Mapping[str | None, str] = {
 
 
 def configuration_text(configuration: Configuration) -> str:
-    """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
+    """The options of a configuration: `CPU ranks, smoke, fp32, synthetic data`."""
     return ", ".join(_words(configuration))
 
 
@@ -76,9 +76,9 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
-    """The texts of several configurations, each once, apart by semicolons.
+    """The options of several configurations, separated by semicolons.
 
-    Batches that differ are left to the table, whose rows are told apart by them.
+    Batches that differ are omitted: the rows of the table name them.
     """
     distinct = dict.fromkeys(configurations)
     if len({each.batch for each in distinct}) > 1:
@@ -87,9 +87,9 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
 
 
 def to_minutes(text: str) -> str:
-    """The text with its moments (in UTC) to the minute: `vm 2026-11-21 23:07`.
+    """The text with its times (in UTC) to the minute: `vm 2026-11-21 23:07`.
 
-    Moments of one minute that differ keep their seconds.
+    Different times within one minute keep their seconds.
     """
     minutes = {found[0]: f"{found[1]} {found[2]}" for found in _MOMENT.finditer(text)}
     counts = Counter(minutes.values())
@@ -102,7 +102,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """`load 8.1 on 2 cores`, and what else computes on the GPUs."""
+    """`load 8.1 on 2 cores`, and the number of other processes on the GPUs."""
     text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
     if not load.gpu_processes:
         return text
@@ -111,7 +111,7 @@ def load_text(load: HostLoad) -> str:
 
 
 def enumerated(items: Sequence[object]) -> str:
-    """`4` or `1, 2 and 4`; of many the first, and how many more."""
+    """`4` or `1, 2 and 4`; a long list is cut, with a count of the rest."""
     *others, last = map(str, items)
     if len(others) >= _MOST_ITEMS:
         *others, last = *others[:_MOST_ITEMS], f"{len(items) - _MOST_ITEMS} more"
@@ -119,7 +119,7 @@ def enumerated(items: Sequence[object]) -> str:
 
 
 def ends_text(texts: Sequence[str]) -> str:
-    """`2.3 % to 6.3 %`, the first and the last; or the one that both are."""
+    """`2.3 % to 6.3 %`: the first and the last text, or the one that both are."""
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
@@ -129,7 +129,7 @@ def gpus_text(*counts: int) -> str:
 
 
 def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`: rows by their names; of many how many more."""
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`: rows by name; a long list ends with a count."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)
@@ -139,7 +139,7 @@ def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[
 
 
 def age_text(results: Results, now: datetime) -> str:
-    """`, 3 days ago`, by the last of the runs; empty where that is less than a day."""
+    """`, 3 days ago`, since the last run; empty if that is less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)
@@ -162,24 +162,24 @@ def software_text(environment: Environment) -> str:
 
 
 def injection_warning(injections: Sequence[str]) -> str:
-    """`INJECTED data=5ms: not a real result`, above all that is shown; empty without faults."""
+    """`INJECTED data=5ms: not a real result`; empty without injected faults."""
     return f"INJECTED {', '.join(injections)}: not a real result" if injections else ""
 
 
 def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
-    """`[1.80, 1.93]`; empty where there is no interval."""
+    """`[1.80, 1.93]`; empty without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"[{form(estimate.low)}, {form(estimate.high)}]"
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """The number in that form, or the sign for what is unknown."""
+    """The number in this form, or the sign for an unknown value."""
     return UNKNOWN if value is None else form(value)
 
 
 def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.2f}".format) -> str:
-    """`1.86 [1.80, 1.93]`; without brackets where there is no interval."""
+    """`1.86 [1.80, 1.93]`; the value alone without an interval."""
     if estimate is None:
         return UNKNOWN
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
@@ -199,7 +199,7 @@ def spread_text(estimate: Estimate) -> str:
 
 
 def is_wide(estimate: Estimate) -> bool:
-    """True of an interval that is too wide to be symmetric about the value."""
+    """True for an interval that is too wide to be symmetric about its value."""
     if estimate.low is None or estimate.high is None:
         return False
     return (estimate.high - estimate.low) / 2 / estimate.value > _WIDEST_SYMMETRIC
@@ -208,7 +208,7 @@ def is_wide(estimate: Estimate) -> bool:
 def amount_text(value: float, unit: str) -> str:
     """A value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`.
 
-    None of them can be negative: what noise puts below zero is none.
+    None of them can be negative; noise may put one below zero.
     """
     if value < 0:
         return f"about 0 {'ms' if unit == 's' else unit}"
@@ -257,7 +257,7 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The verdicts: what got worse first, then what was not shown to be fine."""
+    """The verdicts by weight: losses first, then open ones, then passes."""
     return sorted(verdicts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
 
 

@@ -1,4 +1,4 @@
-"""The words of each reason and note, and how the facts in them are shown."""
+"""The words of each reason and note, and the forms of their facts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -44,7 +44,7 @@ _DECLARED = (
 
 
 class Words(NamedTuple):
-    """What reports say of one code; facts stand in braces, each in its form of `_FORMS`."""
+    """The words for one code; facts stand in braces, each in its form of `_FORMS`."""
 
     sentence: str
     short: str = ""
@@ -52,11 +52,11 @@ class Words(NamedTuple):
     remedy: str = ""
     """What to do about a row that is no pass."""
     needs_baseline: bool = False
-    """True of a remedy that asks for more runs before: no run of tonight settles the row."""
+    """True if only more runs in the baseline settle the row, and none of tonight."""
     is_in_table: bool = False
-    """True of the reason of a pass that the numbers of its row give already."""
+    """True for the reason of a pass that the numbers of its row already give."""
     caution: str | None = None
-    """What to do first about a note that makes every verdict doubtful; empty for nothing."""
+    """First step for a note that makes every verdict doubtful; empty for none."""
 
 
 WORDS: Mapping[str, Words] = {
@@ -336,9 +336,9 @@ _FIELDS = {
     "strategy_options": "options of the strategy",
     "threads_per_rank": "threads per rank",
 }
-"""Fields of configurations whose names are no words."""
+"""Words for fields of configurations."""
 _SINGLE = ("accumulate", "ranks_per_gpu")
-"""Those that are 1 where they are not given."""
+"""Fields that are 1 by default."""
 _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 
@@ -353,12 +353,12 @@ def short_text(entry: EntryVerdict) -> str:
 
 
 def statement_text(statement: Statement) -> str:
-    """The words of a statement that is about no row, such as a note."""
+    """The words of a statement that is not about a row, such as a note."""
     return to_minutes(_said(WORDS[statement.code].sentence, statement, None))
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """The reason, and what it says otherwise; the remedy of each part stands before the part."""
+    """The reason and its `otherwise` parts; the remedy of each part comes before it."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -368,7 +368,7 @@ def parts_of(reason: Statement) -> Iterator[Statement]:
 
 
 def metric_reason(metric: MetricVerdict) -> str:
-    """Why a metric got its verdict, as a part of a sentence."""
+    """Why a metric got its verdict, as part of a sentence."""
     spec, change, bound = metric.metric, metric.change, metric.loss_bound
     of_step = " of the step time" if spec.in_points else ""
     if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
@@ -403,7 +403,7 @@ def _moved(change: float) -> str:
 
 
 def _field_text(value: object, name: str) -> str:
-    """`full`; of a shape `1×28×28`, and of the ranks on each node `2 + 2 or 3 + 1`."""
+    """`full`, or a shape as `1×28×28`, or the ranks on each node as `2 + 2 or 3 + 1`."""
     if value is None:
         return "1" if name in _SINGLE else "none"
     if isinstance(value, bool):
@@ -464,7 +464,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> str:
-    """The sentence with the statement's facts in it."""
+    """The sentence with the facts of the statement filled in."""
     texts = {name: _fact_text(name, fact, entry) for name, fact in statement.facts.items()}
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": gpus_text(entry.key.gpus)}
@@ -489,7 +489,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None) -> str:
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """A quantity or a metric of the row by its name."""
+    """The words for a quantity or a metric of the row."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

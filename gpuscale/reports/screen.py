@@ -1,4 +1,4 @@
-"""Terminals: colours, lines and tables that fit their columns, and a line that moves."""
+"""Text for terminals: colours, wrapped lines and tables, and progress lines."""
 
 import io
 import os
@@ -15,19 +15,19 @@ from gpuscale.base.units import format_seconds
 from gpuscale.records import Verdict
 
 PLAIN_COLUMNS = 100
-"""Columns of text that goes to a file or a log."""
+"""Columns of text in a file or a log."""
 _NARROWEST = 60
 _WIDEST_TEXT = 120
-"""Columns of a sentence, however wide the terminal is; a table may have more."""
+"""Most columns of a sentence; a table may use the whole terminal."""
 _GAP = "  "
 _RESET, _BOLD = "\033[0m", "\033[1m"
 _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
 _BAR_CELLS, _SHORTEST_BAR = 20, 4
 _REFRESH_S = 0.2
-# All that may take two columns or none; no sign that we write ourselves is among them.
+# Characters that may take two columns or none; gpuscale's own texts have none of them.
 _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _LABEL = re.compile(r"\S.*? {2,}")
-# The space between a number and its unit, and those in `− communication 0.09`.
+# The space before a unit, and the spaces in `− communication 0.09`.
 _UNBROKEN = re.compile(
     r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
     r"|(?<=[a-z]) (?=\d\.\d\d\b)"
@@ -41,14 +41,14 @@ _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """Where text is shown, such as a terminal; a file or a log by default."""
+    """The place where text is shown; a file or a log by default."""
 
     columns: int = PLAIN_COLUMNS
     colour: bool = False
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """The stream in its width, and in colour if it is a terminal and NO_COLOR is not set."""
+        """The screen of a stream: its width, and colour for a terminal unless NO_COLOR is set."""
         # no-color.org
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         columns = max(columns_of(stream), _NARROWEST)
@@ -65,7 +65,7 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """The columns of a terminal, or what `COLUMNS` says of it; a file has those of a log."""
+    """The columns of a terminal, or those of `COLUMNS`; a file has those of a log."""
     if not stream.isatty():
         return PLAIN_COLUMNS
     chosen = os.environ.get("COLUMNS", "")
@@ -78,10 +78,10 @@ def columns_of(stream: TextIO) -> int:
 
 
 def width_of(text: str) -> int:
-    """The columns that a text takes on a terminal: two of a Chinese sign, none of an accent."""
+    """The columns of a text on a terminal: two for a Chinese character, none for an accent."""
     if not _MAY_BE_WIDE.search(text):
         return len(text)
-    # Takes 12 ms, which hardly anybody needs.
+    # Imported here: it takes 12 ms and is rarely needed.
     from wcwidth import wcswidth
 
     columns: int = wcswidth(text)
@@ -89,24 +89,24 @@ def width_of(text: str) -> int:
 
 
 def padded(text: str, width: int, side: str = "<") -> str:
-    """The text with blanks behind it, or (`>`) before it, so that it takes so many columns."""
+    """Pad the text with blanks on the right, or on the left (`>`)."""
     return f"{text:{side}{width - width_of(text) + len(text)}}"
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
     """The lines, wrapped to so many columns.
 
-    Tables, which have several lines in one text, have found their columns already and stay.
+    Tables, which are texts of several lines, already fit and stay as they are.
     """
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
 
 
 def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]:
-    """One line, in lines of at most so many columns; a longer word stays whole.
+    """Wrap a line to so many columns; a longer word stays whole.
 
-    Its indentation is kept; the further lines are indented by `hanging` more, by default so that
-    they stand below the text behind a label.
+    The indentation is kept. Further lines are indented by `hanging` more, by default below the text
+    after a label.
     """
     columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))
@@ -114,7 +114,7 @@ def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]
         label = _LABEL.match(text[indent:])
         hanging = len(label[0]) if label and len(label[0]) <= columns // 2 else 4
     lines = textwrap.wrap(
-        # textwrap breaks at spaces, and not at these.
+        # textwrap does not break at non-breaking spaces.
         _UNBROKEN.sub("\u00a0", text[indent:]),
         columns,
         initial_indent=" " * indent,
@@ -135,13 +135,13 @@ def table(
     left: Collection[str] | None = None,
     spare: Collection[str] = (),
 ) -> str:
-    """One table where a terminal of so many columns has room for it, and else several.
+    """One table if it fits into so many columns, or else several.
 
-    The first `keys` headers name a row and so begin each table. The others are named by `first`,
-    which a narrow terminal shows first, `left`, which are aligned to the left (None is the first
-    header alone), and `spare`, which only one whole table has.
+    The first `keys` headers name a row and so begin each table. `first` names the headers that come
+    first in narrow tables, `left` those aligned to the left (None for the first header alone), and
+    `spare` those that only a whole table has.
     """
-    # Not for comparisons, which have no table: importing it takes a sixth of their time.
+    # Imported here: it would take a sixth of the time of a comparison, which has no table.
     from tabulate import tabulate
 
     aligned_left = headers[:1] if left is None else left
@@ -150,7 +150,7 @@ def table(
     if columns is None or max(map(width_of, whole.splitlines())) <= columns:
         return whole
     texts = [*zip(headers, *rows, strict=True)]
-    # A header of several words may stand in several lines, a cell stands in one.
+    # A header may be wrapped, a cell may not.
     widths = {name: max(map(width_of, (*name.split(), *cells))) for name, *cells in texts}
     named = headers[:keys]
     free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in named)
@@ -172,7 +172,7 @@ def table(
 def _drawn(
     columns: Sequence[Sequence[str]], widths: Sequence[int], aligned_left: Collection[str]
 ) -> str:
-    """The table of those columns, each of which begins with its header."""
+    """The table of these columns; each begins with its header."""
     heads = [textwrap.wrap(name, width) for (name, *_), width in zip(columns, widths, strict=True)]
     height = max(map(len, heads))
     drawn = []
@@ -184,15 +184,15 @@ def _drawn(
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """True for a terminal that can draw a line anew."""
+    """True for a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def progress_text(what: str, done: int, total: int, room: int | None = None) -> str:
-    """A bar and what it counts: `██████████░░░░░░░░░░ window 5/10`.
+    """A progress bar with its count: `██████████░░░░░░░░░░ window 5/10`.
 
-    In less room, in columns, the bar is shorter or left out; where not even the words fit, the
-    text is empty.
+    With less room, in columns, the bar is shorter or omitted; the text is empty if not even the
+    words fit.
     """
     words = f"{what} {done}/{total}"
     cells = _BAR_CELLS if room is None else min(_BAR_CELLS, room - len(words) - 1)
@@ -206,10 +206,10 @@ def progress_text(what: str, done: int, total: int, room: int | None = None) -> 
 def redrawn(
     stream: TextIO | None, text: Callable[[], str | None], *, behind: bool = False
 ) -> Iterator[None]:
-    """Draw a text over and over while the context lasts, and erase it at the end.
+    """Redraw a text while the context lasts, and erase it at the end.
 
-    A thread of its own asks for the text; None or nothing leaves what is there. `behind` keeps
-    what stands in the line already. A stream that is None is never drawn on.
+    A thread calls `text`; None or an empty text leaves the line as it is. `behind` keeps the
+    present content of the line. Nothing is drawn on a stream that is None.
     """
     if stream is None:
         yield
@@ -241,9 +241,9 @@ def redrawn(
 def counted_runs(
     stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Draw how many runs are made, what the present one does, and the time; yields what counts.
+    """Draw the count of runs, the stage of the present one and the time; yield a counter.
 
-    The present run tells the name of its stage, how many of its steps are done, and of how many.
+    `present` returns the name of the stage, the steps done and their total.
     """
     done = 0
     started = time.monotonic()

@@ -1,1 +1,1 @@
-"""A comparison in order and in words (`view`), and the formats that render it (`as_…`)."""
+"""The view of a comparison (`view`), and the formats that render it (`as_…`)."""

@@ -34,11 +34,11 @@ def render(view: View) -> str:
 
 
 def entry_of(row: Row) -> dict[str, object]:
-    """The row by the names that scripts know."""
+    """The row under the names that scripts use."""
     entry, configuration = row.entry, None
     if entry.configuration is not None:
         fields = msgspec.structs.asdict(entry.configuration)
-        # The row itself has the others.
+        # The row itself has the other fields.
         configuration = {name: fields[name] for name in fields if name not in entry.key._fields}
     return {
         **entry.key._asdict(),

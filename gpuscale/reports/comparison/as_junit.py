@@ -18,7 +18,7 @@ from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import quantity_text
 from gpuscale.reports.screen import Screen
 
-# What XML 1.0 cannot hold, not even as a reference.
+# Characters that XML 1.0 cannot hold, not even as a reference.
 _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -44,7 +44,7 @@ def render(view: View) -> str:
         name=f"{view.warning}: {name}" if view.warning else name,
         package="gpuscale",
         id="0",
-        # In the zone of the results, since the schema takes no offset.
+        # In the time zone of the results: the schema allows no offset.
         timestamp=newest.replace(tzinfo=None).isoformat(timespec="seconds"),
         hostname=",".join(hosts) or "localhost",
         tests=str(len(cases)),

@@ -13,16 +13,16 @@ from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
 _SIGNS = ("❌", "⚠️", "✅")
-"""By the weight of a verdict."""
+"""Signs by the weight of a verdict."""
 # Bytes of UTF-8, so that no way of counting finds more than 65,536.
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
 _NOTES_BYTES = 4_000
 _METRICS_BYTES = 8_000
 _ALL_BYTES = 60_000
-"""The rows that are fine get what the other sections leave."""
+"""Bytes of the whole comment: passing rows get what the other sections leave."""
 _FRAME_BYTES = 1_000
-"""Headers, legends and what is said of rows left out."""
+"""Bytes of headers, legends and the lines that count omitted rows."""
 _LONGEST_TEXT = 600
 _HEADER = (
     "| case | GPUs | step time | samples/s | E | change | verdict | |\n"
@@ -72,7 +72,7 @@ def _row(row: Row) -> str:
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
-    """A block for each sentence, with the lost metrics and the causes below it."""
+    """A block for each explanation: the sentence, then lost metrics and causes."""
     for found in explanations:
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
         lines += [f"- {_plain(metric)}" for metric in found.lost_metrics]
@@ -120,7 +120,7 @@ def _table(header: str, rows: Iterable[str], size: int) -> str:
 
 
 def _within(texts: Iterable[str], size: int, rest: str, begin: str = "… ") -> list[str]:
-    """The first texts that fit into so many bytes, and what is said of the number of the rest."""
+    """The first texts that fit into so many bytes, and a line that counts the rest."""
     texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2
@@ -138,7 +138,7 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that no renderer takes for markup, HTML, or a mention of somebody."""
+    """Escape markup, HTML and mentions of users in a text."""
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT - 1]}…"
     text = " ".join(text.split())

@@ -25,20 +25,20 @@ from gpuscale.records import (
 from gpuscale.reports.comparison.view import View
 
 Labels = Mapping[str, object]
-"""By name; one whose value is None is left out."""
+"""Values by label; labels whose value is None are omitted."""
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
 
 
 class _Gauge(NamedTuple):
-    """A metric; the bounds of an estimate are metrics as well, such as `speedup_low_ratio`."""
+    """A gauge; the bounds of an estimate are gauges too, such as `speedup_low_ratio`."""
 
     field: str
-    """Of a point or of an entry."""
+    """Field of a point or an entry."""
     unit: str
     meaning: str
     name: str = ""
-    """Where it is not that of the field."""
+    """Name of the gauge if it differs from the field's."""
 
 
 _OF_POINTS = (
@@ -52,24 +52,24 @@ _OF_POINTS = (
     _Gauge("valid_runs", "", "Runs that gave a number"),
     _Gauge("failed_runs", "", "Runs that gave none"),
 )
-"""Measured now, whatever it is compared with."""
+"""Gauges of what was measured now, whatever the baseline."""
 _OF_ENTRIES = (
     _Gauge("baseline.speedup", "ratio", "Speedup in the baseline", "baseline_speedup"),
     _Gauge("baseline.efficiency", "ratio", "Efficiency in the baseline", "baseline_efficiency"),
     _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
     _Gauge("minimum_detectable_loss", "ratio", "Smallest loss found 19 times in 20"),
 )
-"""Of the comparison, beside those of `METRICS` that both sides measured."""
+"""Gauges of the comparison, in addition to the `METRICS` that both sides measured."""
 
 
 def render(view: View) -> str:
-    """The comparison as gauges, without the last line break; what is unknown has no sample."""
+    """The comparison as gauges, without a final line break; an unknown value has no sample."""
     return "\n".join((*_lines(view), "# EOF"))
 
 
 def _lines(view: View) -> Iterator[str]:
     comparison = view.comparison
-    # Faults on purpose are no state of the cluster: their series are others.
+    # Injected faults are not a state of the cluster, so they get series of their own.
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
     measured = scaling_points([run for result in view.results for run in result.runs])
@@ -105,7 +105,7 @@ def _lines(view: View) -> Iterator[str]:
 
 
 def _facts(view: View) -> Labels:
-    """What a dashboard shows as text."""
+    """Labels that a dashboard shows as text."""
     environment = view.results[-1].environment
     return {
         "baseline": view.comparison.baseline_name,
@@ -120,7 +120,7 @@ def _facts(view: View) -> Labels:
 def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
-    """Each entry with labels that no other has: the second of the same is `row="2"`."""
+    """Each entry with unique labels: the second one of the same row has `row="2"`."""
     seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration
@@ -143,7 +143,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def _family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """The values of a metric, and its bounds as further metrics where there are any."""
+    """The samples of a metric, and of its bounds as further metrics."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found
@@ -161,7 +161,7 @@ def _family(
 
 
 def _text(labels: Labels) -> str:
-    """`case="mnist_cnn",gpus="4"`: flags as Prometheus' own are, `true` and `false`."""
+    """`case="mnist_cnn",gpus="4"`, with flags as `true` and `false`, as in Prometheus."""
     words = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in labels.items()

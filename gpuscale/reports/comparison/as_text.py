@@ -1,4 +1,4 @@
-"""A comparison for the terminal: the verdict first, a row each, and what is behind the rows."""
+"""A comparison for the terminal: the headline, the rows, and the explanations below them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 _GAP = "  "
 _INDENT = "    "
 _WITHOUT_COLUMN = {"step time": "{} a step", "samples/s": "{} samples/s", "E": "E {}"}
-"""How numbers are shown that a narrow screen has no column for."""
+"""Texts of numbers whose columns do not fit on the screen."""
 
 
 def render(view: View) -> str:
@@ -58,9 +58,9 @@ def _explanations(view: View) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
-    """A line for each row; what moved and why is in the next one where this has no room for it.
+    """A line for each row, or two: change and reason go below if they do not fit.
 
-    So are the numbers that a narrow screen has no column for.
+    Numbers whose columns do not fit on the screen go there too.
     """
     shown = [*rows[0].numbers]
     cells = [
@@ -97,9 +97,9 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """How to read the rows, and the smallest losses that those which pass could find.
+    """How to read the rows, and the smallest losses that passing rows would have shown.
 
-    Where all pass, the headline says the latter.
+    If all rows pass, the headline gives these losses.
     """
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):

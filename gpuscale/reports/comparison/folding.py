@@ -1,4 +1,4 @@
-"""What rows share, said once: one sentence, and its causes, for all rows that it is true of."""
+"""Explanations that several rows share: one sentence with its causes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from gpuscale.reports.reason_words import WORDS
 
 
 class Explanation(NamedTuple):
-    """One sentence and the rows that it explains."""
+    """An explanation of one or more rows."""
 
     subject: str
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
@@ -29,10 +29,10 @@ class Explanation(NamedTuple):
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """The reasons of the verdicts, each once; rows that the table says all of need none.
+    """The explanations of the verdicts; a row whose numbers say everything needs none.
 
-    Rows with the same finding, causes and lost metrics are one. It is said in the numbers of the
-    row on the most GPUs; those of each stand in the table.
+    Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
+    the row on the most GPUs.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
@@ -61,7 +61,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
 
 
 def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
-    """True of a pass with nothing beside it, such as a speedup that is unknown."""
+    """True for a pass without anything to add, such as an unknown speedup."""
     if any(each.verdict.is_loss for each in entry.metrics):
         return False
     if entry.verdict is Verdict.OK:
@@ -70,9 +70,9 @@ def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
 
 
 def _likeness(row: Row) -> object:
-    """Equal for rows of which the same is true, but for the numbers."""
+    """A value that is equal for rows that differ only in their numbers."""
     entry = row.entry
-    # On one GPU there is no other number of GPUs to say it of.
+    # The reason names other numbers of GPUs, which a slower single GPU makes irrelevant.
     code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
     causes = tuple(map(likeness_of_cause, entry.causes))
@@ -80,9 +80,9 @@ def _likeness(row: Row) -> object:
 
 
 def _kind(statement: Statement) -> object:
-    """The statement without its numbers; of their quantity only whether it is the efficiency.
+    """The statement without its numbers; a quantity only counts as efficiency or not.
 
-    On one GPU there is none, so what is said of E would leave out the throughput there.
+    On one GPU there is no efficiency, so its sentence must not stand for the throughput there.
     """
     facts = []
     for name, value in statement.facts.items():
@@ -97,7 +97,7 @@ def _kind(statement: Statement) -> object:
 
 
 def likeness_of_cause(cause: Cause) -> object:
-    """Equal for causes of which the same is true, if on other devices of the same host."""
+    """A value that is equal for causes that differ only in the devices of a host."""
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
         for each in cause.evidence

@@ -1,4 +1,4 @@
-"""The lines that stand first: the verdict, the first cause, what changed, both sides, what next."""
+"""The headline: verdict, first cause, changes, both sides and the next step."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, st
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _NOTABLE_GAIN = 0.1
-"""From it on an open gain, and not how alike the runs are, is why a loss is ruled out."""
+"""Gain above which an open gain, and not similar runs, explains why a loss is ruled out."""
 _MORE_BEFORE = {
     "baseline": (
         "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
@@ -33,13 +33,13 @@ _MORE_BEFORE = {
     "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
     "nights": "compare again after more nights",
 }
-"""What to do about a side before whose runs are too few or too different, by its kind."""
+"""What to do, by kind of baseline, if its runs are too few or differ too much."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Labels with their texts, the verdict's word first; what is not known has no line.
+    """Labels with their texts, the verdict first; unknown facts have no line.
 
-    The rows are ranked: those that got worse first.
+    The rows are ranked, the worst first.
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
@@ -58,12 +58,12 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
 
 
 def is_headlined(note: Statement) -> bool:
-    """True of a note that the headline says already."""
+    """True for a note that is part of the headline."""
     return note.code == "environment_changed" or WORDS[note.code].caution is not None
 
 
 def _cautions(comparison: Comparison) -> list[str]:
-    """The notes that make any verdict doubtful, in words; the heaviest first."""
+    """The texts of the notes that make every verdict doubtful, the most serious first."""
     found = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     found.sort(key=lambda note: [*WORDS].index(note.code))
     return [statement_text(note) for note in found]
@@ -84,7 +84,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """What was lost, for each finding that rows have, and how the scaling is."""
+    """The loss of each finding among the rows, and whether scaling changed."""
     groups: dict[object, list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
@@ -113,7 +113,7 @@ def _loss(rows: Sequence[Row]) -> str:
     ]
     ends = sorted(abs(end) for bound in bounds for end in bound)
     by = _span([abs(change.value) for change in changes])
-    # An interval that holds zero has no size without a sign.
+    # An interval around zero cannot be given without signs.
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
     within = ""
     if ends and one_sided:
@@ -138,7 +138,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Why the rows are no pass: the reason that all have, or in a few words each that some have."""
+    """Why the rows do not pass: their common reason, or short reasons with counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -150,7 +150,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """The word of rows that all pass, and what is known of them."""
+    """The word for rows that all pass, and the gains and bounds known."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[bool, list[float]] = {}
     for row in rows:
@@ -185,12 +185,12 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _bounded(reason: Statement) -> Statement | None:
-    """The part of the reason of a row that is ok which says what loss is ruled out."""
+    """The part of a passing row's reason that states the excluded loss."""
     return next((part for part in parts_of(reason) if "bound" in part.facts), None)
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """`computing +10 ms (99 % of the loss); all 3 rows`: the heaviest cause that most share."""
+    """The most important cause that most rows share, such as `computing +10 ms; all 3 rows`."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
@@ -201,9 +201,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """The rows that share the most frequent first cause, of those that decide the verdict.
+    """The rows with the most frequent first cause among those that decide the verdict.
 
-    One that is established goes before what is not, and then the one that cost the most time.
+    Established causes go before others; ties go to the cause that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
@@ -223,9 +223,9 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """The next step of the first cause, or what the worst row needs that is no pass."""
+    """The next step of the first cause, or the remedy of the worst row that does not pass."""
     weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
-    # The worst row is one that no further run would settle.
+    # A row that no further run would settle is worse than others of its verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
     cautions = [its.caution for code, its in WORDS.items() if its.caution and code in notes]
@@ -248,7 +248,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
         step = next(filter(None, remedies), "")
     if step:
         return step
-    # If too few runs foretell nothing, as many again will.
+    # If there are too few runs for a forecast, as many again are suggested.
     needed = [
         (more, row.valid_runs + more)
         for row in rows
@@ -272,7 +272,7 @@ def _words(row: Row) -> list[Words]:
 
 
 def _changed(comparison: Comparison) -> str:
-    """What differs between the environments of the two sides, or changed with a lost level."""
+    """The changes of the environment between both sides, or with a lost level."""
     found = [
         _listed(note.facts["changes"])
         for note in comparison.notes
@@ -311,5 +311,5 @@ def _dates(origin: Origin) -> str:
 
 
 def _span(fractions: Sequence[float]) -> str:
-    """`9.8 % to 10 %`, the least and the most."""
+    """`9.8 % to 10 %`: the smallest and the largest fraction."""
     return ends_text([*map(rough_percent, (min(fractions), max(fractions)))])

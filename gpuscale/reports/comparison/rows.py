@@ -1,4 +1,4 @@
-"""The rows of a comparison in words: each with a name of its own, its verdict and its numbers."""
+"""The rows of a comparison in words."""
 
 import math
 from collections import Counter, defaultdict
@@ -29,7 +29,7 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
 _MOST_FOUND = 0.5
-"""Of the throughput: what a comparison finds only beyond it, it does not find."""
+"""Loss of throughput beyond which the smallest detectable loss is not a useful number."""
 _NAMED_SUBJECTS = 3
 
 
@@ -61,7 +61,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An entry in words, under a name that no other row of its number of GPUs has."""
+    """An entry in words; its name is unique among the rows of its number of GPUs."""
 
     entry: EntryVerdict
     name: str
@@ -161,14 +161,14 @@ def _short_reason(entry: EntryVerdict) -> str:
         return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
     if loss is None:
         return ""
-    # It is a loss of throughput also beside an open E; the reasons of published figures differ.
+    # The smallest loss is one of throughput, even if E is open; published figures differ.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
     is_open_e = of_speedup and "ok_bound" in entry.reason.facts
     return smallest_losses(loss) + (" of throughput" if is_open_e else "")
 
 
 def _allowed(reason: Statement) -> str:
-    """`ok allows a loss of 30.0 % here`, if that is more than it does by default."""
+    """`ok allows a loss of 30.0 % here`, if that is more than the default."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -176,7 +176,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
-    """The evidence for one of the row's causes, and where its own metric leaves it open, that."""
+    """The evidence for a cause; communication has the doubts of its own metric too."""
     doubts = (
         f"judged by itself, {metric_reason(each)}"
         for each in entry.metrics
@@ -202,7 +202,7 @@ def metric_change(metric: MetricVerdict) -> Cell:
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:
-    """The lost metrics, then the numbered causes with their evidence and what to do next."""
+    """The lost metrics, then the numbered causes with their evidence and next steps."""
     yield from lost_metrics
     for number, cause in enumerate(causes, start=1):
         yield f"{number}. {cause.line}"
@@ -217,7 +217,7 @@ def finding_text(finding: Finding | MetricSpec) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` if the rows are all there are."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
@@ -231,7 +231,7 @@ def losses_found(rows: Iterable[Row]) -> str:
 
 
 def smallest_losses(*losses: float) -> str:
-    """`found 19 times in 20: a loss of 2.3 %`, or of several the least and the most."""
+    """`found 19 times in 20: a loss of 2.3 %`, or the range of several losses."""
     texts = [
         "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
     ]
@@ -242,7 +242,7 @@ def smallest_losses(*losses: float) -> str:
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
-    """Names with options for the cases that have several rows of one number of GPUs."""
+    """The names; cases with several rows of one number of GPUs have their options added."""
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
     known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]

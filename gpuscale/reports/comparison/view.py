@@ -1,4 +1,4 @@
-"""A comparison in order and in words, made once: what every report format renders."""
+"""The view of a comparison: ordered, in words, and common to all report formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,44 +22,47 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All that any format shows of a comparison."""
+    """Everything that the formats show of a comparison."""
 
     comparison: Comparison
     results: Sequence[Results]
     headline: tuple[tuple[str, str], ...]
-    """What stands first: labels with their texts. The first label is the verdict's word, then
-    `beware`, `first` (cause), `changed`, `baseline`, `now` and `next`, each where it is known."""
+    """The headline: labels with their texts.
+
+    The first label is the verdict, then come `beware`, `cause`, `changed`, `baseline`, `now` and
+    `next`, each if known.
+    """
     rows: tuple[Row, ...]
-    """In the order of the baseline."""
+    """The rows in the order of the baseline."""
     ranked: tuple[Row, ...]
-    """First the rows that got worse, then those not shown to be fine, then the passes."""
+    """The rows by weight: losses first, then open ones, then passes."""
     explanations: tuple[Explanation, ...]
-    """Of the ranked rows, each once for all rows that share it."""
+    """The explanations of the ranked rows."""
     injections: tuple[str, ...]
-    """The faults that were made on purpose in the results."""
+    """The faults that were injected into the results on purpose."""
     warning: str
-    """The line above all else where faults were made on purpose; else empty."""
+    """The first line of the report if faults were injected; else empty."""
     notes: tuple[str, ...]
-    """All but what the headline says already."""
+    """The notes that are not part of the headline."""
     all_notes: tuple[str, ...]
-    """Every note, with that on faults made on purpose before them."""
+    """All notes, after the one on injected faults."""
     summary: str
     """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
     outcome: str
     """The verdict in a few words."""
     exit_code: int
-    """Of the process; that of a session has further reasons."""
+    """Exit code of the comparison; a session's may have other reasons."""
     screen: Screen
 
     @property
     def unsaid(self) -> Iterator[Explanation]:
-        """The explanations but for those that the first line of the headline gives already."""
+        """The explanations that the first line of the headline does not give."""
         (_, said), *_ = self.headline
         return (its for its in self.explanations if its.causes or its.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
-    """The comparison of one or more results for reading, in a file or a log."""
+    """Create the view of a comparison for a file or a log."""
     rows = rows_of(comparison.entries, results)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))

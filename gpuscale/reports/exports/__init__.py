@@ -1,4 +1,4 @@
-"""Results as files of other tools.
+"""Exports of results to other tools.
 
 An export is a module here, with `write(target, results)`, and its line in `EXPORTS`.
 """
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Export(NamedTuple):
-    """What the command line says of an export."""
+    """An export as the command line describes it."""
 
     what: str
     ending: str = ""
-    """Of the file that it writes; none for a folder."""
+    """Suffix of the file that it writes; empty for a folder."""
     of_nights: bool = False
-    """Made of many nights, whose folders it takes as well."""
+    """Whether it takes folders of nights."""
 
 
 EXPORTS = {

@@ -21,7 +21,7 @@ _Scalar = tuple[str, float, int, float]
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Writes a folder for each run and each curve below that of its results; what to do next."""
+    """Write a folder for each run and each curve; return the command that shows them."""
     require_packages("export tensorboard", ("torch", "tensorboard"))
     from torch.utils.tensorboard import SummaryWriter
 
@@ -41,14 +41,14 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _measured(result: Results) -> str:
-    """`2026-11-21T021000-4711`: when, and in which job; with a warning of faults on purpose."""
+    """`2026-11-21T021000-4711`: time and job, with a warning if faults were injected."""
     at, where = datetime.fromisoformat(result.created_at), result.environment
     name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
     return "-".join((name, *(f"INJECTED-{each}" for each in result.injections)))
 
 
 def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
-    """The folder of each curve, and its scalars."""
+    """The scalars of each curve with the name of its folder."""
     labels = set_apart([run.configuration for run in result.runs])
     rows = dict(zip(labels, _folder_names(labels.values()), strict=True))
     places = gpu_places([result.environment])
@@ -67,7 +67,7 @@ def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
 
 
 def _of_point(point: ScalingPoint, measured_s: float) -> Iterator[_Scalar]:
-    """A row's numbers, with GPUs in place of steps."""
+    """The numbers of a point; the number of GPUs takes the place of the step."""
     for name in ("step_time_s", "samples_per_s", "speedup", "efficiency"):
         estimate = getattr(point, name)
         if estimate is not None:
@@ -75,7 +75,7 @@ def _of_point(point: ScalingPoint, measured_s: float) -> Iterator[_Scalar]:
 
 
 def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
-    """The synchronised windows; a step's phases are those of the slowest rank."""
+    """The synchronised windows; phases are those of the slowest rank."""
     steps = run.steps_per_window or 1
     for number, window in enumerate(run.windows):
         values = {"step_time_s": window.time_s / steps}
@@ -96,7 +96,7 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
 
 
 def _folder_names(texts: Iterable[str]) -> list[str]:
-    """The name of a folder for each text; alike ones are numbered, or their curves would be one."""
+    """A unique folder name for each text, since TensorBoard merges curves of one folder."""
     names: list[str] = []
     for text in texts:
         name = re.sub(r"[^\w.,()=-]+", "_", text)

@@ -1,8 +1,8 @@
 """Results as a Chrome trace, for Perfetto and chrome://tracing: hosts, their ranks, their windows.
 
 It follows Chrome's "Trace Event Format": a process is a host, a thread is a rank, and slices of a
-thread lie in each other without overlapping. Phases are known as sums over a window, of the run's
-slowest rank: each is drawn once, as long as in all steps of the window together.
+thread are nested without overlapping. Only the slowest rank's phases are known, as sums over a
+window: each is drawn once, with its total time.
 """
 
 import json
@@ -21,14 +21,14 @@ from gpuscale.store import write_report
 
 Event = dict[str, object]
 _FIRST_THREAD = 1000
-"""Rank 0; hosts count from 1: a thread with its process' number is taken for the main one."""
+"""Thread of rank 0; a thread with its process' number would be the main thread."""
 
 
 class _Mark(NamedTuple):
-    """Something on one host, in Unix time."""
+    """An event on one host, in Unix time."""
 
     kind: str
-    """The format's letter: `X` is a slice, `C` a counter and `i` an instant."""
+    """Letter of the format: `X` for a slice, `C` a counter, `i` an instant."""
     name: str
     host: str
     rank: int
@@ -38,7 +38,7 @@ class _Mark(NamedTuple):
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Writes the runs of all results that say when they were started; where to look at them."""
+    """Write all runs whose start is known; return where to open the file."""
     marks = [mark for result in results for mark in _marks(result)]
     if not marks:
         raise UsageError("no run says when it was started, without which there is no trace")
@@ -61,7 +61,7 @@ def _marks(result: Results) -> Iterator[_Mark]:
 
 
 def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Mark]:
-    """The run on each rank that reported; without any on rank 0, or on that which failed."""
+    """The run on each rank that reported, or else on rank 0 or the rank that failed."""
     drawn = [(window, "window") for window in run.windows]
     drawn += [(window, "window without synchronisation") for window in run.unsynced_windows]
     drawn.sort(key=lambda each: each[0].started_at_s)
@@ -90,7 +90,7 @@ def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Ma
 def _inside(
     window: Window, kind: str, position: int, shows_phases: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """The window, and in it the phases or, of other ranks, what the rank itself was busy with."""
+    """The window, and inside it the phases, or for other ranks their busy time."""
     begin_s, end_s = window.started_at_s, window.started_at_s + window.time_s
     yield kind, begin_s, end_s
     if window.phases is None or not shows_phases:
@@ -103,7 +103,7 @@ def _inside(
 
 
 def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark]:
-    """The counters of each device at the begin of each window that they are of."""
+    """The counters of each device at the start of the window that they describe."""
     hosts = {uuid: report.host for report in run.ranks for uuid in report.device_uuids}
     for summary in run.gpu_summaries:
         where, place = hosts.get(summary.uuid, host), places.get(summary.uuid, summary.uuid)
@@ -116,7 +116,7 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
 
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
-    """The marks as events, in whole microseconds from the first one on, after all names."""
+    """The names, then the marks as events, in microseconds since the first one."""
     hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
     for host, process in hosts.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}

@@ -1,7 +1,7 @@
 """Pictures of results, baselines and histories, by matplotlib (the extra `plots`).
 
-A figure is a function from `Measurements` to a `Picture`, or to None where they have nothing
-of what it shows, and its entry in `FIGURES`.
+A figure is a function from `Measurements` to a `Picture`, or to None if they have no data for it,
+and its entry in `FIGURES`.
 """
 
 from collections.abc import Callable, Mapping

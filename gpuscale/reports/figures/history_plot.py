@@ -29,18 +29,18 @@ from gpuscale.reports.phrases import counted, percent_text
 
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
-"""Changes of the environment that are told below the picture, the latest."""
+"""Most changes of the environment listed below the picture; the latest are kept."""
 _MOST_RATES = 3
 _LEAST_ROOM, _ROOM = 0.01, 0.25
-"""Below the nights of a row, twice above: of their throughput, and of what they differ by."""
+"""Room below the nights of a row, and half of that above: shares of throughput and spread."""
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
-"""Of a change: as a part of the nights, and its height."""
+"""Width of a change's label as a share of the nights, and its height in points."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """Each row over the nights, those that changed first."""
+    """The throughput of each row over the nights; rows that changed come first."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -89,7 +89,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 def _environment_changes(
     nights: Sequence[Night],
 ) -> Iterator[tuple[int, Sequence[EnvironmentChange]]]:
-    """What changed with which night; where nights take hosts in turn, each host once."""
+    """The changes of the environment by night; each host counts once if nights alternate."""
     hosts = {nights[0].environment.host}
     for night in range(1, len(nights)):
         changes = [
@@ -103,9 +103,9 @@ def _environment_changes(
 
 
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
-    """The nights of a row, its levels, and what changed with them.
+    """Draw the nights of a row, its levels and changes.
 
-    Nights lie side by side: by their dates, one wrong clock would leave no room for the others.
+    Nights are evenly spaced: with dates, one wrong clock would leave no room for the others.
     """
     rates = {
         index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
@@ -121,7 +121,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
             [level[0], level[-1]], [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level"
         )
     far = {*row.outlying}
-    # One night that is far away would draw all levels as one line.
+    # With one distant night on the axis, all levels would look like one line.
     usual = [rate for index, rate in rates.items() if index not in far] or [*rates.values()]
     room = max(_LEAST_ROOM * max(usual), _ROOM * (max(usual) - min(usual)))
     low, high = min(usual) - room, max(usual) + 2 * room
@@ -130,7 +130,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
         ("night", _COLOR, [index for index in row.nights if index not in far]),
         ("outlying night", SURFACE, row.outlying),
     ):
-        # An empty line takes the corner of the figure, and leaves no room for what is drawn.
+        # An empty line would take the corner of the figure and narrow the rest.
         if its:
             axes.plot(
                 its,
@@ -143,7 +143,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
                 markerfacecolor=face,
                 label=label,
             )
-    # Between two nights, where no dot is, and marks beside lines: a night may have both.
+    # Drawn between two nights, where there is no dot; marks and lines may share a night.
     if environments:
         axes.plot(
             [night - 0.5 for night in environments],
@@ -162,7 +162,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
     for change in row.changes:
         before = row.nights[row.nights.index(change.onset) - 1]
         moment = (before + change.onset) / 2
-        # In the first line of labels that has room there.
+        # Use the first line of labels with room at this place.
         line = next((at for at, until in enumerate(free_from) if until <= moment), len(free_from))
         free_from[line : line + 1] = [moment + label_nights]
         axes.annotate(
@@ -181,7 +181,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
 
 
 def _is_of_too_few(row: RowHistory) -> bool:
-    """True of a row whose last nights tell no level: a line might lie where no night does."""
+    """True for a row whose last nights are too few for a level."""
     return row.is_unclear or row.nights_missing > 0
 
 

@@ -23,9 +23,9 @@ from gpuscale.records import Baseline, Configuration, Run
 from gpuscale.reports.phrases import counted, gpus_text, injection_warning, set_apart
 
 INK = "#1b1b1c"
-"""Of axes and text; `svg_of` makes it the colour of the text around."""
+"""Colour of axes and text; `svg_of` replaces it by the colour of the text around."""
 SURFACE = "#fefefd"
-"""Of what is hollow; `svg_of` makes it `--surface`, a property that a page may set."""
+"""Colour inside hollow marks; `svg_of` replaces it by `--surface`, which a page may set."""
 Style = tuple[str, str, str | tuple[int, tuple[int, ...]]]
 STYLES: Mapping[str, Style] = {
     "ddp": ("#0072b2", "o", "-"),
@@ -35,26 +35,25 @@ STYLES: Mapping[str, Style] = {
     "lightning": ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
     "mp": ("#56b4e9", "P", (0, (1, 1))),
 }
-"""Colours that colour-blind people tell apart (Okabe and Ito), with a mark and a line each: a
-strategy has the same in every picture."""
+"""A colour (Okabe and Ito), a mark and a line for each strategy, the same in every picture."""
 _Tick = TypeVar("_Tick")
 _MOST_COUNTS = 9
 _LEGEND_CHARACTERS_PER_IN = 14
 _LEGEND_MARK_IN = 0.55
-"""With the gap to the next column."""
+"""Width of a legend's mark with the gap to the next column."""
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
-"""Of a power of ten: those of ticks, coarse to fine."""
+"""Multiples of powers of ten for ticks, from coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
 _UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
-"""From so many seconds on, of so many, and its sign."""
+"""Units: least seconds, seconds of the unit, and sign."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page of a paper, in inches."""
 _FONT = "DejaVu Sans"
-"""Which comes with matplotlib and is wide: what is laid out in it has room in others."""
+"""A wide font that comes with matplotlib: a layout with it has room for other fonts."""
 _MOST_CHARACTERS = 28
-"""Of the name of a row or case."""
+"""Longest name of a row or case."""
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -93,30 +92,30 @@ _LOOK: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What figures are drawn of; each takes what it shows and leaves the rest."""
+    """The data of all figures; each takes the part that it shows."""
 
     runs: Sequence[Run] = ()
     baseline: Baseline | None = None
     history: History | None = None
     injections: Sequence[str] = ()
-    """Faults that were made on purpose: such pictures never pass for real ones."""
+    """Injected faults: such pictures never pass for real ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure, and what it says to somebody who does not see it."""
+    """A figure with its title and description for people who cannot see it."""
 
     figure: Figure
     title: str
     description: str
     left_out: Sequence[str] = ()
-    """What there was no room for, such as `2 more cases`."""
+    """Items without room, such as `2 more cases`."""
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """A style for each way to train, given its strategy, for as many as there are styles.
+    """A style for each way to train, as far as there are styles.
 
-    The first way of a strategy, by name, has the strategy's own, and the others what is left.
+    The first way of a strategy by name has the strategy's own style; the others share the rest.
     """
     styles: dict[str, Style] = {}
     for way, strategy in sorted(strategies.items()):
@@ -134,7 +133,7 @@ def row_text(name: str, configuration: Configuration, gpus: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """The name, or of a long one both its ends, for which a column has room."""
+    """The name; only both ends of a long one."""
     if len(name) <= _MOST_CHARACTERS:
         return name
     return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
@@ -148,10 +147,9 @@ def drawn(
     notes: Iterable[str],
     left_out: Iterable[str],
 ) -> Iterator[Figure]:
-    """An empty figure that no display and no pyplot knows, in the look of all of them.
+    """An empty figure in the common look, not registered with pyplot.
 
-    The notes and what is left out stand below it in small print, faults that were made on purpose
-    first.
+    Notes and left-out items stand below it in small print, injected faults first.
     """
     notes = (*notes, *(f"not shown: {each}" for each in left_out))
     if measurements.injections:
@@ -166,19 +164,19 @@ def drawn(
 
 
 def left_out_of(counts: Mapping[str, int]) -> list[str]:
-    """`2 more cases`: what there is no room for, by the words for what is counted."""
+    """`2 more cases`: texts for the counts of items without room."""
     return [counted(count, f"more {word}") for word, count in counts.items() if count > 0]
 
 
 def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A name for each configuration, shortened where that leaves them apart."""
+    """A name for each configuration, shortened if the names remain distinct."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
 
 
 def legend_columns(handles: Sequence[Artist], width_in: float, most: int) -> int:
-    """The most columns in which a legend has room; it fills them one after the other."""
+    """The most columns in which a legend fits, filled one after the other."""
     widths_in = [
         len(str(each.get_label())) / _LEGEND_CHARACTERS_PER_IN + _LEGEND_MARK_IN for each in handles
     ]
@@ -192,7 +190,7 @@ def legend_columns(handles: Sequence[Artist], width_in: float, most: int) -> int
 
 
 def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
-    """Makes the x axis logarithmic, with the numbers of GPUs that there are as its ticks."""
+    """Make the x axis logarithmic, with the numbers of GPUs as its ticks."""
     ascending = sorted(set(counts))
     axes.set_xscale("log", base=2)
     axes.set_xlim(ascending[0] / 1.3, ascending[-1] * 1.3)
@@ -200,7 +198,7 @@ def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
 
 
 def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
-    """Makes the y axis logarithmic about the (positive) values, with round numbers as ticks."""
+    """Make the y axis logarithmic for these positive values, with round numbers as ticks."""
     known = [*values]
     low, high = min(known), max(known)
     room = max(1.1, (high / low) ** 0.08)
@@ -210,14 +208,14 @@ def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
 
 
 def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
-    """Puts ticks at these numbers, as plain numbers, and nowhere else."""
+    """Put ticks at these numbers only, as plain numbers."""
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
-    """What the panels label, each label once and in this order."""
+    """The labelled artists of the panels, one for each label, in this order."""
     found = {
         label: handle
         for axes in panels
@@ -227,7 +225,7 @@ def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
 
 
 def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
-    """The unit in which such times are read: its seconds, and its sign."""
+    """The seconds and the sign of the unit in which people read such times."""
     middle_s = statistics.geometric_mean(times_s)
     for least_s, unit_s, sign in _UNITS:
         if middle_s >= least_s:
@@ -236,7 +234,7 @@ def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Between the bounds, evenly on a logarithmic axis as far as round numbers can be."""
+    """Round numbers between the bounds, as even on a logarithmic axis as possible."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for fractions in _FRACTIONS:
         numbers = [part * 10.0**power for power in powers for part in fractions]
@@ -250,7 +248,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 def thinned(
     ascending: Sequence[_Tick], most: int, position: Callable[[_Tick], float]
 ) -> list[_Tick]:
-    """Those whose labels have room beside each other, where an axis has room for so many."""
+    """The items whose labels do not overlap on an axis with room for this many."""
     room = (position(ascending[-1]) - position(ascending[0])) / most
     kept = [ascending[0]]
     for each in ascending[1:]:
@@ -260,16 +258,16 @@ def thinned(
 
 
 def svg_of(picture: Picture) -> str:
-    """The picture as an element of a page, in the colours of the text around it.
+    """The picture as an SVG element in the colours of the text around it.
 
-    No two pictures with other words share an id.
+    Pictures with different words never share an id.
     """
     text = _element(picture, background="none")
     return text.replace(INK, "currentColor").replace(SURFACE, "var(--surface, Canvas)")
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """The content of a file of one of the `KINDS`: on white, the same for the same picture."""
+    """The content of a file of one of the `KINDS`, on white; equal pictures give equal files."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}
@@ -299,7 +297,7 @@ def _element(picture: Picture, *, background: str) -> str:
         lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]),
         text,
     )
-    # Inside of a page such a rule would be the page's.
+    # In a page such a rule would apply to the whole page.
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = text.replace(f"'{_FONT}'", "sans-serif")
     lines = [line.strip() for line in text[text.index("<svg") :].splitlines()]

@@ -140,7 +140,7 @@ def _measured(
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
-    """The quantities beside each other over GPUs, a row for each case; None of nothing known."""
+    """The quantities side by side over GPUs, a row for each case; None without data."""
     every = _curves_of(measurements)
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
@@ -182,7 +182,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
 def _draw(
     axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, Style]
 ) -> None:
-    """One quantity of the curves of one case."""
+    """Draw one quantity of the curves of one case."""
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     lay_gpus(axes, counts)
     axes.set_xlabel(_gpus_text(curves))
@@ -214,7 +214,7 @@ def _lay_values(
     values: Iterable[Mapping[int, Estimate]],
     counts: Sequence[int],
 ) -> None:
-    """Makes the y axis hold the values with their intervals, and what would be ideal."""
+    """Fit the y axis to the values, their intervals and the ideal."""
     shown = [each for its in values for each in its.values()]
     bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
     if quantity in ("speedup", "efficiency"):
@@ -233,7 +233,7 @@ def _lay_values(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
-    """A line through the values, each with its interval as a bar; hollow unless measured now."""
+    """Draw a line through the values with their intervals; marks measured before are hollow."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [
@@ -260,7 +260,7 @@ def _draw_curve(
 
 
 def _gpus_text(curves: Sequence[_Curve]) -> str:
-    """`GPUs`, and below how the work grew with them, as far as it is the same of all."""
+    """`GPUs`, and below it how the work grows with them, if all curves agree."""
     word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
     modes = {
         curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
@@ -281,7 +281,7 @@ def _gpus_text(curves: Sequence[_Curve]) -> str:
 
 
 def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
-    """Where intervals are from, what has none, and who published."""
+    """The origin of the intervals, and the source of published figures."""
     measured = [curve for curve in curves if curve.origin != "published"]
     values = [_value(p, name) for curve in measured for p in curve.points for name in _QUANTITIES]
     if any(value is not None and value.has_interval for value in values):

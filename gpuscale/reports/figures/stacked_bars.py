@@ -1,4 +1,4 @@
-"""Stacked bars: what the efficiency was lost to, and the phases of a step."""
+"""Stacked bars: the efficiency budget and the phases of a step."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -29,10 +29,10 @@ from gpuscale.reports.phrases import amount_text
 MOST_BARS = 24
 _BAR_IN = 0.4
 _BAR_HEIGHT = 0.45
-"""Of the room of a bar; the rest of it has the label."""
+"""Share of a bar's room; the label takes the rest."""
 _LEGEND_COLUMNS = 3
 _FILLED = 0.9
-"""Of the width of a part: the most that its number may take, or the next one runs into it."""
+"""Share of a part's width that its number may fill."""
 
 
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
@@ -45,7 +45,7 @@ _FILLS = {
     "optimizer": "#cc79a7",
     **dict.fromkeys(("wait", "rest"), _DARK),
 }
-"""By the names of phases and of the efficiency budget; what is no loss is light."""
+"""Colours of phases and of budget parts by name; parts without a loss are light."""
 
 
 class _Bar(NamedTuple):
@@ -55,15 +55,15 @@ class _Bar(NamedTuple):
     label: str
     parts: Mapping[str, float]
     end: str
-    """Said behind the bar."""
+    """Text to the right of the bar."""
     shares: Mapping[str, str]
-    """What stands on each part: its share of a step."""
+    """Text on each part: its share of a step."""
     description: str
     """The parts in words."""
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
-    """The efficiency of each row on several GPUs, and what it lacks to 1."""
+    """The efficiency budget of each row on several GPUs."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
     names = names_beside([each.configuration for each in budgets])
     bars = [
@@ -80,7 +80,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
         )
         for each in budgets
     ]
-    # Of many those that lost most.
+    # If there are many, those that lost most.
     worst = sorted(bars, key=lambda bar: bar.parts["efficiency"])[:MOST_BARS]
     shown = [bar for bar in bars if bar in worst]
     notes = ["of a step on n GPUs; below 0: shorter than on one GPU"]
@@ -88,7 +88,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
-    """An average step of each row, phase by phase; each case on an axis of its own."""
+    """The phases of an average step of each row; each case has its own axis."""
     steps = typical_steps(measurements.runs)
     names = names_beside([point.configuration for point in steps])
     bars = [
@@ -113,7 +113,7 @@ def _picture(
     shown: Sequence[_Bar],
     notes: Sequence[str],
 ) -> Picture | None:
-    """Bars below each other, those of one case on one axis; None of no bars."""
+    """A picture of bars, with one axis for each case; None without bars."""
     if not bars:
         return None
     facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
@@ -141,7 +141,7 @@ def _picture(
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
-    """Draw the bars of one axis; returns the numbers with the parts that they stand on."""
+    """Draw the bars of one axis; return the numbers with the parts below them."""
     numbers: list[tuple[Text, Rectangle]] = []
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     is_time = any(bar.end for bar in bars)
@@ -178,7 +178,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    # With room for the first label.
+    # Leaves room for the first label.
     axes.set_ylim(len(bars) - 1 + _BAR_HEIGHT, _BAR_HEIGHT / 2 - 1)
     axes.margins(x=0.2 if is_time else 0.0)
     axes.set_xlabel(words)
@@ -188,7 +188,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
 
 
 def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
-    """Puts the row's label above its bar, what it gained left of it, and its end right of it."""
+    """Put the label above a bar, gains to its left and the end text to its right."""
     label = axes.annotate(
         bar.label,
         (0.0, place - _BAR_HEIGHT / 2),
@@ -197,7 +197,7 @@ def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
         textcoords="offset points",
         bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
     )
-    # A long one takes no room from the bars: nothing stands beside it.
+    # A long label must not narrow the bars: nothing stands beside it.
     label.set_in_layout(False)
     gains = [f"{name} −{share[1:]}" for name, share in bar.shares.items() if share.startswith("-")]
     for text, end, offset, side in (

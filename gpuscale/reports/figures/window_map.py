@@ -1,4 +1,4 @@
-"""What each rank did in each window, as a map: a straggler is a row, a slow moment a column."""
+"""A map of each rank in each window: a straggler is a row, a slow moment a column."""
 
 import statistics
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ from gpuscale.reports.phrases import counted
 
 MOST_RUNS = 6
 _SLOWEST_SHOWN = 0.1
-"""Behind the run's median, from which on the colour is the darkest."""
+"""Lag behind the run's median that has the darkest colour."""
 _COLORS = "YlOrBr"
 
 
 def windows_picture(measurements: Measurements) -> Picture | None:
-    """Of each row its slowest run: how far each rank was behind the run's median."""
+    """The slowest run of each row: how far each rank was behind the run's median."""
     several = (
         run
         for run in slowest_runs(measurements.runs).values()
@@ -68,12 +68,12 @@ def windows_picture(measurements: Measurements) -> Picture | None:
 
 
 def _windows(run: Run) -> tuple[Window, ...]:
-    """Those in which no rank waits for another, where there are any: a straggler stands alone."""
+    """The unsynchronised windows if any, in which only a straggler is slow."""
     return run.unsynced_windows or run.windows
 
 
 def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
-    """Of each row the valid run with the longest steps, among those that tell of each window."""
+    """The slowest valid run of each row among those that have busy times."""
     found: dict[PointKey, Run] = {}
     for run in runs:
         windows = (*run.windows, *run.unsynced_windows)
@@ -85,14 +85,14 @@ def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
 
 
 def _behind(run: Run) -> list[list[float]]:
-    """By rank and window, by how much it was busy longer than the median, as a share of that."""
+    """Excess of busy time over the run's median, by rank and window, as a share of the median."""
     median_s = statistics.median(busy_s for window in _windows(run) for busy_s in window.busy_s)
     by_rank = zip(*(window.busy_s for window in _windows(run)), strict=True)
     return [[busy_s / median_s - 1 for busy_s in its] for its in by_rank]
 
 
 def _unevenness(run: Run) -> float:
-    """Of the rank that is furthest behind, over all windows."""
+    """Mean lag of the slowest rank over all windows."""
     return max(statistics.fmean(its) for its in _behind(run))
 
 
@@ -115,7 +115,7 @@ def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
 
 
 def _sentence(run: Run) -> str:
-    """The rank that was busy longest, as a median over the windows."""
+    """A sentence on the rank with the longest median busy time."""
     medians = [statistics.median(its) for its in _behind(run)]
     slowest = max(range(len(medians)), key=lambda rank: medians[rank])
     host = next((each.host for each in run.ranks if each.rank == slowest), "?")

@@ -1,1 +1,1 @@
-"""One HTML file for people: what was measured, judged and seen, and an index over nights."""
+"""HTML pages for people: a report of results, and an index of nights."""

@@ -18,19 +18,19 @@ _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a page is about; None is what was not given."""
+    """The subject of a page; None if not given."""
 
     results: Sequence[Results]
     baseline: Baseline | None = None
     view: View | None = None
-    """Of the results against the baseline."""
+    """The results compared with the baseline."""
     history: History | None = None
     folder: str = ""
-    """Of the nights whose newest the results are; empty where files were given."""
+    """Folder of the nights, if the results are the newest night in it."""
 
     @property
     def runs(self) -> list[Run]:
-        """Those of all results."""
+        """The runs of all results."""
         return [run for result in self.results for run in result.runs]
 
 
@@ -50,7 +50,7 @@ class Table:
 
 
 class Item(NamedTuple):
-    """One thing among others, such as a cause."""
+    """An item of a list, such as a cause."""
 
     text: str
     facts: Sequence[str] = ()
@@ -59,7 +59,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A heading with what belongs to it, such as a row's causes."""
+    """A heading with its items, such as a row and its causes."""
 
     title: str
     text: str = ""
@@ -81,7 +81,7 @@ class Section:
 
 
 def tone_of(verdict: Verdict) -> Tone:
-    """The tone of a row's verdict."""
+    """The tone of a verdict."""
     return _BY_WEIGHT[verdict.weight]
 
 
@@ -92,9 +92,9 @@ def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]
 
 
 def readable(text: str) -> str:
-    """The text with numbers that keep their percent sign, and with the beginnings of UUIDs.
+    """Keep numbers with their percent signs, and shorten UUIDs.
 
-    nvidia-smi takes these too, and a table has the whole.
+    nvidia-smi accepts the shortened UUIDs, and the last table has the full ones.
     """
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
@@ -103,7 +103,7 @@ def readable(text: str) -> str:
 def rendered(sections: Sequence[Section], **values: Any) -> str:
     """The HTML of a page with these sections and further values; all texts are escaped."""
     require_packages("a page", ("jinja2",))
-    # Here, since only who renders needs it.
+    # Imported here: the index of nights needs it, but not all that imports this module.
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""Sections in their order, and the page of some results that is made of them."""
+"""The report page: its sections in order."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,13 +20,13 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     windows,
     machines,
 )
-"""What a page has below its verdict, in this order; None where a subject has nothing of it."""
+"""The sections below the verdict, in order; each is None if there is no data for it."""
 _TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
 _TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 
 
 def report_html(subject: Subject) -> str:
-    """The page of some results; a UsageError where what makes pages is not installed."""
+    """The HTML of a report; raises UsageError if Jinja2 or matplotlib is missing."""
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)

@@ -1,4 +1,4 @@
-"""The index over all nights of one machine: a line each, with its verdict and its page."""
+"""The index of all nights of a machine: one line each, with verdict and link."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD_TEXT, NightRecord,
 INDEX = "index.html"
 PAGE = "report.html"
 _LINKED = (PAGE, "comparison.txt", RECORD_TEXT)
-"""The first of them that a night has is what its line leads to."""
+"""Files that a line may link to; the first that exists wins."""
 
 
 def write_index(folder: Path) -> None:
-    """Write the index of the nights in a folder anew, whole or not at all."""
+    """Rewrite the index of the nights in a folder atomically."""
     lines = list(_lines(folder))
     nights = Table(
         caption=f"{counted(len(lines), 'night')}, the latest first",
@@ -32,7 +32,7 @@ def write_index(folder: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
-    """The nights, the latest first."""
+    """The rows of the table, the latest night first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     unknown = NightRecord(night="no record: it runs still, or something ended it")
     records = {

@@ -1,4 +1,4 @@
-"""The history of the machine on a page: when rows changed, and what else changed then."""
+"""The section on the history of the machine: rows and the nights that changed them."""
 
 from datetime import datetime
 
@@ -18,9 +18,9 @@ _NEVER = "1970-01-01T00:00:00+00:00"
 
 
 def losses(subject: Subject) -> list[str]:
-    """From which nights on rows are slower; at most three, which most rows share.
+    """Texts on the losses that most rows share, at most three.
 
-    They are those after the baseline, or without one those that the history tells first.
+    They are those since the baseline, or without one those since the first open loss.
     """
     history, view = subject.history, subject.view
     if history is None:
@@ -39,7 +39,7 @@ def losses(subject: Subject) -> list[str]:
 
 
 def _unmended(row: RowHistory) -> list[RowChange]:
-    """The losses of a row; each gain takes back the loss before it."""
+    """The losses of a row that no later gain took back."""
     found: list[RowChange] = []
     for change in row.changes:
         if change.is_loss:
@@ -55,7 +55,7 @@ def _loss_text(event: HistoryEvent, history: History) -> str:
 
 
 def told_by_nights(subject: Subject) -> tuple[str, str] | None:
-    """What the nights say, for what stands first; None where the page is about no last night."""
+    """The verdict of the nights for the headline; None if the page is not about the last night."""
     history = subject.history
     shown = {its.allocation_of(run) for its in subject.results for run in its.runs}
     if history is None or history.nights[-1].allocation not in shown:
@@ -64,7 +64,7 @@ def told_by_nights(subject: Subject) -> tuple[str, str] | None:
 
 
 def nights(subject: Subject) -> Section | None:
-    """Where each row stands among its nights, and the nights that changed it, the latest first."""
+    """The last night of each row, and the nights that changed rows, the latest first."""
     history = subject.history
     if history is None:
         return None

@@ -27,7 +27,7 @@ from gpuscale.reports.show.scaling_table import failures, scaling_cells, table_n
 
 
 def causes(subject: Subject) -> Section | None:
-    """Why the rows are judged as they are, each explanation once, the worst first."""
+    """The explanations of the verdicts, the worst first."""
     view = subject.view
     if view is None:
         return None
@@ -64,7 +64,7 @@ def place_text(results: Results) -> str:
 
 
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """What stands first on a page without a verdict: the speedups, and with which software."""
+    """The headline of a page without a verdict: speedups and software."""
     points = scaling_points(subject.runs)
     names = phrases.set_apart([point.configuration for point in points])
     widest = {point.configuration: point for point in points if point.speedup is not None}
@@ -124,11 +124,11 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""A baseline names its cluster and results do not: what the GPUs are is told beside it."""
+"""Rows that always differ; GPUs are compared in a row of their own."""
 
 
 def machines(subject: Subject) -> Section:
-    """What the results were measured on, beside the baseline's where there is one."""
+    """The machines of the results and of the baseline, if there is one."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
     jobs = [result.allocation_of(run) for result in subject.results for run in result.runs]
@@ -142,7 +142,7 @@ def machines(subject: Subject) -> Section:
     for name in sides["now"]:
         known = [side[name] or UNKNOWN for side in sides.values()]
         if set(known) != {UNKNOWN}:
-            # What a side does not know is no difference.
+            # An unknown fact is not a difference.
             differ = len({*known} - {UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
             row = {"": Cell(name, "differs" if differ else "")}
             tone: Tone = "doubt" if differ else ""
@@ -163,7 +163,7 @@ def _facts(
     jobs: Sequence[str],
     environments: Sequence[Environment],
 ) -> dict[str, str]:
-    """What is known of where and when one side was measured; empty is what is not."""
+    """The place and time of one side's measurement; an unknown fact is empty."""
     variables = {f"{name}={its}" for each in environments for name, its in each.variables.items()}
     values: dict[str, Iterable[object]] = {
         "machine": [machine],
@@ -182,7 +182,7 @@ def _facts(
 
 
 def _devices(environments: Sequence[Environment]) -> list[Table]:
-    """Each GPU with what tells it from others, as far as it is known."""
+    """The identity of each GPU, as far as known."""
     rows: list[dict[str, Cell]] = []
     for host, gpu in (each for here in environments for each in here.placed_gpus):
         number = gpu.index if gpu.smi_index is None else gpu.smi_index

@@ -16,12 +16,12 @@ from gpuscale.reports.page.content import Section, Subject, Table
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
 NAMED_LOSS = 0.1
-"""The part of a step from which it is shaded."""
+"""Share of a step from which a lost part is shaded."""
 _MOST_LINES = 8
 
 
 def budget(subject: Subject) -> Section | None:
-    """What of the ideal speedup was lost, and to what."""
+    """The efficiency budget."""
     found = [each for each in efficiency_budgets(subject.runs) if each.parts]
     if not found:
         return None
@@ -63,7 +63,7 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> dict[str, Cell]:
 
 
 def phases(subject: Subject) -> Section | None:
-    """The phases of a step, of each row."""
+    """The phases of a step of each row."""
     steps = typical_steps(subject.runs)
     if not steps:
         return None
@@ -76,11 +76,11 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Those of these figures that the subject has something to show in; the worst cases first."""
+    """The figures of these names for which there is data; the worst cases come first."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
-    # A figure has room for the first few cases.
+    # A figure has room for the first few cases only.
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
     drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
@@ -94,9 +94,9 @@ def curves(subject: Subject) -> Section | None:
 
 
 _MOST_RANKS = 32
-"""Ranks that are shown; a page of a hundred rows is to stay small."""
+"""Most ranks shown, so that a page of a hundred rows stays small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""How much longer than the run's median a window must last, or a rank's own step."""
+"""Excess over the run's median from which a window or a pace is shaded."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -106,7 +106,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def windows(subject: Subject) -> Section | None:
-    """The slowest run of each row, window by window, until the page has enough of them."""
+    """The slowest run of each row, window by window, as long as there is room."""
     chosen = _slowest_runs(subject)
     if not chosen:
         return None
@@ -134,7 +134,7 @@ def windows(subject: Subject) -> Section | None:
 
 
 def _slowest_runs(subject: Subject) -> list[Run]:
-    """The slowest run of each row, which the picture shows too; rows that got worse first."""
+    """The slowest run of each row, as in the picture; rows that got worse come first."""
     order: dict[EntryKey, int] = {}
     for place, row in enumerate(subject.view.ranked if subject.view else ()):
         order.setdefault(row.entry.key, place)
@@ -187,7 +187,7 @@ def _place(rank: RankReport) -> str:
 
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
-    """The lowest and the highest over the windows, or where they tell nothing that of the run."""
+    """The range of a counter over the windows, or over the run if windows lack it."""
     values = [
         window.values[field]
         for each in summaries

@@ -1,1 +1,1 @@
-"""What results and baselines hold, and the formats of `gpuscale show` (`as_…`)."""
+"""The formats of `gpuscale show` (`as_…`), and the tables that they share."""

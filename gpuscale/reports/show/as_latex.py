@@ -22,9 +22,9 @@ _HEADERS = {
     "Efficiency": "efficiency",
     "GPU-hours": "GPU-hours",
 }
-"""The headers here, and those of the columns."""
+"""Headers in LaTeX, and the headers of their columns."""
 _WITH_INTERVAL = ("step time", "speedup")
-"""The columns with an interval: a page is narrow, so each interval stands once."""
+"""Columns with an interval; a page is narrow, so each interval appears once."""
 _SIGNS = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -46,7 +46,7 @@ _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
 
 
 def render(shown: Shown) -> str:
-    """The rows as a table of the package booktabs, by configuration."""
+    """The rows as a table for the package booktabs, grouped by configuration."""
     headers = [*_HEADERS][: None if shown.steps else -1]
     lines = [
         f"% gpuscale {__version__}: {_plain(shown.path.name)}",
@@ -66,7 +66,7 @@ def render(shown: Shown) -> str:
 
 
 def _groups(shown: Shown, width: int) -> Iterator[str]:
-    """The rows below a line that names their configuration."""
+    """The rows of each configuration below a line with its name."""
     columns = {column.header: column for column in columns_with(shown.steps)}
     columns["speedup"] = replace(columns["speedup"], form=significant)
     kinds = groupby(shown.points, key=lambda point: (point.kind, point.configuration))
@@ -85,7 +85,7 @@ def _groups(shown: Shown, width: int) -> Iterator[str]:
 
 
 def _caption(shown: Shown) -> str:
-    """Where the numbers come from, and what intervals and hours they have."""
+    """The origin of the numbers, and the meaning of intervals and GPU-hours."""
     content = shown.content
     if isinstance(content, Results):
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
@@ -107,11 +107,11 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text with foreign letters as escapes."""
+    """Escape letters that pdflatex does not know."""
     return _FOREIGN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _latex(text: str) -> str:
-    """The text as LaTeX prints it, ligatures such as that of two hyphens apart."""
+    """Escape the text for LaTeX, and keep two hyphens apart."""
     signs = _SIGN.sub(lambda found: _SIGNS[found[0]], _plain(text))
     return re.sub("-(?=-)", "-{}", signs)

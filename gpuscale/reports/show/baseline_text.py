@@ -1,4 +1,4 @@
-"""Baselines as text: where from, what they hold, and where two of them differ."""
+"""Baselines as text: their origin, their entries, and the differences of two."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ _TIMED: Mapping[str | None, str] = {
 def baseline_text(
     baseline: Baseline, today: date, *, columns: int = PLAIN_COLUMNS, steps: int | None = None
 ) -> str:
-    """The baseline as text, without a line break at its end; after its last day it says so.
+    """The baseline as text, without a final line break, and a note if it has expired.
 
-    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns.
+    With a number of `steps` it has the GPU-hours that they take.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
@@ -124,7 +124,7 @@ def _measured_blocks(
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
+    """`4.12 ms ±0.3 %`: mean step time of valid runs with its 95 % interval."""
     mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
     return STEP_TIME.cell(Scaling(step_time_s=mean)).line
 
@@ -134,7 +134,7 @@ def _runs_text(runs: int, allocations: int) -> str:
 
 
 def _published(point: ScalingPoint) -> dict[str, Cell]:
-    """`1520 samples/s` of the `throughput`, or `41.2 s` of the `wall clock of the epoch`."""
+    """`1520 samples/s` and `throughput`, or `41.2 s` and `wall clock of the epoch`."""
     if point.samples_per_s is not None:
         amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
     else:
@@ -146,24 +146,24 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """One row on both sides; None on a side that lacks it, but never on both."""
+    """A row on both sides; None on the side that lacks it, never on both."""
 
     old: Entry | PublishedFigure | None
     new: Entry | PublishedFigure | None
     remark: str = ""
-    """Said beside its name: why one side lacks it, or why it cannot be accepted."""
+    """Remark after its name: why one side lacks it, or why it cannot be accepted."""
 
 
 def changes_text(
     changes: Sequence[EntryChange], before: Baseline, after: Baseline, comparison: Comparison
 ) -> str:
-    """The changes, a block of lines each, without a line break at the end.
+    """The changes, a block of lines each, without a final line break.
 
-    Speedups are taken over the runs on 1 GPU of the baseline that has the entry. The comparison
-    judges the measured entries of `after` against `before`.
+    Each speedup is relative to the runs on 1 GPU of the entry's own baseline. The comparison judges
+    the measured entries of `after` against `before`.
     """
     names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
-    # The first of a key is the measured entry's; that of a published figure comes behind it.
+    # The first verdict of a key is that of the measured entry, before a published figure's.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
     published = [*map(published_points, (before, after))]
     blocks = []
@@ -194,7 +194,7 @@ def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) ->
 def _values(
     entry: Entry | PublishedFigure | None, published: Mapping[EntryKey, ScalingPoint]
 ) -> dict[str, str]:
-    """The values of one side, by the words for them."""
+    """The values of one side by name."""
     if entry is None:
         return {}
     further: dict[str, Cell]

@@ -1,4 +1,4 @@
-"""The scaling table of results as text, and what must be known beside it."""
+"""The scaling table of results, and the notes below it."""
 
 import math
 import statistics
@@ -28,14 +28,15 @@ from gpuscale.reports.show.step_time import budget_lines
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
-"""Columns that words below the table stand for, where all rows have the same."""
+"""Columns that a note replaces if all rows have the same value."""
 _SAME_STEP_TIME = math.log(1.25)
-"""A step time that a command reports itself is off by less, unless its lines are misread."""
+"""Largest plausible difference between the step time that a command reports and the measured
+one."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
 def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
-    """The scaling table of the results, with its notes and where the lost efficiency went."""
+    """The scaling table of the results, with its notes and the efficiency budget."""
     runs = results.runs
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns, steps=steps).splitlines()
@@ -95,7 +96,7 @@ def scaling_cells(
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append({"runs": Cell(str(point.valid_runs), without and f"({without})")})
     rows = cells_under(headers, points, made, steps)
-    # Counters stand last, and a run of a command, or without telemetry, has none.
+    # The last columns are counters; runs of commands or without telemetry have none.
     counters = {*headers[-2:]} - {*PAIR_HEADERS}
     unknown = {name for name in counters if all(row[name].text == UNKNOWN for row in rows)}
     left_out = {*_shared_texts(points), *unknown}
@@ -128,7 +129,7 @@ def cells_under(
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
-    """The lines below the table: how it was measured, and what cannot be right."""
+    """The notes below the table: how it was measured, and implausible numbers."""
     most = max((point.valid_runs for point in points), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
@@ -159,7 +160,7 @@ def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each configuration of a strategy that was measured beside the one it wraps."""
+    """A line for each strategy measured together with the one that it wraps: their ratio."""
     ratios = step_time_ratios(runs)
     names = phrases.set_apart([key.configuration for key in ratios])
     for configuration, name in names.items():
@@ -173,7 +174,7 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for the first run of each row whose command reports another step time itself."""
+    """A line for the first run of each row whose command reports another step time."""
     seen: set[EntryKey] = set()
     for run in runs:
         if run.key in seen or run.reported_step_s is None or not run.is_valid:
@@ -189,11 +190,11 @@ def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each command whose batch was given to gpuscale, but not to the command."""
+    """A line for each command whose batch gpuscale was given, but the command was not."""
     first = {run.configuration: run for run in reversed(runs) if run.is_valid}
     for configuration, run in reversed(first.items()):
         words = configuration.command
-        # Without a kind of scaling its lines told the batch.
+        # Without a kind of scaling the command's lines reported the batch.
         if words is None or configuration.scaling is None or "batch}" in words:
             continue
         yield (
@@ -203,7 +204,7 @@ def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
-    """The slow windows that the medians of valid runs bear, by the first run of each row."""
+    """The slow windows of valid runs, which medians ignore, by the first run of each row."""
     found: dict[EntryKey, list[str]] = {}
     for run in runs:
         times_s = [window.time_s for window in run.windows]
@@ -219,6 +220,6 @@ def failures(runs: Sequence[Run]) -> Iterator[str]:
     """A line for each run without a result."""
     for run in runs:
         if run.failure is not None:
-            # What is not steady says so itself.
+            # The message of an unsteady run names its kind already.
             kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
             yield f"{run.key.label}, run {run.index}: {kind}{run.failure.message}"

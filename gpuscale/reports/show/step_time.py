@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the efficiency budget, what is slow, and the phases."""
+"""The parts of a step: efficiency budget, stragglers and phases."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,17 +21,17 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
-"""Share of the time from which a skew, and a rank that lags in a run, is named."""
+"""Share of the time from which a skew, or a rank that lags in a run, is reported."""
 NAMED_GAIN = 2
-"""Hundredths of the efficiency from which a gain in communication is named."""
+"""Hundredths of the efficiency from which a gain in communication is reported."""
 _IMPOSSIBLE_GAIN = 10
-"""Hundredths from which a gain in communication makes all parts doubtful."""
+"""Hundredths of the efficiency from which such a gain makes all parts doubtful."""
 NAMED_DATA_WAIT = 0.1
-"""Share of a step from which a wait for batches is named."""
+"""Share of a step from which waiting for batches is reported."""
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """What `budget_findings` and `budget_legend` say, after a blank; nothing of nothing."""
+    """The findings and the legend of the budget after a blank line; empty without findings."""
     lines = list(budget_findings(runs))
     if not lines:
         return
@@ -44,8 +44,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterator[tuple[str, str]]:
     """The efficiency budget, stragglers, devices that differ and waits for data, by row.
 
-    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − data 0.01 − …`; a page
-    has the budgets in a table and leaves them out here.
+    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − …`. A page has the budgets
+    in a table and omits them here.
     """
     names = phrases.set_apart([run.configuration for run in runs])
 
@@ -75,7 +75,7 @@ def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterat
 def budget_legend(
     budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
 ) -> Iterator[str]:
-    """What the parts of these budgets are, and where the phases stand."""
+    """The meaning of the parts of these budgets."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -92,7 +92,7 @@ def budget_legend(
 def _of_budget(
     budget: EfficiencyBudget, runs: Iterable[Run], *, with_budget: bool
 ) -> Iterator[str]:
-    """The budget, what it tells of noise and micro-batches, and the ranks that others wait for."""
+    """The budget, its doubts, and the ranks that others wait for."""
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
@@ -140,7 +140,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     for who, skews in found.items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run.index) for skew in skews)
-        # Of two ranks the median one is the other.
+        # Of two ranks the other one is the median.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
             f"{who} takes {format_percent(lag)} longer a step than {other} "
@@ -154,12 +154,12 @@ def _rank_text(skew: RankSkew) -> str:
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
-    """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
+    """The table of phases and the table of the slowest ranks."""
     steps = typical_steps(runs)
     if not steps:
         yield "no phases were recorded"
         return
-    # Notes name the rows whose sum is not the whole.
+    # Narrow tables omit the sum: notes name rows whose sum is not the whole.
     yield text_table(phase_cells(steps), columns, spare=("sum",))
     yield ""
     yield from fitted(phase_notes(steps), columns)
@@ -204,7 +204,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
             "step": Cell(format_seconds(step.time_s)),
         }
         for name in phases:
-            # A share takes no more room than the largest of its column: tables are wide enough.
+            # Shares are aligned within their column.
             share = shares[name][place].rjust(max(map(len, shares[name])))
             time_s = step.phases_s[name]
             row[name] = Cell(UNKNOWN)
@@ -217,9 +217,9 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
 def phase_notes(
     steps: Mapping[PointKey, TypicalStep], judged: str = "the scaling table's step time"
 ) -> Iterator[str]:
-    """What the columns are, and the rows whose phases tell less than usual.
+    """The meaning of the columns, and rows with incomplete phases.
 
-    `judged` is what the reader knows the step time as that verdicts rest on.
+    `judged` is the reader's name for the step time that verdicts rest on.
     """
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
