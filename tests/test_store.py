@@ -25,7 +25,7 @@ from gpuscale.store import (
     read_any,
     read_baseline,
     read_results,
-    refuse_unwritable,
+    validate_writable,
     write_baseline,
 )
 from gpuscale.store.codec import decode_baseline, decode_results
@@ -208,11 +208,11 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no sysfs")
 def test_a_folder_that_takes_no_files_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    refuse_unwritable(tmp_path / "new" / "folder")
+    validate_writable(tmp_path / "new" / "folder")
     assert not [*tmp_path.iterdir()]
     with pytest.raises(FileError, match=r"^/sys/kernel: .*, with --results FILE$"):
         # Root is stopped by no permissions, and cannot write here either.
-        refuse_unwritable(Path("/sys/kernel/.gpuscale/results"))
+        validate_writable(Path("/sys/kernel/.gpuscale/results"))
 
 
 @pytest.mark.parametrize(("earlier", "mask", "mode"), [(None, 0o027, 0o640), (0o664, 0o077, 0o664)])

@@ -47,7 +47,7 @@ from gpuscale.plugin.requests import (
     validate_precision,
 )
 from gpuscale.records import Run, RunRequest
-from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
+from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
 _IS_MEASURED = pytest.StashKey[bool]()
 _IMPORTED_BY_CASES = ("torch", "torchvision")
@@ -79,7 +79,7 @@ def start_session(config: pytest.Config) -> None:
 def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSession":
     file = options.resume or options.results
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
-    refuse_unwritable(folder)
+    validate_writable(folder)
     launcher = launcher_by_name(options.launcher, device=options.device, folder=folder)
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(

@@ -28,7 +28,7 @@ Timed = Literal["job", "training_loop", "epoch"]
 
 
 class Hardware(Record, frozen=True, kw_only=True):
-    """The machine of a baseline; None if not recorded."""
+    """The machine of a baseline; a field is None if not recorded."""
 
     device: Name
     gpu_name: Name | None = None
@@ -68,7 +68,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     times_s: tuple[Seconds, ...] = ()
     """Wall-clock seconds of the repetitions, such as the epochs of one job."""
     timed: Timed | None = None
-    """The span of `times_s`."""
+    """Activity that `times_s` cover."""
     discard_first: Count = 0
     """Number of leading `times_s` that the source excludes."""
     samples_per_s: SamplesPerSecond | None = None

@@ -66,7 +66,7 @@ class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostMetric(msgspec.Struct, frozen=True):
-    """A metric that got worse without the step time."""
+    """A metric that got worse although the step time did not."""
 
     name: str
 
@@ -82,7 +82,7 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     """Nodes of the smallest affected run."""
     spared_nodes: int | None
-    """Nodes of the largest smaller run without the loss; None if there is none."""
+    """Most nodes of a smaller run without the loss; None if every smaller run has it."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     shared_by: RanksOf | None = None
     """The ranks that share the change; None for a single rank, or if only a few ranks changed."""
     includes: str | None = None
-    """The strategy's communication, if the cause is that or includes it."""
+    """The strategy's communication, if the cause consists of it or includes it."""
     ranks: tuple[int, ...] = ()
     """The affected ranks; empty if all of them are, or if unknown."""
     hosts: tuple[str, ...] = ()

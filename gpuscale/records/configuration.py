@@ -17,12 +17,12 @@ DataKind = Literal["synthetic", "loader", "real"]
 class Configuration(Record, frozen=True, kw_only=True):
     """A training workload and how it was run, apart from the number of GPUs.
 
-    Results that differ in any field are never compared silently; None if not recorded.
+    Results that differ in any field are never compared silently. A field is None if not recorded.
     """
 
     case: Name
     strategy: Name
-    """Such as `ddp`, or a strategy that this gpuscale cannot measure but can compare."""
+    """Name such as `ddp`; a strategy that this gpuscale cannot measure can still be compared."""
     device: Name
     """`cuda`, `cpu`, or another device of the ranks."""
     size: Name | None = None

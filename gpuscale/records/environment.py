@@ -39,7 +39,7 @@ class Node(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """The machine and software of one invocation; None if unknown."""
+    """The machine and software of one invocation; a field is None if unknown."""
 
     device: Name
     host: Name | None = None

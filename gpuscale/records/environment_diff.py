@@ -81,7 +81,7 @@ _WORDS = {field.name: field.words for field in ENVIRONMENT_FIELDS}
 def field_differences(
     one: Environment, other: Environment, fields: Sequence[EnvironmentField]
 ) -> Iterator[EnvironmentChange]:
-    """The fields that differ between environments that should be alike; unknown is a value too."""
+    """The fields in which environments differ that should be alike, or only one is known."""
     for field in fields:
         before, after = field.value(one), field.value(other)
         if before != after:
@@ -123,7 +123,7 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
 
 
 def environment_text(change: EnvironmentChange) -> str:
-    """`torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
+    """A change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
     if change.host is not None:
         return f"{change.name} {listed(change.after)} of {change.host} is new"
     name = _WORDS.get(change.name) or change.name

@@ -195,7 +195,7 @@ def _fields_of(kind: Any) -> dict[str, msgspec.structs.FieldInfo]:
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
-    """The parts of a value as its type has them: the step to each, its type, and the part."""
+    """The parts of a value: the step that leads to each, the type that it should have, the part."""
     types = get_args(kind)
     if isinstance(value, Mapping):
         fields = _fields_of(kind)
@@ -222,7 +222,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
 
 
 def _problem(kind: Any, bounds: Sequence[Meta], value: Any) -> str:
-    """A scalar, an empty list or a value of another type, in words."""
+    """The words for a value that its type or its bounds exclude, without invalid parts."""
     found, wanted = f"found {shown(value)}", _TYPES.get(kind, "an object")
     if get_origin(kind) is Literal:
         wanted = " or ".join(sorted(f"'{choice}'" for choice in get_args(kind)))

@@ -13,7 +13,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
     """A deterioration up to this is never called a regression."""
     ok_bound: float
-    """A row is ok if the 95% upper bound of its deterioration is below this."""
+    """For ok, the 95% upper bound of the deterioration must be below this."""
     allocation_deviation: float
     """Declared standard deviation between allocations."""
 

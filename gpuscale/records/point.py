@@ -45,7 +45,7 @@ class Rate:
 
 
 class PointKey(NamedTuple):
-    """The properties that runs share which are repetitions of each other."""
+    """The properties that all repetitions of a run share."""
 
     configuration: Configuration
     gpus: int
@@ -67,11 +67,11 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """The numbers of a scaling curve at one point; None is unknown."""
+    """The numbers of a scaling curve at one point; a field is None if unknown."""
 
     step_time_s: Estimate | None = None
     samples_per_s: Estimate | None = None
-    """Over all GPUs."""
+    """Throughput over all GPUs."""
     speedup: Estimate | None = None
     """Throughput over that of 1 GPU with the same configuration; exactly 1 on 1 GPU."""
     efficiency: Estimate | None = None
@@ -79,7 +79,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint(Scaling):
-    """A point that was measured, published or projected; None is unknown."""
+    """A measured, published or projected point; a field is None if unknown."""
 
     kind: Literal["measured", "published", "projected"] = "measured"
     configuration: Configuration

@@ -18,7 +18,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     warmup_steps: int
     warmup_s: float
-    """Warm-up lasts for all its steps and at least these seconds, without the first step."""
+    """Shortest warm-up, which also takes `warmup_steps`; the first step is not counted."""
     windows: int
     """Maximum of synchronised windows; slow cases get fewer, but at least 10 if this allows it."""
     window_s: float

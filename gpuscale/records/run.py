@@ -49,8 +49,8 @@ class Run(Record, frozen=True, kw_only=True):
     samples_per_epoch: PositiveCount | None = None
     """Training samples of the case, over all GPUs."""
     allocation: Name | None = None
-    """Job and nodes of the run, whose state all runs of the job share; None: those of the results
-    file."""
+    """Job and nodes of the run, whose state all runs of the job share; None for the job of the
+    results file."""
     measured: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Values by the names of `METRICS`; empty if the run failed."""
     failure: Failure | None = None
@@ -212,7 +212,7 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
     "peak_memory_bytes": _peak_memory_bytes,
     "energy_per_sample_j": _energy_per_sample_j,
 }
-"""How each metric is measured from the evidence of a run; None if the evidence lacks it."""
+"""Functions that compute the metrics from the evidence of a run; None if that lacks a metric."""
 
 
 def with_measured(run: Run) -> Run:

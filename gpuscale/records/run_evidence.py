@@ -90,7 +90,7 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 class RankReport(Record, frozen=True, kw_only=True):
-    """Evidence of one rank; None if unknown."""
+    """Evidence of one rank; a field is None if unknown."""
 
     rank: Number
     host: Name
@@ -141,7 +141,7 @@ class GpuWindow(Record, frozen=True, kw_only=True):
 
 
 class GpuSummary(Record, frozen=True, kw_only=True):
-    """Telemetry of one device during a run's windows; None if the device does not report it."""
+    """Telemetry of one device during the windows of a run; a field is None if not reported."""
 
     uuid: Name
     name: Line | None = None

@@ -62,11 +62,11 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     margin: Fraction = 0.02
     """A loss of throughput or speedup up to this fraction is never called a regression."""
     ok_bound: OkBound = 0.05
-    """ok means that the 95% upper bound of the loss lies below this fraction."""
+    """For ok, the 95% upper bound of the loss must be below this fraction."""
     allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of T between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
-    """The same of S and E, whose two ends were measured on the same nodes."""
+    """Standard deviation of S and E, whose two ends were measured on the same nodes."""
     significance: Significance = 0.01
     """A change counts if its one-sided p, adjusted for all tests of a comparison, is below this."""
     published_within_node: Fraction = 0.10

@@ -11,7 +11,7 @@ from gpuscale.records.point import Estimate, Rate
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of a run that measures the overhead; ranks get it besides the request."""
+    """Plan of a run that measures the overhead; ranks get it in addition to the request."""
 
     pairs: int
     """Windows as measured, and as many of the bare loop, in turn."""
@@ -50,7 +50,7 @@ class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     """The largest ratio that gpuscale promises."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
-    """Why it is not decided; empty if it is."""
+    """Reason for `not decided`; else empty."""
 
 
 class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -199,7 +199,7 @@ class EntryVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Place and time of the measurement of one side; empty or None if unknown."""
+    """Place and time at which one side was measured; a field is empty or None if unknown."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

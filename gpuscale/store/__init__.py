@@ -14,5 +14,5 @@ from gpuscale.store.results import (
     left_out_reason,
     newest_results,
     read_results,
-    refuse_unwritable,
+    validate_writable,
 )

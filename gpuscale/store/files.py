@@ -82,10 +82,10 @@ def read_any(path: Path) -> Results | Baseline:
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
-    """The value that `decode` makes of a text file; `FileError` also where it refuses it."""
+    """Read and decode a text file; raise a `FileError` with the place of a problem."""
     with file_errors(path, READ_PROBLEMS):
         # Checked before opening, which can already act on a device.
-        refuse_unreadable(path, path.stat())
+        validate_readable(path, path.stat())
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             content = read_descriptor(path, descriptor)
@@ -110,24 +110,24 @@ def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
     """Read the rest of an open file."""
-    refuse_unreadable(path, os.fstat(descriptor))
+    validate_readable(path, os.fstat(descriptor))
     content = bytearray()
     while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
         content += chunk
-    _refuse_large(path, len(content))
+    _validate_size(path, len(content))
     return bytes(content)
 
 
-def refuse_unreadable(path: Path, status: os.stat_result) -> None:
+def validate_readable(path: Path, status: os.stat_result) -> None:
     """Raise a `FileError` if the file is not regular, or too large."""
     if stat.S_ISDIR(status.st_mode):
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
         raise file_error(path, "is not a regular file (a device, pipe or socket); save it first")
-    _refuse_large(path, status.st_size)
+    _validate_size(path, status.st_size)
 
 
-def _refuse_large(path: Path, size: int) -> None:
+def _validate_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
         problem = f"has at least {size} bytes, more than the {MOST_BYTES >> 20} MiB that are read"
         raise file_error(path, f"{problem}; give fewer runs in one file")

@@ -20,7 +20,7 @@ RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
 class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """The end of a night, or of its first attempt; None if unknown."""
+    """The end of a night, or of its first attempt; a field is None if unknown."""
 
     format: Literal["gpuscale-night"] = "gpuscale-night"
     version: Literal[1] = 1

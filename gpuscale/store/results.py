@@ -26,9 +26,9 @@ from gpuscale.store.files import (
     file_errors,
     read_descriptor,
     read_with,
-    refuse_unreadable,
     replace_file,
     sync_folder,
+    validate_readable,
 )
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
@@ -78,7 +78,7 @@ def _dated_names(folder: Path) -> list[str]:
     return [name for name in names if _DATED_NAME.fullmatch(name)]
 
 
-def refuse_unwritable(folder: Path) -> None:
+def validate_writable(folder: Path) -> None:
     """Raise a `FileError` if no file can be made in a folder, before hours of measuring."""
     # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
@@ -216,7 +216,7 @@ class ResumedResults(_RunAppender):
         """Open, lock and read the file."""
         super().__init__(path)
         with file_errors(path, RESUME_PROBLEMS):
-            refuse_unreadable(path, path.stat())
+            validate_readable(path, path.stat())
             flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             self._descriptor = os.open(path, flags)
         try:
