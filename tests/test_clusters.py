@@ -97,23 +97,7 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
             f"here.toml:2: scheduler: expected {' or '.join(map(repr, SCHEDULERS))}, found",
         ),
         (SMALLEST.replace("[job]", "[work]"), "unknown field 'work'"),
-        (
-            f'{SMALLEST}modules = ["gcc", 12]\n',
-            "here.toml:6: job.modules[1]: expected text, found 12",
-        ),
         (f"{SMALLEST}[node]\ngpus = 0\n", "here.toml:7: node.gpus: expected a whole number from 1"),
-        (
-            f'{SMALLEST}gpu_option = "--gres=gpu:4"\n',
-            "here.toml:6: job.gpu_option: expected an option with {gpus} in it",
-        ),
-        (
-            f'{SMALLEST}[judge]\nbaseline = "a.json; rm -rf ."\n',
-            "here.toml:7: judge.baseline: expected a word of letters",
-        ),
-        (
-            f'{SMALLEST}variables = {{ "A B" = "1" }}\n',
-            "here.toml:6: job.variables: expected the name of an environment variable",
-        ),
         (
             SMALLEST.replace('"slurm"', '"sge"'),
             "here.toml:4: job: missing field 'gpu_option': every SGE site",
@@ -127,12 +111,7 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
         ),
         ('scheduler = "slurm"\n', "missing field 'description'"),
         (f'name = "x"\n{SMALLEST}', "here.toml:1: name: unknown field"),
-        (f'{SMALLEST}options = ["-a\\n-b"]\n', "here.toml:6: job.options[0]: text with the unpr"),
         (f'{SMALLEST}options = [" -a"]\n', "here.toml:6: job.options[0]: expected text that is"),
-        (
-            'description = "Here"\nscheduler = "slurm"\njob = 1\n',
-            "here.toml:3: job: expected a table, found 1",
-        ),
     ],
 )
 def test_a_mistake_is_named_by_file_line_and_field(broken: str, message: str) -> None:

@@ -19,7 +19,7 @@ from nvml.library import compile_driver
 
 TESTS = Path(__file__).parent
 BUILT_FOR = "2.14"
-LIMIT_S = 240
+LIMIT_S = 900
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith(f"{BUILT_FOR}."),
     reason=f"the emulation of CUDA knows torch {BUILT_FOR}, of constraints.txt, from inside",

@@ -243,11 +243,9 @@ LOUD = {"A": (1.0, 1.06), "B": (1.0, 1.06), "C": (1.0, 1.06)}
     [
         (STEADY, STEADY | {"A": (1.2, 1.21)}, ["A"]),
         (STEADY, STEADY | {"A": (1.2, 1.21), "B": (1.06, 1.07)}, []),  # by more than a quarter
-        (STEADY, STEADY | {"A": (1.2, 1.21), "B": (1.03, 1.04)}, ["A"]),
         (STEADY, STEADY | {"A": (1.045, 1.055)}, []),  # by less than a twentieth
         (STEADY, {"A": (1.2, 1.21)}, []),  # no other device to set it beside
         (STEADY, {"A": (1.2, 1.21), "B": (1.0, 1.01)}, ["A"]),
-        ({"A": (1.0,), "B": (1.0,)}, {"A": (1.2,), "B": (1.0,)}, []),  # nothing tells the noise
         ({"A": (1.0, 1.3), "B": (1.0, 1.3)}, {"A": (1.3, 1.6), "B": (1.0, 1.3)}, []),
         (STEADY, STEADY | {"new": (1.2, 1.21)}, ["new"]),
         # What the baseline does not know may differ as its devices do.
@@ -310,13 +308,10 @@ def seen(before: Sequence[GpuSummary], after: Sequence[GpuSummary]) -> list[tupl
     [
         ("sm_clock_mean_mhz", 1000, 969, True),
         ("sm_clock_mean_mhz", 1000, 970, False),
-        ("sm_clock_mean_mhz", 1000, 0, False),
         ("memory_clock_mean_mhz", 1000, 969, True),
         ("power_limit_w", 300, 299, True),
-        ("power_limit_w", 300, 300, False),
         ("pcie_width", 16, 8, True),
         ("pcie_generation", 4, 3, True),
-        ("pcie_generation", 4, 4, False),
         ("nvlink_active_min", 6, 0, True),
         ("nvlink_active_min", 6, 6, False),
     ],

@@ -34,14 +34,11 @@ TEXT = """{
         ("", 1),
         ("a", 2),
         ("a[0]", 3),
-        ("a[0].b", 3),
         ("a[1]", 4),
         ("a[1].b.c", 5),
         ("map.host", 10),
-        ("map", 10),
         # Of what is not there, the line of what should hold it.
         ("a[1].b.missing", 5),
-        ("a[7]", 2),
         ("nothing.here", 1),
     ],
 )

@@ -73,8 +73,6 @@ def test_fewer_runs_or_allocations_than_before_are_warned_of() -> None:
     ("selectors", "rows"),
     [
         (["mnist_cnn/ddp@2"], [2]),
-        (["mnist_cnn@2"], [2]),
-        (["mnist_cnn/ddp"], [1, 2]),
         (["mnist_cnn"], [1, 2]),
         (["mnist_cnn@2", "all"], [1, 2]),
         ([], []),

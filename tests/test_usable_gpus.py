@@ -67,20 +67,16 @@ def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
     ("target", "built_for", "is_served"),
     [
         ("gfx90a:sramecc+:xnack-", ROCM_6_3, True),
-        ("gfx942:sramecc+:xnack-", ROCM_6_3, True),
-        ("gfx1100", ROCM_6_3, True),
         ("gfx950:sramecc+:xnack-", ROCM_6_3, False),
         ("gfx90a:sramecc+:xnack-", ["gfx90a:xnack-"], True),
         ("gfx90a:sramecc+:xnack-", ["gfx90a:xnack+", "gfx942"], False),
         # Generic builds, each for its own family.
         ("gfx906:sramecc+:xnack-", ["gfx9-generic"], True),
         ("gfx90a:sramecc+:xnack-", ["gfx9-generic", "gfx9-4-generic"], False),
-        ("gfx942:sramecc+:xnack-", ["gfx9-4-generic"], True),
         ("gfx950:sramecc+:xnack-", ["gfx9-4-generic"], True),
         ("gfx942:sramecc+:xnack-", ["gfx9-generic", "gfx11-generic"], False),
         ("gfx1036", ["gfx10-3-generic"], True),
         ("gfx1010:xnack-", ["gfx10-3-generic"], False),
-        ("gfx1201", ["gfx12-generic"], True),
         # A torch that does not name it is not doubted.
         ("", ["gfx90a"], True),
     ],

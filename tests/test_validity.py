@@ -48,9 +48,7 @@ def test_expiry_is_a_date_or_a_period(on: str | None, after: str | None, day: st
     [
         ("2027-05-01", "1d", "say the same thing; give one of them"),
         ("soon", None, "--expires: 'soon' is not a date such as 2027-05-01"),
-        ("2027-02-30", None, "is not a date"),
         (None, "6 months", "--expires-after: '6 months' is not a period such as 180d or 26w"),
-        (None, "-3d", "is not a period"),
         (None, "999999w", "ends after the year 9999"),
     ],
 )
