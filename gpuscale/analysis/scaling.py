@@ -75,33 +75,36 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
     by Student's t on per-run log medians; a single run gives none. `allocations` has that of each
     run; without it the runs count as one allocation.
     """
-    places = _places_by_point(runs)
-    valid: dict[PointKey, dict[str, list[Run]]] = {}
-    for key, its in places.items():
-        valid[key] = {}
-        for place in its:
-            if runs[place].is_valid:
-                allocation = "" if allocations is None else allocations[place]
-                valid[key].setdefault(allocation, []).append(runs[place])
-    logs = {
-        key: {name: tuple(run.log_step_time for run in its) for name, its in by_name.items()}
-        for key, by_name in valid.items()
+    names = allocations or [""] * len(runs)
+    groups = {
+        key: [(names[place], runs[place]) for place in places]
+        for key, places in _places_by_point(runs).items()
     }
     samples = {
-        key: log_sample([log for its in by_name.values() for log in its])
-        for key, by_name in logs.items()
-        if by_name
+        key: log_sample(logs)
+        for key, group in groups.items()
+        if (logs := [run.log_step_time for _, run in group if run.is_valid])
     }
     references = References(samples)
-    return tuple(
-        Entry(
-            key=key,
-            point=_point(key, [runs[place] for place in its], samples, references.of(key)),
-            runs=valid[key],
-            logs=logs[key],
-            failed=[runs[place] for place in its if not runs[place].is_valid],
-        )
-        for key, its in places.items()
+    return tuple(_entry(key, group, samples, references.of(key)) for key, group in groups.items())
+
+
+def _entry(
+    key: PointKey,
+    group: Sequence[tuple[str, Run]],
+    samples: Mapping[PointKey, Sample],
+    reference: PointKey | None,
+) -> Entry:
+    valid = {
+        name: [run for place, run in group if place == name and run.is_valid]
+        for name in dict.fromkeys(name for name, run in group if run.is_valid)
+    }
+    return Entry(
+        key=key,
+        point=_point(key, [run for _, run in group], samples, reference),
+        runs=valid,
+        logs={name: tuple(run.log_step_time for run in runs) for name, runs in valid.items()},
+        failed=[run for _, run in group if not run.is_valid],
     )
 
 

@@ -24,7 +24,7 @@ from gpuscale.cli.inputs import (
     validate_sides,
     without_collecting,
 )
-from gpuscale.judge.compare.comparison import Choice, compare_sides
+from gpuscale.judge.compare import Choice, compare_sides
 from gpuscale.judge.compare.notes import with_validity
 from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
 from gpuscale.judge.diagnose import diagnose
@@ -90,46 +90,45 @@ def run(arguments: argparse.Namespace) -> int:
     if nights and nights.later:
         later = counted(nights.later, "night")
         remark(f"--history: left out: {later} that began after these results")
-    content = (
-        baseline_of_results(nights.last, name=str(before))
-        if nights
-        else read_before(before, results)
-    )
+    kind: BaselineKind = "nights"
+    if nights:
+        baseline = baseline_of_results(nights.last, name=str(before))
+    else:
+        baseline, kind = read_before(before, results)
     history = history_of([*nights.all, *results]) if nights else None
-    comparison = judged(content, results, arguments, (before, paths), history)
+    comparison = judged(baseline, results, arguments, (before, paths), kind, history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 
 
-def read_before(path: Path, results: Sequence[Results]) -> Baseline | Results:
-    """Read the baseline or earlier results; raise a FileError if they share runs with others."""
+def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
+    """Read a baseline or earlier results; raise a FileError if they share runs with others."""
     content = read_content(path)
-    if isinstance(content, Results):
-        identities = {run.identity for after in results for run in after.runs}
-        shared = sum(run.identity in identities for run in content.runs)
-        if shared:
-            problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
-            raise FileError(visible(str(path)), problem)
-    return content
+    if isinstance(content, Baseline):
+        return content, "baseline"
+    identities = {run.identity for after in results for run in after.runs}
+    if shared := sum(run.identity in identities for run in content.runs):
+        problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
+        raise FileError(visible(str(path)), problem)
+    return as_baseline(content, path.stem), "results"
 
 
 def judged(
-    content: Baseline | Results,
+    baseline: Baseline,
     results: Sequence[Results],
     arguments: argparse.Namespace,
     files: tuple[Path, Sequence[Path]],
+    kind: BaselineKind,
     history: History | None = None,
 ) -> Comparison:
     """Compare the rows asked for, and add causes, notes and the files of both sides."""
     before, after = files
-    baseline = as_baseline(content, before.stem)
     sides = sides_of(baseline, results)
     chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
     comparison = diagnose(sides, chosen)
     if history is not None:
         comparison = with_levels(comparison, history)
     comparison = with_validity(comparison, sides, today=date.today())
-    kind: BaselineKind = "nights" if history else "baseline" if content is baseline else "results"
     return replace(
         comparison,
         baseline_kind=kind,

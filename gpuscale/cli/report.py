@@ -21,7 +21,6 @@ from gpuscale.cli.inputs import (
     without_collecting,
 )
 from gpuscale.judge.compare.over_nights import last_night
-from gpuscale.judge.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.page.content import Subject
 from gpuscale.reports.page.document import report_html
@@ -78,7 +77,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
             raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
-    content = read_before(before, results)
-    view = view_of(judged(content, results, arguments, (before, files)), results)
-    baseline = as_baseline(content, before.stem)
+    baseline, kind = read_before(before, results)
+    view = view_of(judged(baseline, results, arguments, (before, files), kind), results)
     return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)

@@ -101,21 +101,21 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
     """The sides of a comparison; several results are taken together."""
     return Sides(
         baseline=baseline,
-        published=published_points(baseline),
         before=side_of_baseline(baseline),
         after=side_of_results(results),
+        published=published_points(baseline),
     )
 
 
 def side_of_baseline(baseline: Baseline) -> Side:
     """The measured runs of a baseline."""
-    runs: dict[str, list[Run]] = {name: [] for name in baseline.environments}
-    for run in baseline.runs:
-        runs.setdefault(run.allocation or baseline.name, []).append(run)
     return _side(
         baseline.runs,
         [run.allocation or baseline.name for run in baseline.runs],
-        files=[(where, runs[name]) for name, where in baseline.environments.items()],
+        files=[
+            (where, [run for run in baseline.runs if run.allocation == name])
+            for name, where in baseline.environments.items()
+        ],
         environments=baseline.environments,
         written_at=baseline.recorded_at,
     )

@@ -1,5 +1,5 @@
 """Judging results against a baseline: values in, values out; no files, no output."""
 
-from gpuscale.judge.compare.comparison import compare
+from gpuscale.judge.compare.comparison import Choice, compare, compare_sides
 
-__all__ = ["compare"]
+__all__ = ["Choice", "compare", "compare_sides"]

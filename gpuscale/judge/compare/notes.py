@@ -72,12 +72,9 @@ def notes_of(
 def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Comparison:
     """The comparison with notes on an expired baseline and on another machine or software."""
     before, after = sides.environments
-    changed = environment_changes(before, after)
-    notes = (
-        expiry_note(sides.baseline, today),
-        foreign_note(sides.baseline.hardware, after),
-        Statement.of("environment_changed", changes=changed) if changed else None,
-    )
+    notes = [expiry_note(sides.baseline, today), foreign_note(sides.baseline.hardware, after)]
+    if changed := environment_changes(before, after):
+        notes.append(Statement.of("environment_changed", changes=changed))
     return replace(comparison, notes=(*comparison.notes, *filter(None, notes)))
 
 
