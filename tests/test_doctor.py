@@ -11,7 +11,7 @@ import pytest
 from nvml.library import compile_driver
 
 from gpuscale.base.counters import Reading
-from gpuscale.measure.telemetry.doctor import ExaminedGpu
+from gpuscale.measure.telemetry.examination import ExaminedGpu
 
 
 @pytest.fixture(scope="module")

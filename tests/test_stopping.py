@@ -23,7 +23,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.store import write_baseline
+from gpuscale.store import ResultsWriter, write_baseline
 
 
 def one_percent(*gpus: int) -> NarrowIntervals:
@@ -124,6 +124,16 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
     assert judge.reason_to_leave_out(request(index=3), fine) is None
     assert judge.step_after(fine).comparison.exit_code == 0
+
+
+def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: Path) -> None:
+    path = tmp_path / "then.jsonl"
+    with ResultsWriter(path, results()) as writer:
+        for earlier in runs(1, *QUIET):
+            writer.append(earlier)
+    rule = stopping_rule(parse_options({"gpus": "1", "baseline": str(path)}))
+    assert isinstance(rule, DecidedVerdict)
+    assert rule.baseline_kind == "results"
 
 
 def covers(estimate: Estimate | None, truth: float) -> bool:

@@ -13,7 +13,7 @@ from gpuscale.cli.inputs import add_device, add_text_or_json
 from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
-from gpuscale.measure.telemetry.doctor import Machine, examine, find_problems
+from gpuscale.measure.telemetry.examination import Machine, examine, find_problems
 from gpuscale.records.json_text import document_text
 from gpuscale.records.request import NodeProbeRequest
 from gpuscale.reports.machine_text import doctor_text, nodes_text

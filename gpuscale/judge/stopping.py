@@ -16,6 +16,7 @@ from gpuscale.records import (
     RunRequest,
     ScalingPoint,
 )
+from gpuscale.records.verdict import BaselineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class DecidedVerdict:
     baseline: Baseline
     plan: SequentialPlan
     gpus: tuple[int, ...]
+    baseline_kind: BaselineKind = "baseline"
     cases: Collection[str] | None = None
     """The measured cases, each as `mnist_cnn/ddp`; no others are judged. None is all."""
     configurations: Collection[Configuration] | None = None

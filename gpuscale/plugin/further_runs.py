@@ -8,7 +8,7 @@ from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import EntryKey, Run
+from gpuscale.records import EntryKey, Results, Run
 from gpuscale.store import read_any
 
 
@@ -20,8 +20,10 @@ def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
     if options.baseline is None:
         target = options.target_ci or 0.01
         return NarrowIntervals(minimum_runs=fewest, target=target, gpus=options.gpus)
+    content = read_any(options.baseline)
     return DecidedVerdict(
-        baseline=as_baseline(read_any(options.baseline), options.baseline.stem),
+        baseline=as_baseline(content, options.baseline.stem),
+        baseline_kind="results" if isinstance(content, Results) else "baseline",
         plan=SequentialPlan(fewest_runs=fewest, most_runs=most),
         gpus=options.gpus,
     )

@@ -138,6 +138,7 @@ def verdict_lines(
     step = rule.step_after(results)
     comparison = diagnose(step.sides, step.comparison)
     comparison = with_validity(comparison, step.sides, today=date.today())
+    comparison = replace(comparison, baseline_kind=rule.baseline_kind)
     screen = replace(Screen.of(sys.stdout), colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
     yield from as_text.render(view).splitlines()

@@ -6,7 +6,7 @@ from typing import Any
 from gpuscale.base.counters import BYTES, FIELDS, SHARE, Field
 from gpuscale.base.units import format_bytes, format_percent, format_seconds, whole_percent
 from gpuscale.judge.diagnose.slow_nodes import NodeFinding
-from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
+from gpuscale.measure.telemetry.examination import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Rate
 from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.phrases import (
