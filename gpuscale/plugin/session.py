@@ -25,7 +25,12 @@ from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
 from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.benchmark_table import enter_run, keep_tables_narrow
 from gpuscale.plugin.command_item import CommandItem
-from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
+from gpuscale.plugin.ending import (
+    status_of_verdict,
+    status_without_verdict,
+    summary_lines,
+    verdict_lines,
+)
 from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left, stopping_rule
 from gpuscale.plugin.items import (
     ItemPlan,
@@ -341,7 +346,7 @@ class _MeasuringSession:
     def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
         results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
-        lines = terminal.summary_lines(
+        lines = summary_lines(
             results,
             self._recorder.path,
             self._rule,
@@ -356,7 +361,7 @@ class _MeasuringSession:
             name = "" if self._options.baseline is None else self._options.baseline.name
             terminalreporter.section(f"against {name}", sep="-", bold=True)
             colour, code = terminalreporter.hasmarkup, self._exit_code
-            for line in terminal.verdict_lines(self._rule, results, colour, code):
+            for line in verdict_lines(self._rule, results, colour, code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)

@@ -1,30 +1,21 @@
-"""Lines that a session adds to pytest's output: machine, progress of a run, and tables."""
+"""Lines that a session prints while it measures: the machine, and the progress of a run."""
 
 import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import TextIO
 
 from gpuscale import __version__
 from gpuscale.base.printable import SPELT_OUT
-from gpuscale.judge.compare.notes import with_validity
-from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.measure.launch import Launcher
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Environment, Results, Run
-from gpuscale.reports.comparison import as_text
-from gpuscale.reports.comparison.view import view_of
-from gpuscale.reports.phrases import counted, injection_warning, load_text, spread_text
-from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
-from gpuscale.reports.show.scaling_table import scaling_lines
+from gpuscale.records import Environment
+from gpuscale.reports.phrases import counted, injection_warning, load_text
+from gpuscale.reports.screen import can_redraw, columns_of, progress_text, redrawn
 from gpuscale.store import ResumedResults
 
 
@@ -102,74 +93,6 @@ def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterato
         )
         count = "one allocation" if environment.job_id in (None, then.job_id) else "two allocations"
         yield f"begun on {before}, now on {now}: the runs of the two count as {count}"
-
-
-def summary_lines(
-    results: Results,
-    path: Path,
-    rule: StoppingRule | None,
-    *,
-    new_runs: Sequence[Run],
-    interrupted: bool,
-) -> Iterator[str]:
-    """The table of all runs in the session's file, and notes on the session's own runs."""
-    if not results.runs:
-        yield "nothing was measured: no results file was written"
-        return
-    if results.injections:
-        yield injection_warning(results.injections)
-    columns = Screen.of(sys.stdout).columns
-    yield from scaling_lines(results, columns)
-    notes = [*_failure_lines(results, new_runs)]
-    if isinstance(rule, NarrowIntervals):
-        notes += _stopping_lines(results, rule)
-    if interrupted:
-        notes.append(
-            f"not all runs were made; go on as before, with --resume {shlex.quote(relative(path))} "
-            "and without --results"
-        )
-    yield from fitted([*notes, f"results: {relative(path)}"], columns)
-
-
-def verdict_lines(
-    rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
-) -> Iterator[str]:
-    """The verdict against the baseline, with the exit code of the whole session."""
-    step = rule.step_after(results)
-    comparison = diagnose(step.sides, step.comparison)
-    comparison = with_validity(comparison, step.sides, today=date.today())
-    comparison = replace(comparison, baseline_kind=rule.baseline_kind)
-    screen = replace(Screen.of(sys.stdout), colour=colour)
-    view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
-    yield from as_text.render(view).splitlines()
-
-
-def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
-    failures = [(run, run.failure) for run in new_runs if run.failure is not None]
-    for run, failure in failures:
-        if failure.kind == "unsteady":
-            yield f"{run.key.label}, run {run.index}, gives no number: {failure.message}"
-    if not any(run.is_valid for run in results.runs):
-        yield "no run gave a number: there is nothing to compare"
-    if failed := sum(failure.kind != "unsteady" for _, failure in failures):
-        yield f"{counted(failed, 'run')} failed and left no number; see above"
-
-
-def _stopping_lines(results: Results, rule: NarrowIntervals) -> Iterator[str]:
-    # Simulated: docs/evidence/rates.md, "Stopping early".
-    yield "runs stopped when intervals were narrow: these cover the truth a little less often"
-    for point in rule.unsettled_points(results.runs):
-        widths = [
-            f"{name} {spread_text(estimate)}"
-            for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
-            if estimate is not None and estimate.has_interval
-        ]
-        found = f": {', '.join(widths)}" if widths else ""
-        yield (
-            f"not settled to ±{rule.target * 100:g} %: {point.key.label} after "
-            f"{counted(point.valid_runs, 'run')}{found}; "
-            "go on with --resume and a larger maximum of --runs"
-        )
 
 
 def relative(path: Path) -> str:

@@ -1,0 +1,114 @@
+"""The end of a session: its table, notes and verdict, and its exit status."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gpuscale.base.errors import ExitCode
+from gpuscale.judge.compare.notes import with_validity
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
+from gpuscale.plugin.terminal import relative
+from gpuscale.records import Comparison, Results, Run
+from gpuscale.reports.comparison import as_text
+from gpuscale.reports.comparison.view import view_of
+from gpuscale.reports.phrases import counted, injection_warning, spread_text
+from gpuscale.reports.screen import Screen, fitted
+from gpuscale.reports.show.scaling_table import scaling_lines
+
+
+def summary_lines(
+    results: Results,
+    path: Path,
+    rule: StoppingRule | None,
+    *,
+    new_runs: Sequence[Run],
+    interrupted: bool,
+) -> Iterator[str]:
+    """The table of all runs in the session's file, and notes on the session's own runs."""
+    if not results.runs:
+        yield "nothing was measured: no results file was written"
+        return
+    if results.injections:
+        yield injection_warning(results.injections)
+    columns = Screen.of(sys.stdout).columns
+    yield from scaling_lines(results, columns)
+    notes = [*_failure_lines(results, new_runs)]
+    if isinstance(rule, NarrowIntervals):
+        notes += _stopping_lines(results, rule)
+    if interrupted:
+        notes.append(
+            f"not all runs were made; go on as before, with --resume {shlex.quote(relative(path))} "
+            "and without --results"
+        )
+    yield from fitted([*notes, f"results: {relative(path)}"], columns)
+
+
+def verdict_lines(
+    rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
+) -> Iterator[str]:
+    """The verdict against the baseline, with the exit code of the whole session."""
+    step = rule.step_after(results)
+    comparison = diagnose(step.sides, step.comparison)
+    comparison = with_validity(comparison, step.sides, today=date.today())
+    comparison = replace(comparison, baseline_kind=rule.baseline_kind)
+    screen = replace(Screen.of(sys.stdout), colour=colour)
+    view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
+    yield from as_text.render(view).splitlines()
+
+
+def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
+    failures = [(run, run.failure) for run in new_runs if run.failure is not None]
+    for run, failure in failures:
+        if failure.kind == "unsteady":
+            yield f"{run.key.label}, run {run.index}, gives no number: {failure.message}"
+    if not any(run.is_valid for run in results.runs):
+        yield "no run gave a number: there is nothing to compare"
+    if failed := sum(failure.kind != "unsteady" for _, failure in failures):
+        yield f"{counted(failed, 'run')} failed and left no number; see above"
+
+
+def _stopping_lines(results: Results, rule: NarrowIntervals) -> Iterator[str]:
+    # Simulated: docs/evidence/rates.md, "Stopping early".
+    yield "runs stopped when intervals were narrow: these cover the truth a little less often"
+    for point in rule.unsettled_points(results.runs):
+        widths = [
+            f"{name} {spread_text(estimate)}"
+            for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
+            if estimate is not None and estimate.has_interval
+        ]
+        found = f": {', '.join(widths)}" if widths else ""
+        yield (
+            f"not settled to ±{rule.target * 100:g} %: {point.key.label} after "
+            f"{counted(point.valid_runs, 'run')}{found}; "
+            "go on with --resume and a larger maximum of --runs"
+        )
+
+
+def status_of_verdict(
+    given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
+) -> int:
+    """The verdict's exit code, unless pytest's own is worse; a failed run leaves no pass."""
+    codes = pytest.ExitCode
+    replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
+    if given not in replaced or failed_tests:
+        return given
+    if comparison is None:
+        return ExitCode.NOTHING_COMPARABLE
+    if failed_runs and comparison.exit_code is ExitCode.OK:
+        return ExitCode.INCONCLUSIVE
+    return comparison.exit_code
+
+
+def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
+    """Pytest's own exit code, but never 0 if runs were to be made and none gave a number."""
+    if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
+        return given
+    if runs:
+        return pytest.ExitCode.TESTS_FAILED
+    return given if needless else pytest.ExitCode.NO_TESTS_COLLECTED
