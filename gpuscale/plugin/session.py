@@ -3,25 +3,23 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from threading import Thread
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
+from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.printable import spell_out
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.night.attempt import LEFT_OUT, tell_night
-from gpuscale.judge.stopping import DecidedVerdict, StoppingRule
-from gpuscale.measure.launch import Launcher, RunTerminated, launcher_by_name
+from gpuscale.judge.stopping import DecidedVerdict
+from gpuscale.measure.launch import launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
-from gpuscale.measure.telemetry.host_load import HostLoadMeter
-from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
 from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.benchmark_table import enter_run, keep_tables_narrow
 from gpuscale.plugin.command_item import CommandItem
@@ -31,7 +29,7 @@ from gpuscale.plugin.ending import (
     summary_lines,
     verdict_lines,
 )
-from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left, stopping_rule
+from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.items import (
     ItemPlan,
     NoRun,
@@ -45,13 +43,12 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.requests import (
     notes_on_commands,
-    run_request,
-    skip_reason,
     validate_partitioning,
     validate_plans,
     validate_precision,
 )
-from gpuscale.records import Run, RunRequest
+from gpuscale.plugin.run_maker import RunMaker
+from gpuscale.records import Run
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
 _IS_MEASURED = pytest.StashKey[bool]()
@@ -99,8 +96,14 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
             resumed.path, resumed.results, environment, options.injections
         )
     recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
-    rule, stream = stopping_rule(options), terminal.own_stream()
-    return _MeasuringSession(config, options, launcher, recorder, rule, stream)
+    maker = RunMaker(
+        options=options,
+        launcher=launcher,
+        recorder=recorder,
+        rule=stopping_rule(options),
+        terminal=terminal.own_stream(),
+    )
+    return _MeasuringSession(config, maker)
 
 
 @contextmanager
@@ -130,11 +133,7 @@ class _MeasuringSession:
     """The hooks of an invocation with `--gpus`."""
 
     _config: pytest.Config
-    _options: MeasureOptions
-    _launcher: Launcher
-    _recorder: results_file.Recorder
-    _rule: StoppingRule | None
-    _terminal: TextIO | None
+    _maker: RunMaker
     _words: dict[str, str] = field(default_factory=dict)
     _skips: Counter[str] = field(default_factory=Counter)
     _failed_tests: set[str] = field(default_factory=set)
@@ -145,30 +144,31 @@ class _MeasuringSession:
     _exit_code: int = 0
 
     def pytest_report_header(self) -> list[str]:
-        recorder = self._recorder
-        return list(terminal.header_lines(recorder.environment, self._options, recorder.resumed))
+        options, recorder = self._maker.options, self._maker.recorder
+        return list(terminal.header_lines(recorder.environment, options, recorder.resumed))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "scaling" in metafunc.fixturenames:
-            parametrize(metafunc, self._options)
+            parametrize(metafunc, self._maker.options)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        maker, options, recorder = self._maker, self._maker.options, self._maker.recorder
         prepare_and_order(items)
         # pytest keeps an item without a plan if the case has none of the strategies asked for.
         self._has_items = any(map(uses_scaling, items))
         plans = plans_of(items)
-        asked = [(plan, self._request(plan)) for plan in plans]
+        asked = [(plan, maker.request(plan)) for plan in plans]
         requests = [request for _, request in asked if not isinstance(request, NoRun)]
         try:
             validate_use_of_scaling(items)
-            validate_plans(plans, self._options, self._recorder.environment)
+            validate_plans(plans, options, recorder.environment)
             problems = {request.reason: None for _, request in asked if isinstance(request, NoRun)}
-            if self._options.batches and problems:
+            if options.batches and problems:
                 raise UsageError(f"--batch: {'; '.join(problems)}")
-            validate_partitioning(plans, requests, self._options)
-            if (resumed := self._recorder.resumed) is not None:
+            validate_partitioning(plans, requests, options)
+            if (resumed := recorder.resumed) is not None:
                 runs = resumed.results.runs
                 results_file.validate_configurations(resumed.path, runs, requests)
         except GpuscaleError as error:
@@ -176,16 +176,16 @@ class _MeasuringSession:
         to_try = [
             request
             for plan, request in asked
-            if not isinstance(request, NoRun) and self._unmeasurable(plan) is None
+            if not isinstance(request, NoRun) and maker.unmeasurable(plan) is None
         ]
-        if misfits := self._launcher.misfits(to_try):
+        if misfits := maker.launcher.misfits(to_try):
             raise pytest.UsageError(*misfits)
-        if isinstance(self._rule, DecidedVerdict):
-            self._rule.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
-            self._rule.configurations = {request.configuration for request in requests}
+        if isinstance(maker.rule, DecidedVerdict):
+            maker.rule.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
+            maker.rule.configurations = {request.configuration for request in requests}
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        return list(notes_on_commands(plans_of(items), self._options))
+        return list(notes_on_commands(plans_of(items), self._maker.options))
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """The function that the `scaling` fixture hands to a test."""
@@ -193,7 +193,7 @@ class _MeasuringSession:
         plan: ItemPlan | NoRun = request.param
         if not isinstance(plan, ItemPlan | NoRun):
             raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by another plugin")
-        left_out = plan if isinstance(plan, NoRun) else self._left_out(plan)
+        left_out = plan if isinstance(plan, NoRun) else self._maker.left_out(plan)
         if left_out is not None:
             self._skips[left_out.reason] += 1
             item.user_properties.append((LEFT_OUT, left_out.kind))
@@ -216,101 +216,31 @@ class _MeasuringSession:
             pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
         return outcome
 
-    def _request(self, plan: ItemPlan) -> RunRequest | NoRun:
-        try:
-            request = run_request(plan, self._recorder.environment, self._options)
-            return results_file.with_printed_batch(request, self._recorder.measured.runs)
-        except GpuscaleError as error:
-            return NoRun(str(error))
-
-    def _left_out(self, plan: ItemPlan) -> NoRun | None:
-        """The reason why an item makes no run; None if it must make one."""
-        if (no_run := self._unmeasurable(plan)) is not None:
-            return no_run
-        request, rule = self._request(plan), self._rule
-        if rule and not isinstance(request, NoRun):
-            reason = rule.reason_to_leave_out(request, self._recorder.measured)
-            return None if reason is None else NoRun(reason, "needless")
-        return None
-
-    def _unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """As `_left_out`, ignoring runs that the stopping rule makes unnecessary."""
-        environment, resumed = self._recorder.environment, self._recorder.resumed
-        if reason := skip_reason(plan, environment, self._options):
-            there = environment.node_count * environment.gpus_per_node
-            lacks = environment.device == "cuda" and plan.gpus > there
-            return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
-        if (broken := broken_by(plan.key, self._recorder.new_runs)) is not None:
-            return NoRun(f"would fail as {broken.key.label}, run {broken.index}, did")
-        if resumed is not None:
-            request, runs = self._request(plan), resumed.results.runs
-            if not isinstance(request, NoRun) and results_file.is_recorded(request, runs):
-                return NoRun(f"measured before, in {resumed.path.name}", "needless")
-        return None
-
-    def _seconds_left(self, items: Sequence[pytest.Item]) -> float | None:
-        """The longest that the runs of these items may take; None before the first has ended."""
-        keys = [plan.key for plan in plans_of(items) if self._unmeasurable(plan) is None]
-        return seconds_left(keys, self._recorder.new_runs)
-
-    def _left_text(self, seconds: float | None) -> str:
-        return left_text(seconds, at_most=self._rule is not None)
-
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
         if item.stash.get(_IS_MEASURED, False):
             pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
         item.stash[_IS_MEASURED] = True
-        request = self._request(plan)
+        request = self._maker.request(plan)
         if isinstance(request, NoRun):
             pytest.fail(request.reason, pytrace=False)
-        items = item.session.items[item.session.items.index(item) :]
-        run = self._run(request, self._seconds_left(items))
+        later = item.session.items[item.session.items.index(item) + 1 :]
+        run = self._maker.make(request, [plan, *plans_of(later)])
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Neither passed nor failed: nothing is broken, but there is no number.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             self._failed_runs.add(item.nodeid)
-            self._stop_if_all_would_fail(items)
+            if self._maker.would_all_fail([plan_of(other) for other in later]):
+                more = counted(len(later), "more run")
+                item.session.shouldfail = f"{more} would fail as this one did"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
         enter_run(item, benchmark, plan.label, run)
-        left = self._left_text(self._seconds_left(items[1:]))
+        left = self._maker.time_left(plans_of(later))
         self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step{left}"
         return run
-
-    def _stop_if_all_would_fail(self, items: Sequence[pytest.Item]) -> None:
-        """End the session after the first of these items if all others would fail as well."""
-        runs, plans = self._recorder.new_runs, [plan_of(item) for item in items[1:]]
-        if plans and all(plan and broken_by(plan.key, runs) for plan in plans):
-            more = counted(len(plans), "more run")
-            items[0].session.shouldfail = f"{more} would fail as this one did"
-
-    def _run(self, request: RunRequest, left_s: float | None) -> Run:
-        launcher, recorder = self._launcher, self._recorder
-        try:
-            with (
-                terminal.progress_line(
-                    self._terminal,
-                    launcher,
-                    lambda since_s: self._left_text(None if left_s is None else left_s - since_s),
-                ),
-                sample_run(request, recorder.environment, launcher.samples) as sampling,
-            ):
-                meter = HostLoadMeter(
-                    [gpu.uuid or "" for gpu in gpus_of_run(request, recorder.environment)]
-                )
-                run = launcher.run(request)
-                return recorder.append(replace(run, host_load=meter.read()), sampling)
-        except (RunTerminated, FileError) as error:
-            # Later runs would be killed or lost as this one is.
-            path = terminal.relative(recorder.path)
-            kept = f"earlier runs are kept; go on as before, with --resume {path}"
-            if not recorder.measured.runs:
-                kept = "no run was recorded"
-            code = 128 + error.number if isinstance(error, RunTerminated) else CANNOT_WRITE
-            pytest.exit(f"{error}; {kept}", returncode=code)
 
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit() comes here too.
@@ -344,44 +274,38 @@ class _MeasuringSession:
         return others
 
     def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
-        results = self._recorder.measured
+        recorder, rule = self._maker.recorder, self._maker.rule
+        results, baseline = recorder.measured, self._maker.options.baseline
         terminalreporter.section("scaling", sep="-", bold=True)
         lines = summary_lines(
-            results,
-            self._recorder.path,
-            self._rule,
-            new_runs=self._recorder.new_runs,
-            interrupted=self._interrupted,
+            results, recorder.path, rule, new_runs=recorder.new_runs, interrupted=self._interrupted
         )
-        for line in lines:
+        skips = (f"{count} skipped: {reason}" for reason, count in self._skips.items())
+        for line in (*lines, *skips):
             terminalreporter.write_line(line)
-        for reason, count in self._skips.items():
-            terminalreporter.write_line(f"{count} skipped: {reason}")
-        if isinstance(self._rule, DecidedVerdict) and results.runs:
-            name = "" if self._options.baseline is None else self._options.baseline.name
-            terminalreporter.section(f"against {name}", sep="-", bold=True)
+        if isinstance(rule, DecidedVerdict) and baseline is not None and results.runs:
+            terminalreporter.section(f"against {baseline.name}", sep="-", bold=True)
             colour, code = terminalreporter.hasmarkup, self._exit_code
-            for line in verdict_lines(self._rule, results, colour, code):
+            for line in verdict_lines(rule, results, colour, code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._config.option.collectonly:
             return
-        measured = self._recorder.measured
-        if not isinstance(self._rule, DecidedVerdict):
+        rule, measured = self._maker.rule, self._maker.recorder.measured
+        given = int(session.exitstatus)
+        if not isinstance(rule, DecidedVerdict):
             needless = not self._has_items or self._anything_passed
-            session.exitstatus = status_without_verdict(
-                int(session.exitstatus), measured.runs, needless=needless
-            )
+            session.exitstatus = status_without_verdict(given, measured.runs, needless=needless)
             return
         session.exitstatus = self._exit_code = status_of_verdict(
-            int(session.exitstatus),
+            given,
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),
-            comparison=self._rule.step_after(measured).comparison if measured.runs else None,
+            comparison=rule.step_after(measured).comparison if measured.runs else None,
         )
 
     def pytest_unconfigure(self) -> None:
-        self._recorder.close()
-        self._launcher.close()
+        self._maker.recorder.close()
+        self._maker.launcher.close()
