@@ -82,6 +82,9 @@ def _shown(value: object) -> str:
 def _environments(before: Baseline, after: Baseline) -> Iterator[str]:
     old, new = tuple(before.environments.values()), tuple(after.environments.values())
     yield from map(environment_text, environment_changes(old, new))
-    hosts, others = (sorted({each.host for each in side if each.host}) for side in (old, new))
+    hosts, others = (
+        sorted({environment.host for environment in side if environment.host})
+        for side in (old, new)
+    )
     if hosts and others and hosts != others:
         yield f"hosts: {listed(hosts)} → {listed(others)}"

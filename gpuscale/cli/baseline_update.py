@@ -73,17 +73,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.add:
         known = recording.results_of(baseline)
         results = each_run_once([*known, *results])[len(known) :]
-    found = recording.proposals(baseline, results, beside=arguments.add)
-    if not found:
+    proposed = recording.proposals(baseline, results, beside=arguments.add)
+    if not proposed:
         done = "nothing would change"
         if baseline != read:
             write_baseline(path, baseline)
             done = f"{path}: valid until {expires_on}; nothing else would change"
         sys.stdout.write(f"{done}\n")
         return ExitCode.OK
-    chosen, reason = _approved(arguments, baseline, found, results)
+    chosen, reason = _approved(arguments, baseline, proposed, results)
     if not chosen or not reason:
-        names = dict.fromkeys(each.selectors[0] for each in found if not each.obstacle)
+        names = dict.fromkeys(
+            proposal.selectors[0] for proposal in proposed if not proposal.obstacle
+        )
         how = recording.how_to_measure_more()
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
@@ -94,21 +96,21 @@ def run(arguments: argparse.Namespace) -> int:
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
-    sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(found), 'change')} written\n")
+    sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written\n")
     if arguments.add:
-        old_range, new_range = (range_text(smallest_losses(each)) for each in (baseline, after))
+        old_range, new_range = (range_text(smallest_losses(side)) for side in (baseline, after))
         loss = f"the smallest loss that as many runs again would find: {new_range}"
         sys.stdout.write(f"{loss}; before: {old_range}\n")
     else:
-        _note_older_references(found, chosen)
+        _note_older_references(proposed, chosen)
     by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
-    return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(found) else ExitCode.OK
+    return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
 
-def _note_older_references(found: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
+def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
     """Name rows on 1 GPU that stay, although rows whose speedups rest on them change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
-    for left in found:
+    for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
             sys.stdout.write(f"note: {left.label} {why}\n")
@@ -116,7 +118,7 @@ def _note_older_references(found: Sequence[Proposal], chosen: Sequence[Proposal]
 
 def additions(
     baseline: Baseline,
-    found: Sequence[Proposal],
+    proposed: Sequence[Proposal],
     approved: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
@@ -125,11 +127,11 @@ def additions(
     Each night is judged by itself, since a good one would hide what a bad one lost.
     """
     changed: dict[EntryId, str] = {}
-    nights = {run.identity: each.allocation_of(run) for each in results for run in each.runs}
+    nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
     for night in dict.fromkeys(nights.values()):
         of_night = [
-            replace(each, runs=tuple(run for run in each.runs if nights[run.identity] == night))
-            for each in results
+            replace(file, runs=tuple(run for run in file.runs if nights[run.identity] == night))
+            for file in results
         ]
         for row in compare(baseline, of_night).entries:
             if row.verdict is Verdict.INCOMPARABLE:
@@ -137,11 +139,11 @@ def additions(
             if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.configuration:
                 entry = EntryId(row.configuration, row.key.gpus)
                 changed[entry] = f"{row.key.label} {row.verdict} in {night}"
-    if left := [changed[p.entry] for p in found if p.entry in changed and p not in approved]:
+    if left := [changed[p.entry] for p in proposed if p.entry in changed and p not in approved]:
         why = "added, it would hide or bless what changed"
         sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
         return (), ""
-    chosen = tuple(p for p in found if not p.obstacle and (p.old or p in approved))
+    chosen = tuple(p for p in proposed if not p.obstacle and (p.old or p in approved))
     count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
     return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], _MOST_NAMED)}"
 
@@ -149,36 +151,36 @@ def additions(
 def _approved(
     arguments: argparse.Namespace,
     baseline: Baseline,
-    found: Sequence[Proposal],
+    proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
     """Show all proposals; return the approved ones and the reason, either of which may be empty."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
-    chosen = recording.accepted(found, arguments.accept or ())
-    everything = recording.revised(baseline, found, results, reason="", at="")
+    chosen = recording.accepted(proposed, arguments.accept or ())
+    everything = recording.revised(baseline, proposed, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
     changes = [
-        EntryChange(old=old.get(each.entry), new=new[each.entry], remark=each.remark)
-        for each in found
+        EntryChange(old=old.get(one.entry), new=new[one.entry], remark=one.remark)
+        for one in proposed
     ]
     text = changes_text(changes, baseline, everything, compare(baseline, results))
     sys.stdout.write(f"{text}\n\n")
     if arguments.add:
-        chosen, runs = additions(baseline, found, chosen, results)
+        chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs
     elif not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
-        chosen = _asked(found)
+        chosen = _asked(proposed)
         reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
     return chosen, reason
 
 
-def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
+def _asked(proposed: Sequence[Proposal]) -> tuple[Proposal, ...]:
     """The proposals that the user at the terminal approves; none if the input ends."""
     chosen: list[Proposal] = []
     answer = ""
-    for proposal in found:
+    for proposal in proposed:
         if proposal.obstacle:
             continue
         if answer != "a":

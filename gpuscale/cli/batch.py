@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try batches until the largest that fits is found, and print a line for each."""
+    """Try batches until the largest that fits is found, and print a line for attempt."""
     started = time.monotonic()
     case = case_class(arguments.case)
     launcher = LocalLauncher(device=arguments.device)
@@ -77,17 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
     each_has = f", {limit} of address space each beyond its start; peaks: with it" if limit else ""
     _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
     try:
-        for each in tries(
+        for attempt in tries(
             make_run,
             first=size.batch,
             unit=arguments.gpus if strong else 1,
             most=samples if strong else samples // arguments.gpus,
         ):
-            made.append(each)
-            _say(arguments, _line(each))
+            made.append(attempt)
+            _say(arguments, _line(attempt))
     except RunTerminated as terminated:
         return 128 + terminated.number
-    fitting = [each.batch for each in made if each.fits]
+    fitting = [attempt.batch for attempt in made if attempt.fits]
     if not fitting:
         raise UsageError(f"{first.key.label}: not even the smallest batch fits into memory")
     _conclude(arguments, first, max(fitting), made, time.monotonic() - started)
@@ -122,18 +122,18 @@ def _request(
 
 
 def _bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    size = _SIZE.fullmatch(text.strip())
+    if size is None:
         raise UsageError(f"--memory-limit: '{text}' is not a size such as 400MiB or 2GiB")
-    amount: int = int(found[1]) * 1024 ** (_UNITS.index(found[2][0].upper()) + 1)
+    amount: int = int(size[1]) * 1024 ** (_UNITS.index(size[2][0].upper()) + 1)
     return amount
 
 
-def _line(each: Try) -> str:
-    peak = UNKNOWN if each.peak_memory_bytes is None else format_bytes(each.peak_memory_bytes)
-    rank = f"out of memory on rank {each.failed_rank}"
-    took = "" if each.wall_s is None else format_seconds(each.wall_s)
-    return f"batch {each.batch:>6}  {f'fits, peak {peak}' if each.fits else rank:<26}  {took}"
+def _line(attempt: Try) -> str:
+    peak = UNKNOWN if attempt.peak_memory_bytes is None else format_bytes(attempt.peak_memory_bytes)
+    rank = f"out of memory on rank {attempt.failed_rank}"
+    took = "" if attempt.wall_s is None else format_seconds(attempt.wall_s)
+    return f"batch {attempt.batch:>6}  {f'fits, peak {peak}' if attempt.fits else rank:<26}  {took}"
 
 
 def _say(arguments: argparse.Namespace, line: str) -> None:

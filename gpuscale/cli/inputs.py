@@ -273,7 +273,7 @@ def selected(
     def is_wanted(run: Run) -> bool:
         return run.key.is_of(cases) and (gpus is None or run.gpus in {1, *gpus})
 
-    return [replace(each, runs=tuple(filter(is_wanted, each.runs))) for each in results]
+    return [replace(file, runs=tuple(filter(is_wanted, file.runs))) for file in results]
 
 
 def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:

@@ -82,7 +82,7 @@ def _measurements(
     results = read_all_results(paths, one_curve=True)
     baseline = None if before is None else as_baseline(read_content(before), before.stem)
     return Measurements(
-        runs=[run for each in results for run in each.runs if run.key.is_of(cases)],
+        runs=[run for file in results for run in file.runs if run.key.is_of(cases)],
         baseline=baseline and _of_cases(baseline, cases),
         injections=results[0].injections,
     )
@@ -92,5 +92,5 @@ def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:
     return replace(
         baseline,
         runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
-        published=tuple(each for each in baseline.published if each.key.is_of(cases)),
+        published=tuple(figure for figure in baseline.published if figure.key.is_of(cases)),
     )

@@ -73,8 +73,8 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             remark(f"the page has no history: {problem}")
     shown = selected(results, cases=arguments.case, gpus=arguments.gpus)
     if before is None:
-        if any(each.runs for each in results) and not any(each.runs for each in shown):
-            there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
+        if any(file.runs for file in results) and not any(file.runs for file in shown):
+            there = ", ".join(sorted({run.key.label for file in results for run in file.runs}))
             raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
     baseline, kind = read_before(before, results)

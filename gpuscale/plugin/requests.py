@@ -158,7 +158,7 @@ def _conflict_with_options(
 ) -> str | None:
     """The reason why the strategy cannot be measured with an option, if any."""
     if plan.strategy == COMMAND:
-        refused = (each.flag for each in _training_options(options) if not each.for_all_cases)
+        refused = (option.flag for option in _training_options(options) if not option.for_all_cases)
         flag = next(refused, None)
         return flag and f"a command cannot be given {flag}: it {_UNCHANGED}"
     demands = STRATEGIES[plan.strategy]
