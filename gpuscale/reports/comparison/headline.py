@@ -24,8 +24,6 @@ from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdi
 from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-_NOTABLE_GAIN = 0.1
-"""Gain above which an open gain, and not similar runs, explains why a loss is ruled out."""
 _MORE_BEFORE = {
     "baseline": (
         "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
@@ -176,7 +174,9 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
             gain = max(row.change.value if row.change else 0.0 for row in passed)
-            why = f" (runs were up to {rough_percent(gain)} faster)" * (gain > _NOTABLE_GAIN)
+            # A gain above the bound, and not how alike the runs are, rules the loss out.
+            is_by_gain = gain > worst.facts["bound"]
+            why = f" (runs were up to {rough_percent(gain)} faster)" if is_by_gain else ""
             parts.append(f"{statement_text(worst)}{why}")
         else:
             parts.append("no loss was found")
