@@ -197,18 +197,10 @@ def validate_case(case: type[TrainingCase]) -> None:
 
 
 def _validate_parts(case: type[TrainingCase]) -> None:
-    name = case.__name__
-    chosen = case.strategies
-    if (
-        not isinstance(chosen, tuple | list)
-        or not chosen
-        or not set(chosen) <= set(CASE_STRATEGIES)
-    ):
-        known = ", ".join(CASE_STRATEGIES)
-        raise CaseError(
-            f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
-            "such as ('ddp',)"
-        )
+    name, chosen = case.__name__, case.strategies
+    if not isinstance(chosen, tuple | list) or not chosen or not {*chosen} <= {*CASE_STRATEGIES}:
+        takes = f"it takes a tuple of {', '.join(CASE_STRATEGIES)}, such as ('ddp',)"
+        raise CaseError(f"{name}.strategies is {chosen!r}; {takes}")
     if case.scaling not in (modes := get_args(ScalingMode)):
         raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
     validate_count(f"{name}.classes", case.classes)
@@ -217,21 +209,17 @@ def _validate_parts(case: type[TrainingCase]) -> None:
         _validate_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
     for strategy, options in case.strategy_options.items():
         _validate_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
-    _validate_sizes(case)
+    for size_name, size in case.sizes.items() or (("", case),):
+        where = f"{name}.sizes[{size_name!r}]" if size_name else name
+        validate_count(f"{where}.batch", getattr(size, "batch", None))
+        shape = getattr(size, "sample_shape", None)
+        _validate_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
     for method, expected in vars(TrainingCase).items():
         if inspect.isfunction(expected):
             _validate_arguments(case, method, expected)
     for method in ("model", "loss", "optimizer"):
         if getattr(case, method) is getattr(TrainingCase, method):
             raise CaseError(f"{name}.{method}() must be implemented")
-
-
-def _validate_sizes(case: type[TrainingCase]) -> None:
-    for name, size in case.sizes.items() or (("", case),):
-        where = f"{case.__name__}.sizes[{name!r}]" if name else case.__name__
-        validate_count(f"{where}.batch", getattr(size, "batch", None))
-        shape = getattr(size, "sample_shape", None)
-        _validate_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
 
 
 def _validate_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:

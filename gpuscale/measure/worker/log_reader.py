@@ -25,7 +25,6 @@ from gpuscale.workload.log_formats import (
 from gpuscale.workload.log_formats.unread import UnreadLines
 
 FEWEST_WINDOWS = 10
-_FEWEST_FIGURES = 3
 _STANDSTILL = 5
 """A command hangs if its next step takes this many times the longest one so far."""
 _MOST_STEPS = 10**9
@@ -180,9 +179,8 @@ class LogReader:
                 "lines of the command arrive many at once, so they were buffered and their moments "
                 "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
             )
-        reported_step_s = self._reported_step_s(series, spans)
         step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / windows.steps
-        self._validate_batch(reported_step_s, step_s)
+        reported_step_s = self._reported_step_s(series, spans, step_s)
         return CommandOutcome(
             batch_per_gpu=self.global_batch // self._request.gpus,
             warmup_steps=windows.warmup_steps,
@@ -195,51 +193,34 @@ class LogReader:
             reported_step_s=reported_step_s,
         )
 
-    def _validate_batch(self, reported_step_s: float | None, step_s: float) -> None:
-        """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
-        assert self._format is not None
-        # Counters of samples need no batch.
-        has_batch = self._format.unit == "samples/s" and self._format.counts not in _BY_SAMPLES
-        if reported_step_s is None or not has_batch:
-            return
-        ratio = reported_step_s / step_s
-        if max(ratio, 1 / ratio) > _SAME_BATCH:
-            batch = self.global_batch / self._request.gpus
-            raise self.failed(
-                f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
-                f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
-                f"command seems to train on about {round(batch / ratio)}; give that with --batch, "
-                "or write {batch} where the command takes it. If the lines count otherwise, read "
-                "the steps alone, by --step-regex"
-            )
-
     def _reported_step_s(
-        self, series: Series, spans: Sequence[tuple[float, float]]
+        self, series: Series, spans: Sequence[tuple[float, float]], step_s: float
     ) -> float | None:
         """The median seconds per step that the lines of these windows report themselves.
 
         None if they report nothing, or an average since the start, which includes the warm-up.
+        CommandError if they report samples/s that contradict the batch and the measured time.
         """
-        assert self._format is not None
-        begin_s, end_s = spans[0][0], spans[-1][1]
-        figures = [
-            figure
-            for at_s, figure in series.figures
-            if begin_s < at_s <= end_s and math.isfinite(figure) and figure > 0
-        ]
-        if len(figures) < _FEWEST_FIGURES or self._format.span == "run":
+        figure, reads = series.median_figure(spans[0][0], spans[-1][1]), self._format
+        assert reads is not None
+        if figure is None or reads.span == "run" or reads.unit in (None, "tokens/s"):
             return None
-        figure = statistics.median(figures)
-        match self._format.unit:
-            case "s/step":
-                return figure
-            case "steps/s":
-                return 1 / figure
-            case "samples/s":
-                ranks = 1 if self._format.of_all_ranks else self._request.gpus
-                return self.global_batch / (figure * ranks)
-            case _:
-                return None
+        if reads.unit != "samples/s":
+            return figure if reads.unit == "s/step" else 1 / figure
+        batch, gpus = self.global_batch, self._request.gpus
+        reported_per_s = figure if reads.of_all_ranks else figure * gpus
+        measured_per_s = batch / step_s
+        ratio = measured_per_s / reported_per_s
+        # Counters of samples need no batch.
+        if reads.counts not in _BY_SAMPLES and max(ratio, 1 / ratio) > _SAME_BATCH:
+            raise self.failed(
+                f"the lines report {reported_per_s:.4g} samples/s, and a batch of "
+                f"{batch / gpus:g} on each GPU would make {measured_per_s:.4g}: the command seems "
+                f"to train on about {round(batch / gpus / ratio)}; give that with --batch, or "
+                "write {batch} where the command takes it. If the lines count otherwise, read the "
+                "steps alone, by --step-regex"
+            )
+        return batch / reported_per_s
 
     def told_so_far(self) -> str:
         """The steps that an unfinished command has reported, and the remedy."""
@@ -249,9 +230,8 @@ class LogReader:
         windows, stretches = self.windows, series.stretches
         found, count = 0 if windows is None else len(windows.spans), count_of(stretches)
         if max(map(len, stretches)) < 2:
-            told = f"told step {series.latest:g} and no later one"
-            if count > 1:
-                told = f"told {count} steps, and none was later than the one before"
+            told = f"told {count} steps, and none was later than the one before"
+            told = told if count > 1 else f"told step {series.latest:g} and no later one"
             return f"its lines {told}; let it train longer, or say with --step-regex what counts up"
         return (
             f"{count} lines told a step, which makes {counted(found, 'window')} "

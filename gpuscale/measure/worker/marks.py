@@ -11,6 +11,7 @@ from gpuscale.measure.worker.loop import window_plan
 from gpuscale.records import TimingPlan
 from gpuscale.workload.log_formats import Mark
 
+_FEWEST_FIGURES = 3
 _TOGETHER_S = 0.002
 _BURST_APART_S = 0.05
 _ROUNDING = 1e-9
@@ -64,6 +65,15 @@ class Series:
         stretches[-1].append(Point(step, at_s))
         self._place = place
         self._latest.append(step)
+
+    def median_figure(self, begin_s: float, end_s: float) -> float | None:
+        """The median of the figures between two moments; None with too few of them."""
+        figures = [
+            figure
+            for at_s, figure in self.figures
+            if begin_s < at_s <= end_s and math.isfinite(figure) and figure > 0
+        ]
+        return statistics.median(figures) if len(figures) >= _FEWEST_FIGURES else None
 
     def interrupt(self) -> None:
         """Exclude the interval up to the next step."""
