@@ -33,12 +33,12 @@ def test_what_a_torch_says_on_a_cpu_is_recognised(version: str) -> None:
 def test_a_lost_rank_is_told_from_other_errors(version: str) -> None:
     samples = OF_TORCH[version]
     for text in samples["lost peer"].values():
-        assert foreign_texts.MAYBE_NOT_OWN.search(text)
+        assert foreign_texts.MAYBE_EXTERNAL.search(text)
         assert not foreign_texts.SHAPES.search(text)
         assert not foreign_texts.OUT_OF_MEMORY.search(text)
     for text in filter(None, samples["shapes"].values()):
         assert not foreign_texts.LOST_PEER_LINES.search(text)
-        assert not foreign_texts.MAYBE_NOT_OWN.search(text)
+        assert not foreign_texts.MAYBE_EXTERNAL.search(text)
         assert not foreign_texts.SYSTEM.search(text)
 
 
@@ -83,5 +83,5 @@ def test_reported_cuda_and_nccl_texts_are_recognised(table: str, text: str, repo
 def test_a_wrong_index_on_a_gpu_is_a_fault_of_the_case() -> None:
     # https://github.com/googlecolab/colabtools/issues/4326
     text = "RuntimeError: CUDA error: device-side assert triggered"
-    assert not foreign_texts.MAYBE_NOT_OWN.search(text)
+    assert not foreign_texts.MAYBE_EXTERNAL.search(text)
     assert not foreign_texts.SYSTEM.search(text)

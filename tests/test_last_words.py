@@ -3,7 +3,7 @@
 import pytest
 
 from gpuscale.measure.worker.last_words import last_words
-from gpuscale.measure.worker.output import OF_COMMAND, Line
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 
 OWN = """\
 Traceback (most recent call last):
@@ -12,7 +12,7 @@ Traceback (most recent call last):
 ValueError: no data"""
 OF_TORCH = "\n".join(f"[rank1]: {line}" for line in OWN.splitlines())
 LOST = OWN.replace("ValueError: no data", "RuntimeError: [gloo/pair.cc:534] Connection closed")
-OF_STARTER = OWN.replace("ValueError: no data", "x.errors.ChildFailedError: ")
+STARTER_EXCEPTION = OWN.replace("ValueError: no data", "x.errors.ChildFailedError: ")
 SUMMARY = """\
 Failures:
 [1]:
@@ -30,7 +30,7 @@ def summary(first: int, code: int, other_code: int = -15) -> str:
 
 def printed(**texts: str) -> dict[str, list[Line]]:
     """Lines of sources, in the order in which they came; `rank_1` is rank 1."""
-    sources = {"command": OF_COMMAND, "rank_0": "rank 0", "rank_1": "rank 1"}
+    sources = {"command": COMMAND_SOURCE, "rank_0": "rank 0", "rank_1": "rank 1"}
     return {
         sources[name]: [Line(sources[name], line, at_s) for line in text.splitlines()]
         for at_s, (name, text) in enumerate(texts.items())
@@ -41,18 +41,24 @@ def printed(**texts: str) -> dict[str, list[Line]]:
     ("lines", "codes", "source", "exception", "code"),
     [
         # A script by itself, and one whose starter raises after it.
-        (printed(command=OWN), {}, OF_COMMAND, "ValueError: no data", None),
-        (printed(command=f"{OWN}\n{OF_STARTER}"), {}, OF_COMMAND, "ValueError: no data", None),
+        (printed(command=OWN), {}, COMMAND_SOURCE, "ValueError: no data", None),
+        (
+            printed(command=f"{OWN}\n{STARTER_EXCEPTION}"),
+            {},
+            COMMAND_SOURCE,
+            "ValueError: no data",
+            None,
+        ),
         # torchrun, whose summary names the rank; without it the rank with a cause of its own.
         (
-            printed(rank_0=LOST, rank_1=OF_TORCH, command=f"{OF_STARTER}\n{summary(1, 1)}"),
+            printed(rank_0=LOST, rank_1=OF_TORCH, command=f"{STARTER_EXCEPTION}\n{summary(1, 1)}"),
             {},
             "rank 1",
             "ValueError: no data",
             1,
         ),
         (
-            printed(rank_0=LOST, rank_1=OF_TORCH, command=OF_STARTER),
+            printed(rank_0=LOST, rank_1=OF_TORCH, command=STARTER_EXCEPTION),
             {},
             "rank 1",
             "ValueError: no data",

@@ -44,7 +44,7 @@ READING = ("msgspec", "tabulate", "wcwidth")
 """The import names of the packages that every command needs."""
 MEASURING = ("torch", "numpy", "pytest", "pytest_benchmark", "pynvml")
 """The import names of the packages that only measuring needs."""
-_NAMES_OF_PIP = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
+_PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
@@ -52,7 +52,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
     gpuscale can be installed without its requirements: a login node needs no torch to compare.
     """
-    missing = [_NAMES_OF_PIP.get(name, name) for name in packages if find_spec(name) is None]
+    missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
         problem = f"{user} needs {', '.join(missing)}, not installed here"
         raise UsageError(f"{problem}; install with: pip install {' '.join(missing)}")

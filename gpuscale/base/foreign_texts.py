@@ -41,14 +41,14 @@ LOST_PEER = re.compile(r"gloo|NCCL")
 LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
 """`LOST_PEER` among the last lines of a command."""
 
-_OF_RANK = r"(?:\[rank\d+\]: ?)?"
-TRACEBACK = re.compile(rf"{_OF_RANK}Traceback \(most recent call last\):")
+_RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
+TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")
 """The first line of a Python traceback; torch writes the rank before each of its lines."""
 
-EXCEPTION = re.compile(rf"{_OF_RANK}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
+EXCEPTION = re.compile(rf"{_RANK_PREFIX}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
 """The last line of a Python traceback."""
 
-OF_STARTER = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
+STARTER_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
 """An exception of the program that started the failed process: torchrun, accelerate."""
 
 TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
@@ -71,7 +71,7 @@ SYSTEM = re.compile(
 SHARDS = re.compile(r"DTensor|sharding strategy|placement")
 """An operator cannot work on the sharded parameters of fsdp."""
 
-MAYBE_NOT_OWN = re.compile(
+MAYBE_EXTERNAL = re.compile(
     # A device-side assertion is CUDA's message for an index out of bounds.
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,

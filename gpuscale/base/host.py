@@ -11,16 +11,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-VARIABLE_FAMILIES = (
+VARIABLE_PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
     *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
     *("TORCHINDUCTOR_", "UCX_"),
 )
 """Prefixes of the environment variables that affect how ranks compute and communicate."""
 
-VARIABLES_OF_THE_JOB = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
-)
+JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 """Variables among these that hold the devices of one job on one node."""
 
 _PR_SET_PDEATHSIG = 1

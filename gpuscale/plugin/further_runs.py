@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from gpuscale.base.foreign_texts import MAYBE_NOT_OWN, MAYBE_TRANSIENT
+from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
 from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
@@ -56,7 +56,7 @@ def _failed_by_itself(run: Run) -> bool:
     if run.failure is None:
         return False
     if run.failure.kind == "raised":
-        return MAYBE_NOT_OWN.search(_error_text(run)) is None
+        return MAYBE_EXTERNAL.search(_error_text(run)) is None
     return run.failure.kind == "unread"
 
 

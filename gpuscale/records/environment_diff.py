@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gpuscale.base.host import VARIABLES_OF_THE_JOB
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange
 
 _Environments = Sequence[Environment]
@@ -91,7 +91,7 @@ def field_differences(
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """The variables with a value that no environment before had."""
     names = {name for environment in (*before, *after) for name in environment.variables}
-    for name in sorted(names - VARIABLES_OF_THE_JOB):
+    for name in sorted(names - JOB_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
         yield from _new_values(name, *sides)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import VARIABLE_FAMILIES, VARIABLES_OF_THE_JOB
+from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.measure.launch.placement import HOST_PATTERN, Placement, ProcessStarter
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
@@ -45,8 +45,8 @@ class OpenMpi(ProcessStarter):
         No process is bound to cores, as no launcher here does: see measure/launch/srun.py.
         """
         # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
-        settings = {name for name in os.environ if name.startswith(VARIABLE_FAMILIES)}
-        exported = (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(os.environ))
+        settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
+        exported = (settings - JOB_VARIABLES) | (_NEEDED & set(os.environ))
         # The launcher gives this to mpirun also where this process has none.
         exported.add("PYTHONPATH")
         places = enumerate(placement.hosts)

@@ -26,7 +26,7 @@ from gpuscale.measure.worker.command_process import (
 )
 from gpuscale.measure.worker.last_words import LastWords
 from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
-from gpuscale.measure.worker.output import OF_COMMAND, Output
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
 from gpuscale.records import FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of
@@ -189,7 +189,7 @@ class _Watch:
         code = next(iter(failed.values()), 0)
         if len(self._codes) == 1:
             # It may have passed on the exit code of a process that it started, but not a signal.
-            failed = {OF_COMMAND: code} if code < 0 else {}
+            failed = {COMMAND_SOURCE: code} if code < 0 else {}
         words = self._reader.last_words(failed)
         # A rank may have failed though the command ended well, as in `torchrun … | tee log`.
         code = code if words.exit_code is None else words.exit_code

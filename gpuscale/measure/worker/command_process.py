@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuscale.base.host import descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.log_reader import CommandError
-from gpuscale.measure.worker.output import OF_COMMAND, Output
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
 from gpuscale.records import Failure, RunRequest
 from gpuscale.workload.command_case import filled
 
@@ -54,7 +54,7 @@ def start_command(
         "master_port": port,
     }
     words = filled(command.words, values)
-    ranks: dict[str, dict[str, str]] = {OF_COMMAND: {}}
+    ranks: dict[str, dict[str, str]] = {COMMAND_SOURCE: {}}
     if rank is None and command.launch == "torchrun":
         size = str(request.gpus)
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -30,7 +30,7 @@ from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPair
 
-_LINES_OF_NCCL = 4
+_NCCL_LINES = 4
 _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
@@ -63,7 +63,7 @@ class RankFiles:
         else:
             summary = "".join(traceback.format_exception_only(error)).strip()
             lines = summary.splitlines() or [type(error).__name__]
-            message = " ".join(lines[: _LINES_OF_NCCL if NCCL_ERROR.search(lines[0]) else 1])
+            message = " ".join(lines[: _NCCL_LINES if NCCL_ERROR.search(lines[0]) else 1])
             line, detail = line_of_user(error), traceback_text(error)
         kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
         if isinstance(error, InvalidTrainingError):

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from gpuscale.base.foreign_texts import (
     EXCEPTION,
     LOST_PEER_LINES,
-    OF_STARTER,
+    STARTER_EXCEPTION,
     TORCHRUN_SUMMARY,
     TRACEBACK,
 )
-from gpuscale.measure.worker.output import OF_COMMAND, Line
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 
 KEPT_LINES = 500
 """The number of last lines of each process that are searched."""
@@ -48,11 +48,11 @@ def last_words(
     `exit_codes` are those of processes that gpuscale started itself; without any, those in
     torchrun's summary are taken. A process that only lost its peer is not the cause.
     """
-    codes = dict(exit_codes) or _codes_in_summary(lines.get(OF_COMMAND, ()))
+    codes = dict(exit_codes) or _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
     raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
     # A shell that reads the output of ranks prints their tracebacks again.
     if codes or len(raised) > 1:
-        raised.pop(OF_COMMAND, None)
+        raised.pop(COMMAND_SOURCE, None)
     own = sorted(
         (source for source, found in raised.items() if not LOST_PEER_LINES.search(found.exception)),
         key=lambda source: raised[source].arrived_s,
@@ -91,8 +91,8 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
     """The last traceback of a process, preferably one that is not about a lost peer."""
-    found = [each for each in _tracebacks(lines) if not OF_STARTER.match(each.exception)]
-    own = [each for each in found if not LOST_PEER_LINES.search(each.exception)]
+    found = [one for one in _tracebacks(lines) if not STARTER_EXCEPTION.match(one.exception)]
+    own = [one for one in found if not LOST_PEER_LINES.search(one.exception)]
     return next(reversed(own or found), None)
 
 

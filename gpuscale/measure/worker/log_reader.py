@@ -10,7 +10,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.units import counted
 from gpuscale.measure.worker.last_words import KEPT_LINES, SHOWN_LINES, LastWords, last_words
 from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
-from gpuscale.measure.worker.output import OF_COMMAND, Line
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
 from gpuscale.workload.log_formats import (
@@ -111,7 +111,7 @@ class LogReader:
             raise self.failed(f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
         if line.source not in self._series:
-            is_shared = self._shared and line.source == OF_COMMAND
+            is_shared = self._shared and line.source == COMMAND_SOURCE
             self._series[line.source] = Series(shared=is_shared)
         series = self._series[line.source]
         if mark.step is not None:
@@ -287,7 +287,7 @@ class LogReader:
     @property
     def has_heard_ranks(self) -> bool:
         """True if lines came from ranks that a starter such as torchrun made."""
-        return any(source != OF_COMMAND for source in self._latest_of)
+        return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
     def has_steps(self) -> bool:
@@ -298,13 +298,13 @@ class LogReader:
         """The first of the series with most steps, since all ranks may print the same steps."""
         told = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
-        ranks = [series for source, series in told.items() if source != OF_COMMAND]
+        ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
         candidates = ranks or told.values()
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
         """The end of the process that ended the command; exit codes are by source of lines."""
-        of_command = LastWords(OF_COMMAND, None, None, tuple(self._latest))
+        of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 
     def failed(

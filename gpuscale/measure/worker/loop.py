@@ -11,7 +11,7 @@ from gpuscale.records.request import Measurement, RankWindow
 
 _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5
-_STEPS_OF_A_PACE = 3
+_PACE_STEPS = 3
 _EVENT_S = 20e-6 / 7
 """Host time of a CUDA event; a step of one batch has seven between its phases."""
 _SHARE_FOR_MARKS = 0.005
@@ -110,11 +110,10 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     training.remember()
     # Several steps each: a single step would include all of its kernel launches.
     alone = [
-        timed_window(training, peers, _STEPS_OF_A_PACE, synchronized=False)
-        for _ in range(_PACE_WINDOWS)
+        timed_window(training, peers, _PACE_STEPS, synchronized=False) for _ in range(_PACE_WINDOWS)
     ]
     training.realign()
-    return statistics.median(window.own_s for window in alone) / _STEPS_OF_A_PACE
+    return statistics.median(window.own_s for window in alone) / _PACE_STEPS
 
 
 def steps_per_mark(step_time_s: float, events: int) -> int:

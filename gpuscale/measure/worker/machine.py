@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.base.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
+from gpuscale.base.host import VARIABLE_PREFIXES, cpu_model, die_with_parent, end_at_interrupt
 from gpuscale.measure.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -80,7 +80,7 @@ def describe_to(path: str, device: str) -> None:
         lightning_version=_lightning_version(),
         **libraries,
         kernel=platform.release(),
-        variables={name: value for name, value in variables if name.startswith(VARIABLE_FAMILIES)},
+        variables={name: value for name, value in variables if name.startswith(VARIABLE_PREFIXES)},
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )

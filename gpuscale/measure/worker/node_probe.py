@@ -20,7 +20,7 @@ from gpuscale.records.request import NodeProbeRequest, SendTime
 _GPU_MATRIX = 4096
 _CPU_MATRIX = 512
 _COMPUTATIONS = 15
-_BYTES_OF_A_FLOAT = 4
+_FLOAT_BYTES = 4
 
 
 def probe(directory: str) -> None:
@@ -77,7 +77,7 @@ def _compute_times(on_gpu: bool) -> Iterator[float]:
 def _send_times(
     request: NodeProbeRequest, rank: int, nodes: int, device: torch.device
 ) -> Iterator[SendTime]:
-    message = torch.zeros(request.message_bytes // _BYTES_OF_A_FLOAT, device=device)
+    message = torch.zeros(request.message_bytes // _FLOAT_BYTES, device=device)
     receipt = torch.zeros(1, device=device)
 
     def send(peer: int) -> None:

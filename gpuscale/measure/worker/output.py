@@ -12,7 +12,7 @@ _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
 
 
-OF_COMMAND = "the command"
+COMMAND_SOURCE = "the command"
 """The source of lines of the command itself, and of all ranks without a pipe of their own."""
 
 

@@ -39,8 +39,8 @@ def main(*directories: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     torch.set_num_threads(1)
     limit_memory(_MEMORY_BYTES)
-    for each in directories:
-        directory = RunDirectory(path=Path(each))
+    for path in directories:
+        directory = RunDirectory(path=Path(path))
         with contextlib.suppress(Exception):
             request = directory.request.read()
             assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
@@ -70,7 +70,7 @@ def misfit(case: TrainingCase, batch: int) -> str | None:
     whole = map_tensors(lambda tensor: tensor[-1:].expand(batch, *tensor.shape[1:]), two)
     if _raised(case, model, whole, "meta") is None:
         return None
-    if sum(each.numel() for each in model.parameters()) > _FEW_PARAMETERS:
+    if sum(map(torch.numel, model.parameters())) > _FEW_PARAMETERS:
         return found
     return _raised(case, case.model(), two, "cpu")
 
@@ -87,7 +87,7 @@ def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: st
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             returned = getattr(loss, "shape", type(loss).__name__)
             raise TypeError(f"it returned {returned}, not one number")
-        if device == "meta" and sum(each.numel() for each in tensors_in(output)) <= _FEW_OUTPUTS:
+        if device == "meta" and sum(map(torch.numel, tensors_in(output))) <= _FEW_OUTPUTS:
             # Only values show that a target is out of bounds, and the meta device has none.
             _, targets = on_device(batch, torch.device("cpu"), torch.preserve_format)
             case.loss(map_tensors(lambda t: torch.zeros_like(t, device="cpu"), output), targets)

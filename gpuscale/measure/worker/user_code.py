@@ -15,7 +15,7 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _PATHS = sysconfig.get_paths()
-_NOT_THE_USERS = (
+_FOREIGN_FOLDERS = (
     Path(__file__).parents[2],
     Path(torch.__file__).parent,
     Path(_PATHS["stdlib"]),
@@ -79,6 +79,6 @@ def _is_users(file: str) -> bool:
     path = Path(file)
     return (
         path.is_absolute()
-        and not any(path.is_relative_to(folder) for folder in _NOT_THE_USERS)
+        and not any(path.is_relative_to(folder) for folder in _FOREIGN_FOLDERS)
         and _INSTALLED.isdisjoint(path.parts)
     )

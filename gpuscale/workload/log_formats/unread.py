@@ -17,8 +17,8 @@ _MOST_DIGITS = 9
 """Numbers with more digits, such as the seconds since 1970, are no counters."""
 # Seconds, shares and sizes grow too, but count no steps.
 _NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
-_OF_STEPS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
-_OF_TRAINING = re.compile(
+_STEP_WORDS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
+_TRAINING_WORDS = re.compile(
     r"(?<![a-z])(?:steps?|iter\w*|it(?=[=:\s]*\d)|batch|loss)(?![a-z])", re.IGNORECASE
 )
 # Before the counter: a word right there, or one with a number in between.
@@ -91,10 +91,10 @@ class _Kind:
         )
         patterns = [pattern for place in growing if (pattern := self._pattern(place))]
         if patterns:
-            pattern = next(filter(_OF_STEPS.match, patterns), patterns[0])
+            pattern = next(filter(_STEP_WORDS.match, patterns), patterns[0])
             line = self._latest.strip()
             line = line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
-            yield Counting(line, pattern, _OF_TRAINING.search(line) is not None)
+            yield Counting(line, pattern, _TRAINING_WORDS.search(line) is not None)
 
     def _pattern(self, place: int) -> str | None:
         """The shortest pattern that finds the counter in both the first and the latest line."""
@@ -105,7 +105,7 @@ class _Kind:
         for start in (*map(_literal, words), rf"^\s*{_literal(before.lstrip())}"):
             pattern = rf"{start}(?P<step>\d+)"
             found = [re.search(pattern, text) for text in texts]
-            if [each and each.start("step") for each in found] == begins:
+            if [match and match.start("step") for match in found] == begins:
                 return pattern
         return None
 
