@@ -235,6 +235,7 @@ def real_environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **folders}
 
 
+@pytest.mark.thorough
 def test_a_real_cpu_night_does_not_match(real_environment: dict[str, str], tmp_path: Path) -> None:
     measure = "measure bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1 --device cpu --runs 1"
     compare = "compare baselines/arc4.json --case mnist_cnn/ddp --gpus 1"

@@ -220,7 +220,6 @@ steps(range(10**6))
             "Traceback",
         ),
         ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL", '"step": 4'),
-        ("sys.exit('I give up')", "raised", "rank 1 ended with exit code 1;", "I give up"),
     ],
 )
 def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(

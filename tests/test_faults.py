@@ -231,16 +231,10 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
 def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     loading = ("--data", "loader", "--data-workers", "2")
-    with (tmp_path / "log").open("w") as log:
-        # Into a file: what outlived the session would hold a pipe open.
-        process = subprocess.Popen(
-            pytest_command(*ONE_RUN, *loading, "--inject", "crash=1@20"),
-            cwd=tmp_path,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    assert process.wait(timeout=TIMEOUT_S) == 1
-    assert "rank 1 was killed by SIGSEGV" in (tmp_path / "log").read_text()
+    # What outlived the session would hold its output open.
+    session = run_pytest(tmp_path, *ONE_RUN, *loading, "--inject", "crash=1@20")
+    assert session.exit_code == 1
+    assert "rank 1 was killed by SIGSEGV" in session.output
     assert wait_until(lambda: processes_of(tmp_path) == [], 20.0), processes_of(tmp_path)
 
 
