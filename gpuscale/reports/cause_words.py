@@ -88,7 +88,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
     added = ends_text([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
-    if lost := sorted(its.part for each in every for its in _of_type(EfficiencyLoss, each)):
+    if lost := sorted(loss.part for each in every for loss in _of_type(EfficiencyLoss, each)):
         added = f"{ends_text([whole_percent(part) for part in lost])} of the step"
     return WORDS[cause.code](cause, added, _took(cause))
 
@@ -174,8 +174,8 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
-    its = _of_type(DeviceSymptom, cause)[0]
-    return f"{_symptom(its)} on {device_text(its.uuid, its.host)}{_and_more(cause)}", (
+    first = _of_type(DeviceSymptom, cause)[0]
+    return f"{_symptom(first)} on {device_text(first.uuid, first.host)}{_and_more(cause)}", (
         "it was not so in the baseline, and how much time it costs is not known"
     )
 
@@ -324,15 +324,15 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     for each in symptoms:
         of_device.setdefault((each.uuid, each.host), []).append(each)
     alike: dict[object, list[list[DeviceSymptom]]] = {}
-    for its in of_device.values():
+    for own in of_device.values():
         shown = (
             (each.counter, each.reason, each.beside, each.counter == "xids" and each.now)
-            for each in its
+            for each in own
         )
-        alike.setdefault(tuple(shown), []).append(its)
+        alike.setdefault(tuple(shown), []).append(own)
     for group in alike.values():
         found = (_symptom(*same) for same in zip(*group, strict=True))
-        yield f"{_devices_text([its[0] for its in group])}: {'; '.join(found)}"
+        yield f"{_devices_text([device[0] for device in group])}: {'; '.join(found)}"
 
 
 def _devices_text(devices: Sequence[DeviceSymptom]) -> str:

@@ -68,7 +68,7 @@ def notes(history: History) -> Iterator[str]:
 def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
     """`2096-03-04 (1)`, `2096-03-06 to 2096-03-09 (2)`: successive nights with as many rows."""
     ordered = enumerate(sorted(counts.items()))
-    for (_, count), span in itertools.groupby(ordered, lambda its: (its[1][0] - its[0], its[1][1])):
+    for (_, count), span in itertools.groupby(ordered, lambda at: (at[1][0] - at[0], at[1][1])):
         nights = [names[night] for _, (night, _) in span]
         yield f"{phrases.ends_text(nights)} ({count}{of})"
 
@@ -126,9 +126,9 @@ def verdict(history: History) -> tuple[str, str] | None:
     )
     count = phrases.counted(len(rows), "row")
     told = {
-        word: f"{len(its)} of {count}{what}: {listed(its, _MOST_NAMED)}"
-        for word, its, what in found
-        if its
+        word: f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}"
+        for word, texts, what in found
+        if texts
     }
     if told:
         return next(iter(told)), "; ".join(told.values())

@@ -100,7 +100,7 @@ def overhead_text(report: OverheadReport) -> str:
         "bare: a plain loop",
         "intervals: 95 %, over runs",
     ]
-    lines += [f"{gpus_text(its.gpus)}: {its.reason}" for its in report.results if its.reason]
+    lines += [f"{gpus_text(each.gpus)}: {each.reason}" for each in report.results if each.reason]
     return "\n".join([*lines, f"took {format_seconds(report.wall_s)}"])
 
 
@@ -108,12 +108,16 @@ def trials_text(report: TrialsReport) -> str:
     """False alarms, faults found and the overhead, without a line break at its end."""
     failed = f", {report.failed_runs} of them failed or not steady" if report.failed_runs else ""
     losses = [
-        f"{format_percent(its.loss)} on {gpus_text(its.key.gpus)}"
-        for its in report.detectable_losses
+        f"{format_percent(each.loss)} on {gpus_text(each.key.gpus)}"
+        for each in report.detectable_losses
     ]
     rows = [
-        [its.fault.name, f"+{its.fault.size * 100:.0f} %", _rate(its.found), _rate(its.named)]
-        for its in report.faults
+        [
+            trial.fault.name,
+            f"+{trial.fault.size * 100:.0f} %",
+            *map(_rate, (trial.found, trial.named)),
+        ]
+        for trial in report.faults
     ]
     headers = ["fault", "of a step", "found", "named first, of those found"]
     lines = [
@@ -162,10 +166,10 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
     absent = gpu.reading.absent
     labels = dict.fromkeys(field.label for field in FIELDS)
     for label in labels:
-        its = [field for field in FIELDS if field.label == label]
-        texts = [_text(field, gpu) for field in its if field.moment not in absent]
+        fields = [field for field in FIELDS if field.label == label]
+        texts = [_text(field, gpu) for field in fields if field.moment not in absent]
         shown = [text for text in texts if text is not None]
-        lacking = [absent[field.moment] for field in its if field.moment in absent]
+        lacking = [absent[field.moment] for field in fields if field.moment in absent]
         if shown or lacking:
             yield f"  {label:<13} {', '.join(shown) if shown else f'absent: {lacking[0]}'}"
 

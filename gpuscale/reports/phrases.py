@@ -37,11 +37,12 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
     """A unique name for each configuration: its label, and options that differ within a label."""
     words = {each: _words(each) for each in configurations}
     shared: dict[str, set[str]] = {}
-    for each, its in words.items():
-        shared[each.label] = shared.get(each.label, set(its)) & set(its)
+    for each, options in words.items():
+        shared[each.label] = shared.get(each.label, set(options)) & set(options)
     own = {each: [word for word in words[each] if word not in shared[each.label]] for each in words}
     return {
-        each: f"{each.label} ({', '.join(its)})" if its else each.label for each, its in own.items()
+        each: f"{each.label} ({', '.join(options)})" if options else each.label
+        for each, options in own.items()
     }
 
 

@@ -6,6 +6,7 @@ tenth stands for all that are left.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, starmap
 
 from gpuscale.reports.comparison.folding import Explanation
 from gpuscale.reports.comparison.rows import detail_lines, finding_text
@@ -24,29 +25,32 @@ def render(view: View) -> str:
     (verdict, found), *facts = view.headline
     title, notes = f"gpuscale: {verdict} {found}", "\n".join(view.notes)
     summary = "\n".join((*(f"{label}: {text}" for label, text in facts), view.summary))
-    lost = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 0]
-    doubted = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 1]
+    by_weight: tuple[list[Explanation], ...] = ([], [], [])
+    for explanation in view.explanations:
+        by_weight[explanation.rows[0].entry.verdict.weight].append(explanation)
+    lost, doubted, _ = by_weight
     errors = [
-        (_title(its), "\n".join((its.reason, *detail_lines(its.lost_metrics, its.causes))))
-        for its in sorted(lost, key=_largest_loss, reverse=True)
+        (_title(loss), "\n".join((loss.reason, *detail_lines(loss.lost_metrics, loss.causes))))
+        for loss in sorted(lost, key=_largest_loss, reverse=True)
     ]
     warnings = [("gpuscale", view.warning)] if view.warning else []
     warnings += [] if view.ranked else [(title, notes)]
-    warnings += [(_title(its), its.reason) for its in doubted]
+    warnings += [(_title(doubt), doubt.reason) for doubt in doubted]
     notices = [(title, f"{summary} (exit code {view.exit_code})")]
     notices += [("gpuscale: notes", notes)] if view.ranked and notes else []
     kinds = {"error": errors, "warning": warnings, "notice": notices}
-    return "\n".join(line for kind, its in kinds.items() for line in _annotations(kind, its))
+    return "\n".join(chain.from_iterable(starmap(_annotations, kinds.items())))
 
 
-def _title(its: Explanation) -> str:
-    row, finding = its.rows[0], its.rows[0].entry.finding
+def _title(explanation: Explanation) -> str:
+    row, finding = explanation.rows[0], explanation.rows[0].entry.finding
     why = row.short_reason or (finding_text(finding) if finding else "")
-    return f"{its.subject}: {row.verdict} {why}".rstrip()
+    return f"{explanation.subject}: {row.verdict} {why}".rstrip()
 
 
-def _largest_loss(its: Explanation) -> float:
-    return max((abs(row.change.value) for row in its.rows if row.change is not None), default=0.0)
+def _largest_loss(explanation: Explanation) -> float:
+    changes = (row.change for row in explanation.rows)
+    return max((abs(change.value) for change in changes if change is not None), default=0.0)
 
 
 def _annotations(kind: str, messages: Sequence[tuple[str, str]]) -> Iterator[str]:

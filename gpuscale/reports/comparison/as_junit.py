@@ -61,7 +61,7 @@ def render(view: View) -> str:
     SubElement(suite, "system-err")
     for element in report.iter():
         element.text = element.text and _NO_CHARACTER.sub("�", element.text)
-        element.attrib = {key: _NO_CHARACTER.sub("�", its) for key, its in element.attrib.items()}
+        element.attrib = {key: _NO_CHARACTER.sub("�", text) for key, text in element.attrib.items()}
     ElementTree.indent(report)
     body = ElementTree.tostring(report, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
@@ -99,9 +99,10 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
             unit = f"{metric.metric.words} ({metric.metric.unit})"
             estimates |= {f"{unit} baseline": metric.baseline, unit: metric.current}
         numbers: dict[str, float | None] = {}
-        for name, its in estimates.items():
-            if its is not None:
-                numbers |= {name: its.value, f"{name}, low": its.low, f"{name}, high": its.high}
+        for name, estimate in estimates.items():
+            if estimate is not None:
+                numbers[name] = estimate.value
+                numbers |= {f"{name}, low": estimate.low, f"{name}, high": estimate.high}
         numbers["minimum detectable loss"] = entry.minimum_detectable_loss
         for name, number in numbers.items():
             if number is not None:

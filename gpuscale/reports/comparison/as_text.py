@@ -73,16 +73,16 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
         for row in rows
     ]
     widths = {
-        name: max(width_of(text) for text in (name, *(its[name] for its in cells)))
+        name: max(width_of(text) for text in (name, *(texts[name] for texts in cells)))
         for name in cells[0]
     }
     while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
         del widths[shown.pop()]
     yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
-    for row, its in zip(rows, cells, strict=True):
-        line = _GAP.join(padded(its[name], width) for name, width in widths.items())
+    for row, texts in zip(rows, cells, strict=True):
+        line = _GAP.join(padded(texts[name], width) for name, width in widths.items())
         spare = (
-            _WITHOUT_COLUMN[name].format(its[name]) for name in row.numbers if name not in shown
+            _WITHOUT_COLUMN[name].format(texts[name]) for name in row.numbers if name not in shown
         )
         left = (text for text in spare if text != f"E {UNKNOWN}")
         behind = "; ".join(filter(None, (*left, row.moved.line, row.short_reason)))

@@ -92,7 +92,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
         yield f"{_loss(group)}{count}"
     scaled = [row.entry.verdict for row in rows if row.entry.key.gpus > 1]
     if groups.keys() == {Finding.SINGLE_GPU_SLOWDOWN}:
-        if scaled and all(its.is_loss or its.is_pass for its in scaled):
+        if scaled and all(verdict.is_loss or verdict.is_pass for verdict in scaled):
             yield "scaling is unchanged"
     elif groups.keys() == {Finding.SCALING_LOSS}:
         alone = [row for row in rows if row.entry.key.gpus == 1]
@@ -144,7 +144,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     counts = Counter(short_text(row.entry) or usual for row in rows)
     if len(counts) == 1:
         return next(iter(counts))
-    return "; ".join(f"{text} ({counted(its, 'row')})" for text, its in counts.items() if text)
+    return "; ".join(f"{text} ({counted(count, 'row')})" for text, count in counts.items() if text)
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
@@ -156,13 +156,13 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
             gains.setdefault(of_speedup, []).append(row.change.value)
     if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
-        ((of_speedup, its),) = gains.items()
-        by = _span(its)
+        ((of_speedup, changes),) = gains.items()
+        by = _span(changes)
         return Verdict.IMPROVED.value, f"E rose by {by}" if of_speedup else f"{by} more samples/s"
     parts = [
-        f"{counted(len(its), 'row')} with "
-        f"{f'E up by {_span(its)}' if of_speedup else f'{_span(its)} more samples/s'}"
-        for of_speedup, its in gains.items()
+        f"{counted(len(changes), 'row')} with "
+        f"{f'E up by {_span(changes)}' if of_speedup else f'{_span(changes)} more samples/s'}"
+        for of_speedup, changes in gains.items()
     ]
     if verdicts == {Verdict.IMPROVED}:
         return Verdict.IMPROVED.value, "; ".join(parts)
@@ -228,7 +228,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     # A row that no further run would settle is worse than others of its verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
-    cautions = [its.caution for code, its in WORDS.items() if its.caution and code in notes]
+    cautions = [words.caution for code, words in WORDS.items() if words.caution and code in notes]
     # If nothing was judged, no verdict is doubtful.
     doubted = any(row.entry.verdict.is_judged for row in rows) and not of_baseline
     if cautions and doubted and (weight < 2 or "unlikely_change" in notes):

@@ -58,7 +58,7 @@ class View:
     def unsaid(self) -> Iterator[Explanation]:
         """The explanations that the first line of the headline does not give."""
         (_, said), *_ = self.headline
-        return (its for its in self.explanations if its.causes or its.reason not in said)
+        return (each for each in self.explanations if each.causes or each.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:

@@ -87,9 +87,9 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
             phases = msgspec.structs.asdict(window.phases.scaled(1 / steps))
             values |= {f"phases/{name}": time_s for name, time_s in phases.items()}
         for summary in run.gpu_summaries:
-            its = summary.windows[number].values if summary.windows else {}
+            counters = summary.windows[number].values if summary.windows else {}
             place = places.get(summary.uuid, summary.uuid)
-            values |= {f"{counter}/{place}": float(value) for counter, value in its.items()}
+            values |= {f"{counter}/{place}": float(value) for counter, value in counters.items()}
         ended_at_s = window.started_at_s + window.time_s
         for tag, value in values.items():
             yield tag, value, (number + 1) * steps, ended_at_s

@@ -107,9 +107,9 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
     hosts = {uuid: report.host for report in run.ranks for uuid in report.device_uuids}
     for summary in run.gpu_summaries:
         where, place = hosts.get(summary.uuid, host), places.get(summary.uuid, summary.uuid)
-        for window, its in zip(run.windows, summary.windows, strict=False):
+        for window, counters in zip(run.windows, summary.windows, strict=False):
             at_s = window.started_at_s
-            for counter, value in its.values.items():
+            for counter, value in counters.values.items():
                 field = NUMBERS[counter]
                 shown = {field.quantity.unit or field.label: value}
                 yield _Mark("C", f"{field.label}, {place}", where, 0, at_s, at_s, shown)

@@ -126,15 +126,15 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
     room = max(_LEAST_ROOM * max(usual), _ROOM * (max(usual) - min(usual)))
     low, high = min(usual) - room, max(usual) + 2 * room
     axes.set_ylim(low, high)
-    for label, face, its in (
+    for label, face, nights in (
         ("night", _COLOR, [index for index in row.nights if index not in far]),
         ("outlying night", SURFACE, row.outlying),
     ):
         # An empty line would take the corner of the figure and narrow the rest.
-        if its:
+        if nights:
             axes.plot(
-                its,
-                [min(max(rates[index], low), high) for index in its],
+                nights,
+                [min(max(rates[index], low), high) for index in nights],
                 clip_on=False,
                 linestyle="none",
                 marker="o",

@@ -197,14 +197,14 @@ def _draw(
     values = [curve.values(quantity) for curve in known]
     factor, words = 1.0, f"{quantity} (samples/s)" if quantity == "throughput" else str(quantity)
     if quantity in ("time", "step time"):
-        unit_s, unit = time_unit(value.value for its in values for value in its.values())
+        unit_s, unit = time_unit(value.value for points in values for value in points.values())
         named = _TIMED[known[0].timed] if quantity == "time" else quantity
         factor, words = 1 / unit_s, f"{named} ({unit})"
     axes.set_ylabel(words)
-    scaled = [{gpus: each.scaled(factor) for gpus, each in its.items()} for its in values]
-    for place, (curve, its) in enumerate(zip(known, scaled, strict=True)):
+    scaled = [{gpus: each.scaled(factor) for gpus, each in points.items()} for points in values]
+    for place, (curve, points) in enumerate(zip(known, scaled, strict=True)):
         beside = _APART ** (place - (len(known) - 1) / 2)
-        _draw_curve(axes, curve, its, styles[curve.way], beside)
+        _draw_curve(axes, curve, points, styles[curve.way], beside)
     _lay_values(axes, quantity, scaled, counts)
 
 
@@ -215,7 +215,7 @@ def _lay_values(
     counts: Sequence[int],
 ) -> None:
     """Fit the y axis to the values, their intervals and the ideal."""
-    shown = [each for its in values for each in its.values()]
+    shown = [each for points in values for each in points.values()]
     bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
     if quantity in ("speedup", "efficiency"):
         ends = (1, counts[-1])

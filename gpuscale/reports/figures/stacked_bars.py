@@ -116,13 +116,13 @@ def _picture(
     """A picture of bars, with one axis for each case; None without bars."""
     if not bars:
         return None
-    facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
-    heights = [len(its) + 1.3 for its in facets]
+    facets = [[*facet] for _, facet in groupby(shown, key=lambda bar: bar.case)]
+    heights = [len(facet) + 1.3 for facet in facets]
     left_out = left_out_of({"row": len(bars) - len(shown)})
     with drawn(measurements, COLUMN_IN, 0.9 + _BAR_IN * sum(heights), notes, left_out) as figure:
         grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
         numbers = [
-            each for (axes,), its in zip(grid, facets, strict=True) for each in _draw(axes, its)
+            each for (axes,), facet in zip(grid, facets, strict=True) for each in _draw(axes, facet)
         ]
         # The bar with most parts has them in the order in which all are stacked.
         fullest = sorted(shown, key=lambda bar: -len(bar.parts))

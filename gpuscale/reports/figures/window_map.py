@@ -88,12 +88,12 @@ def _behind(run: Run) -> list[list[float]]:
     """Excess of busy time over the run's median, by rank and window, as a share of the median."""
     median_s = statistics.median(busy_s for window in _windows(run) for busy_s in window.busy_s)
     by_rank = zip(*(window.busy_s for window in _windows(run)), strict=True)
-    return [[busy_s / median_s - 1 for busy_s in its] for its in by_rank]
+    return [[busy_s / median_s - 1 for busy_s in rank_s] for rank_s in by_rank]
 
 
 def _unevenness(run: Run) -> float:
     """Mean lag of the slowest rank over all windows."""
-    return max(statistics.fmean(its) for its in _behind(run))
+    return max(statistics.fmean(lags) for lags in _behind(run))
 
 
 def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
@@ -116,7 +116,7 @@ def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
 
 def _sentence(run: Run) -> str:
     """A sentence on the rank with the longest median busy time."""
-    medians = [statistics.median(its) for its in _behind(run)]
+    medians = [statistics.median(lags) for lags in _behind(run)]
     slowest = max(range(len(medians)), key=lambda rank: medians[rank])
     host = next((each.host for each in run.ranks if each.rank == slowest), "?")
     ranks = counted(len(medians), "rank")

@@ -41,7 +41,8 @@ def report_html(subject: Subject) -> str:
         facts[at:at] = [("since", text) for text in losses(subject)]
     if subject.folder:
         facts = [
-            (its, f"{subject.folder}: {text}" if its == "now" else text) for its, text in facts
+            (label, f"{subject.folder}: {text}" if label == "now" else text)
+            for label, text in facts
         ]
     place = place_text(subject.results[0])
     return rendered(

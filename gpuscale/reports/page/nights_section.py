@@ -57,7 +57,7 @@ def _loss_text(event: HistoryEvent, history: History) -> str:
 def told_by_nights(subject: Subject) -> tuple[str, str] | None:
     """The verdict of the nights for the headline; None if the page is not about the last night."""
     history = subject.history
-    shown = {its.allocation_of(run) for its in subject.results for run in its.runs}
+    shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
         return None
     return verdict(history)

@@ -164,20 +164,20 @@ def _facts(
     environments: Sequence[Environment],
 ) -> dict[str, str]:
     """The place and time of one side's measurement; an unknown fact is empty."""
-    variables = {f"{name}={its}" for each in environments for name, its in each.variables.items()}
+    variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
     values: dict[str, Iterable[object]] = {
         "machine": [machine],
-        "devices": [its.hardware_label for its in environments],
+        "devices": [environment.hardware_label for environment in environments],
         "measured": [f"{datetime.fromisoformat(each):%Y-%m-%d %H:%M %Z}" for each in begun],
         "job": jobs,
-        "host": [its.host for its in environments],
+        "host": [environment.host for environment in environments],
         **{f.words: map(f.value, environments) for f in ENVIRONMENT_FIELDS if f.words is not None},
-        "launcher": [its.launcher for its in environments],
+        "launcher": [environment.launcher for environment in environments],
         "variables": [", ".join(sorted(variables))],
     }
     return {
-        name: listed([*dict.fromkeys(str(each) for each in its if each is not None)])
-        for name, its in values.items()
+        name: listed([*dict.fromkeys(str(each) for each in facts if each is not None)])
+        for name, facts in values.items()
     }
 
 

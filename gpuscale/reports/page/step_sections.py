@@ -84,7 +84,7 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
     drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
-    return [svg_of(its) for its in made if its is not None]
+    return [svg_of(picture) for picture in made if picture is not None]
 
 
 def curves(subject: Subject) -> Section | None:
@@ -144,7 +144,7 @@ def _slowest_runs(subject: Subject) -> list[Run]:
 def _table(run: Run, name: str) -> Table:
     assert run.steps_per_window is not None, "only runs with windows are chosen"
     times_s = [[each / run.steps_per_window for each in window.busy_s] for window in run.windows]
-    median_s = statistics.median(time_s for its in times_s for time_s in its)
+    median_s = statistics.median(time_s for window_s in times_s for time_s in window_s)
     factor, unit = (1e3, "ms") if median_s < 1 else (1.0, "s")
     summaries = {summary.uuid: summary for summary in run.gpu_summaries}
     shown = [each for each in _TELEMETRY if any(each[0] in s.values for s in summaries.values())]
@@ -153,15 +153,15 @@ def _table(run: Run, name: str) -> Table:
     pace_s = statistics.median_low(paces_s) if paces_s else None
     rows = []
     for position, rank in enumerate(run.ranks_in_order):
-        its = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
+        devices = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
         cells = {"rank": Cell(f"rank {rank.rank}", _place(rank))}
         if pace_s is not None:
             cells["own pace"] = _timed(rank.pace_s, pace_s, factor)
         for number, window_s in enumerate(times_s, start=1):
             cells[str(number)] = _timed(window_s[position], median_s, factor)
-        cells |= {label: Cell(_counter(its, field, form)) for field, label, form in shown}
+        cells |= {label: Cell(_counter(devices, field, form)) for field, label, form in shown}
         if held:
-            cells["held back by"] = Cell(_held(its))
+            cells["held back by"] = Cell(_held(devices))
         rows.append(cells)
     return Table(
         caption=(
@@ -199,5 +199,5 @@ def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float]
 
 
 def _held(summaries: Sequence[GpuSummary]) -> str:
-    reasons = [its for each in summaries for its in (each.clock_event_reasons or {}).items()]
+    reasons = [reason for each in summaries for reason in (each.clock_event_reasons or {}).items()]
     return ", ".join(f"{name.replace('_', ' ')} {whole_percent(share)}" for name, share in reasons)

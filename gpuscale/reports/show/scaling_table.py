@@ -107,7 +107,7 @@ def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
     """The cells of `_SHARED` columns that are the same for all points, by header."""
     rows = cells_under([*_SHARED], points)
     texts = {name: {row[name].text for row in rows} for name in _SHARED}
-    return {name: its.pop() for name, its in texts.items() if len(its) == 1}
+    return {name: values.pop() for name, values in texts.items() if len(values) == 1}
 
 
 def cells_under(
@@ -211,9 +211,9 @@ def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
         is_judged = run.is_valid and times_s and statistics.median(times_s) >= SHORTEST_JUDGED_S
         if is_judged and (said := slow_windows(times_s)):
             found.setdefault(run.key, []).append(f"run {run.index}: {said}")
-    for key, its in found.items():
-        more = f" (and {phrases.counted(len(its) - 1, 'run')} more)" if len(its) > 1 else ""
-        yield f"{key.label}, {its[0]}{more}; the median is that of the others"
+    for key, texts in found.items():
+        more = f" (and {phrases.counted(len(texts) - 1, 'run')} more)" if len(texts) > 1 else ""
+        yield f"{key.label}, {texts[0]}{more}; the median is that of the others"
 
 
 def failures(runs: Sequence[Run]) -> Iterator[str]:
