@@ -39,7 +39,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """`from 8 GPUs on, where the ranks lie on 2 nodes`; empty if unknown."""
+    """`from 8 GPUs on, where the ranks span 2 nodes`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -50,7 +50,7 @@ def scope(cause: Cause) -> str:
     if max(spared) < lost[0]:
         where = f"from {gpus_text(lost[0])} on"
     if onset.spared_nodes == 1 < onset.nodes:
-        where += f", where the ranks lie on {onset.nodes} nodes"
+        where += f", where the ranks span {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
         where += ", within one node"
     return f"{where}, not on {gpus_text(*spared)}"
@@ -195,7 +195,7 @@ def _lost_to_ideal(cause: Cause, added: str, _: str) -> tuple[str, str]:
 
 def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
     lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
-    return cause.kind, f"the times of a step do not tell why {lost} got worse"
+    return cause.kind, f"the step times do not explain why {lost} got worse"
 
 
 WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
@@ -238,14 +238,14 @@ NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": "both sides lack phases, paces or exposed communication of these runs",
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
-        "published figures hold no phases, so what is different from them cannot be told"
+        "published figures hold no phases, so the differences from them are unknown"
     ),
 }
 """Statements of causes whose headline is only their kind."""
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
-        "run 'gpuscale doctor' on {places} while a training runs: it tells heat, power limits "
-        "and links; and look there for other processes"
+        "run 'gpuscale doctor' on {places} while a training runs: it reports temperatures, power "
+        "limits and links; and look there for other processes"
     ),
     "processes_on_hosts": ("look for other processes on {places}, and for cores that ranks share"),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
@@ -263,7 +263,7 @@ NEXT_STEPS: Mapping[str, str] = {
         "look for other processes on the host: on one host, ranks on CPU talk through its memory"
     ),
     "storage": (
-        "measure again without --data-root: where synthetic data are in time, look at storage"
+        "measure again without --data-root: if synthetic data are in time, check the storage"
     ),
     "loaders": (
         "look for other load on the hosts' CPUs, since synthetic data come from no storage, and "
@@ -273,7 +273,7 @@ NEXT_STEPS: Mapping[str, str] = {
         "look for other load on the hosts' CPUs: the batches were made beforehand, so neither a "
         "loader nor storage was late"
     ),
-    "copies": ("run 'gpuscale doctor' while a training runs: it tells the PCIe link of each GPU"),
+    "copies": ("run 'gpuscale doctor' while a training runs: it reports the PCIe link of each GPU"),
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),

@@ -63,13 +63,13 @@ def nodes_text(
     headers = ["node", "compute", *(f"to {probe.host}" for probe in probes)]
     alike = {
         1: "a single node: nothing to compare it with",
-        2: "both nodes are alike, and so are both ways of their link; a third would tell more",
+        2: "both nodes are alike, and so are both ways of their link; a third node would show more",
     }
-    none = alike.get(len(probes), "no node and no link is slow beside the others")
+    none = alike.get(len(probes), "no node or link is slower than the others")
     lines = [
         table(headers, rows, left=headers),
         "",
-        "compute: time for a product of matrices, of the slowest GPU where there are several; "
+        "compute: time for a product of matrices, of the slowest GPU if there are several; "
         f"links: {format_bytes(message_bytes)} and a receipt",
         *_problems([finding.text for finding in findings], none),
     ]

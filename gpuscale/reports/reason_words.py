@@ -31,7 +31,7 @@ from gpuscale.reports.phrases import (
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
-_SINGLE_RUN = "a single run does not tell how much runs differ"
+_SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
@@ -146,7 +146,7 @@ WORDS: Mapping[str, Words] = {
     "more_runs": Words("measure more runs"),
     "too_few_valid_runs": Words(_GAVE_A_NUMBER, short="too few of the runs gave a number"),
     "too_few_of_all_runs": Words(
-        f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
+        f"{_GAVE_A_NUMBER}; by the remaining runs, {{otherwise}}",
         short="too few of the runs gave a number",
     ),
     "too_few_since_look": Words(f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}"),
@@ -184,7 +184,7 @@ WORDS: Mapping[str, Words] = {
         "measured on {now}, the baseline on {before}",
         remedy="name another baseline, one of this machine",
     ),
-    "shared_gpu": Words("{ranks} ranks shared a GPU, which tells nothing of a speedup"),
+    "shared_gpu": Words("{ranks} ranks shared a GPU, so the speedup is meaningless"),
     "mixed_machines": Words("the results mix {one} and {other}; compare them one at a time"),
     "all_runs_failed": Words("{all_made} failed: {failure}", short="all runs failed"),
     "published_exceeded": Words(_PUBLISHED, is_in_table=True),
@@ -213,12 +213,12 @@ WORDS: Mapping[str, Words] = {
     ),
     "one_allocation": Words(f"the baseline comes from one allocation: {_DECLARED}"),
     "few_allocations": Words(
-        "the baseline comes from {count}, fewer than the {enough} that tell their "
+        "the baseline comes from {count}, fewer than the {enough} needed to estimate their "
         f"spread: {_DECLARED}"
     ),
     "few_allocations_of_rows": Words(
         "the baseline's runs of {row} come from {count}{other_rows}, "
-        f"fewer than the {{enough}} that tell their spread: {_DECLARED}"
+        f"fewer than the {{enough}} needed to estimate their spread: {_DECLARED}"
     ),
     "estimated_spread": Words(
         "the spread between allocations is estimated from the baseline's {count}"
@@ -254,11 +254,11 @@ WORDS: Mapping[str, Words] = {
     ),
     "differing_allocation": Words(
         "the results are of several allocations that differ: on {row} T of {name} is "
-        "{difference} beside the others; judge each alone to see which is slower"
+        "{difference} relative to the others; judge each alone to see which is slower"
     ),
     "published_without_spread": Words(
-        "published figures have no spread: consistent or not is told with a stated tolerance, "
-        "and only to the worse side"
+        "published figures have no spread: they are judged with a stated tolerance, "
+        "and only for losses"
     ),
     "published_on_real_data": Words(
         "the published figures were made on real data, these results on synthetic data"
@@ -320,7 +320,7 @@ _FAILED = {
     "timeout": ("took too long", "took too long"),
     "launch": ("did not start", "did not start"),
     "invalid": ("was invalid", "were invalid"),
-    "unread": ("told too little", "told too little"),
+    "unread": ("reported too little", "reported too little"),
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")

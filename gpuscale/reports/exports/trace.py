@@ -41,7 +41,7 @@ def write(target: Path, results: Sequence[Results]) -> str:
     """Write all runs whose start is known; return where to open the file."""
     marks = [mark for result in results for mark in _marks(result)]
     if not marks:
-        raise UsageError("no run says when it was started, without which there is no trace")
+        raise UsageError("no run has a start time, so there is nothing to trace")
     document = {"traceEvents": list(_events(marks)), "displayTimeUnit": "ms"}
     write_report(target, f"{json.dumps(document, separators=(',', ':'), allow_nan=False)}\n")
     return f"wrote {target}; open it in https://ui.perfetto.dev or chrome://tracing"

@@ -187,7 +187,7 @@ def _is_of_too_few(row: RowHistory) -> bool:
 
 def _sentence(row: RowHistory, history: History) -> str:
     if _is_of_too_few(row) and not row.changes:
-        return f"{counted(len(row.nights), 'night')}, too few to tell a change of level"
+        return f"{counted(len(row.nights), 'night')}, too few to detect a change of level"
     if not row.changes:
         return f"no change of level over {counted(len(row.nights), 'night')}"
     return ", ".join(

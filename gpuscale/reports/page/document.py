@@ -35,7 +35,7 @@ def report_html(subject: Subject) -> str:
     if view is None and (told := told_by_nights(subject)):
         word, first = told
         tone = _TONES_OF_NIGHTS.get(word, "doubt")
-        facts.append(("baseline", "none was given: the nights alone tell this"))
+        facts.append(("baseline", "none was given; this is from the nights alone"))
     if view or word == "SLOWER":
         at = 1 if view else 0
         facts[at:at] = [("since", text) for text in losses(subject)]

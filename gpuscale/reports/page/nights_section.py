@@ -72,7 +72,7 @@ def nights(subject: Subject) -> Section | None:
         {header: cell for header, cell in row.items() if header != "batch/GPU"}
         for row in standings(history)
     ]
-    table = Table(caption="The last night of each row beside the nights before", rows=rows)
+    table = Table(caption="The last night of each row against the nights before", rows=rows)
     blocks = []
     for event in reversed(history.events):
         told = event_text(event, history)

@@ -241,7 +241,7 @@ def phase_notes(
         if collectives is not None:
             yield (
                 f"{strategy}: {collectives} are inside forward and backward; communication cannot "
-                "be told apart"
+                "be separated"
             )
     for point, step in steps.items():
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
