@@ -168,7 +168,7 @@ def _pipeline_parts_s(
     return {
         "micro-batching": None if whole_s is None else -ideal * whole_s,
         "bubble": known_mean(run.measured.get("exposed_communication_s") for run in runs),
-        "imbalance": known_mean(its[-1] - statistics.fmean(its) for its in paces_s if its),
+        "imbalance": known_mean(paces[-1] - statistics.fmean(paces) for paces in paces_s if paces),
         "data": beyond(lambda phases: phases.data_s + phases.h2d_s),
         "optimizer": beyond(lambda phases: phases.optimizer_s),
     }
@@ -180,7 +180,7 @@ def _beyond(
     reference: Sequence[Run],
     ideal: float,
 ) -> float | None:
-    ours_s, alone_s = (known_mean(map(seconds_of, its)) for its in (runs, reference))
+    ours_s, alone_s = (known_mean(map(seconds_of, side)) for side in (runs, reference))
     return None if ours_s is None or alone_s is None else ours_s - ideal * alone_s
 
 
@@ -217,10 +217,10 @@ def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
     Points without phases are missing.
     """
     waits = {}
-    for point, its in valid_by_point(runs).items():
+    for point, valid in valid_by_point(runs).items():
         shares = [
             max(rank.phases.data_s for rank in run.ranks if rank.phases) / run.step_time_s
-            for run in its
+            for run in valid
             if any(rank.phases for rank in run.ranks)
         ]
         if shares:
@@ -235,7 +235,8 @@ def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
     deviation; an analysis of variance must find the devices different with p < 0.01.
     """
     valid = valid_by_point(runs)
-    return {key: its for key in valid if key.gpus == 1 and (its := _step_times_s(key, valid))}
+    found = {key: _step_times_s(key, valid) for key in valid if key.gpus == 1}
+    return {key: times_s for key, times_s in found.items() if times_s}
 
 
 def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:

@@ -78,10 +78,10 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
     """The projection of each configuration to those numbers of GPUs that it was not measured on."""
     exposed: dict[Configuration, dict[int, float]] = defaultdict(dict)
     entries = grouped(runs)
-    for each in budgets_of(entries):
-        if "communication" in each.parts:
-            over_ideal = each.parts["communication"] / each.efficiency
-            exposed[each.configuration][each.key.gpus] = over_ideal
+    for budget in budgets_of(entries):
+        if "communication" in budget.parts:
+            over_ideal = budget.parts["communication"] / budget.efficiency
+            exposed[budget.configuration][budget.key.gpus] = over_ideal
     curves: dict[Configuration, list[ScalingPoint]] = {}
     for point in (entry.point for entry in entries):
         curves.setdefault(point.configuration, [])
@@ -144,8 +144,8 @@ def _curve(points: Sequence[ScalingPoint], exposed: Mapping[int, float]) -> _Cur
         )
     # A step time that is known gives the efficiency, since T(1) is known too.
     logs = {p.key.gpus: -math.log(p.efficiency.value) for p in points if p.efficiency is not None}
-    told = all(n in exposed for n in gpus if n > 1)
-    communication = {n: exposed.get(n, 0.0) if told else math.expm1(logs[n]) for n in logs}
+    is_measured = all(n in exposed for n in gpus if n > 1)
+    communication = {n: exposed.get(n, 0.0) if is_measured else math.expm1(logs[n]) for n in logs}
     return _Curve(points=points, scaling=scaling, logs=logs, communication=communication)
 
 
@@ -201,14 +201,16 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ScalingPoin
 def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
     """The step time over the ideal one; better than ideal only if that was measured."""
     laws = _laws(curve, gpus)
-    errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
+    errors = [math.log1p(left.error) / _doublings(left.gpus, left.fitted) for left in left_out]
     df = _USUAL_DF + len(errors)
     a_doubling = (_USUAL_DF * _USUAL_ERROR**2 + math.fsum(e**2 for e in errors)) / df
     levels = (
         Term(variance=a_doubling * _doublings(gpus, curve.logs) ** 2, df=df),
         Term(variance=((laws[0] - laws[1]) / 2) ** 2, df=math.inf),
     )
-    noise = _half_width(curve.points[-1].efficiency)
+    last = curve.points[-1].efficiency
+    # A single run has no interval.
+    noise = math.log(last.high / last.low) / 2 if last and last.low and last.high else 0.0
     half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
     least = min(0.0, *curve.logs.values())
     value = max(least, statistics.fmean(laws))
@@ -219,13 +221,6 @@ def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
     )
 
 
-def _half_width(estimate: Estimate | None) -> float:
-    """Half of the interval of the logarithm; 0 if a single run gave none."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return 0.0
-    return math.log(estimate.high / estimate.low) / 2
-
-
 def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> float:
     """Doublings from the nearest measured number."""
     return min(abs(math.log2(gpus / n)) for n in measured)
@@ -233,15 +228,11 @@ def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> floa
 
 def _laws(curve: _Curve, gpus: int) -> tuple[float, float]:
     """The logarithm of the step time over the ideal one, by the power law and by the parts."""
-    return _power_law(curve, gpus), _by_parts(curve, gpus)
-
-
-def _power_law(curve: _Curve, gpus: int) -> float:
     numbers = list(curve.logs)[-_FITTED:]
     fit = statistics.linear_regression(
         [math.log(n) for n in numbers], [curve.logs[n] for n in numbers]
     )
-    return fit.intercept + fit.slope * math.log(gpus)
+    return fit.intercept + fit.slope * math.log(gpus), _by_parts(curve, gpus)
 
 
 def _by_parts(curve: _Curve, gpus: int) -> float:

@@ -31,7 +31,7 @@ class TypicalStep:
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
     """The average step of every point whose windows have phases, in the order of scaling points."""
-    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
+    found = {point: _step(valid) for point, valid in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 
@@ -56,12 +56,12 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
     times_s, middle = zip(*described[cut : len(described) - cut], strict=True)
     names = Phases.__struct_fields__
     mean = Phases(
-        **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
+        **{name: statistics.fmean(getattr(phases, name) for phases in middle) for name in names}
     )
     if mean.wait_s:
         # A pipeline's waits are phases of their own.
         communication_s = None
-    missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
+    missing = [abs(phases.total_s / time_s - 1) > SUM_TOLERANCE for time_s, phases in described]
     return TypicalStep(
         time_s=statistics.fmean(times_s),
         typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,

@@ -131,9 +131,9 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
             created_at=baseline.recorded_at or "1970-01-01T00:00:00+00:00",
             gpuscale_version=baseline.gpuscale_version or "unknown",
             environment=replace(baseline.environments.get(name, unknown), job_id=name),
-            runs=tuple(its),
+            runs=tuple(made),
         )
-        for name, its in runs.items()
+        for name, made in runs.items()
     )
 
 
@@ -219,17 +219,17 @@ def revised(
 ) -> Baseline:
     """The baseline with the changes (at least one), and its former runs in its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
-    runs = tuple(run for its in entries.values() for run in its)
+    runs = tuple(run for made in entries.values() for run in made)
     gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
     replaced = tuple(run for change in gone_from for run in change.old)
     unused = {run.allocation for run in replaced} - {run.allocation for run in runs}
-    gone = {name: its for name, its in baseline.environments.items() if name in unused}
+    gone = {name: where for name, where in baseline.environments.items() if name in unused}
     kept = [Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced]
     added = tuple(change.label for change in changes if not change.old)
     change = BaselineChange(
         at=at, reason=reason, by=by, replaced=tuple(kept), added=added, environments=gone
     )
-    left = {name: its for name, its in baseline.environments.items() if name not in gone}
+    left = {name: where for name, where in baseline.environments.items() if name not in gone}
     versions = dict.fromkeys([*(baseline.gpuscale_version or "").split(", "), _versions(results)])
     moments = filter(None, [baseline.recorded_at, measured_at(results)])
     return replace(
@@ -341,7 +341,7 @@ def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, 
             host = run.ranks[0].host if run.ranks else result.environment.host
             resumed = replace(result.environment, job_id=run.allocation, host=host)
             found.setdefault(result.allocation_of(run), resumed)
-    return {allocation: its for allocation, its in found.items() if allocation in used}
+    return {allocation: where for allocation, where in found.items() if allocation in used}
 
 
 def _identities(runs: Sequence[Run]) -> Counter[object]:

@@ -153,7 +153,7 @@ def _side(
         entries=entries,
         by_row=by_row,
         by_point={entry.key: entry for entry in entries if entry.logs},
-        files=[(where, frozenset(map(id, its))) for where, its in files],
+        files=[(where, frozenset(map(id, made))) for where, made in files],
         environments=environments,
         written_at=written_at,
     )

@@ -157,9 +157,9 @@ def history_of(
         machines.setdefault(name, []).append(night)
     if len(machines) > 1:
         found = "; ".join(
-            f"{name} ({len(its)} of {len(nights)}, the first {its[0].allocation} of "
-            f"{its[0].began_at:%Y-%m-%d})"
-            for name, its in machines.items()
+            f"{name} ({len(own)} of {len(nights)}, the first {own[0].allocation} of "
+            f"{own[0].began_at:%Y-%m-%d})"
+            for name, own in machines.items()
         )
         raise UsageError(f"the nights are of several machines: {found}; give those of one")
     if not machines:
@@ -178,10 +178,15 @@ def history_of(
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
     """Nights that were left out on purpose, as `2026-03-13 (cooling failure)`, earliest first."""
-    found = ((its, [_began(run, its) for run in its.runs]) for its in results if its.left_out)
+    found = (
+        (result, [_began(run, result) for run in result.runs])
+        for result in results
+        if result.left_out
+    )
     return tuple(
         sorted(
-            f"{min(began, default=_created(its)):%Y-%m-%d} ({its.left_out})" for its, began in found
+            f"{min(began, default=_created(result)):%Y-%m-%d} ({result.left_out})"
+            for result, began in found
         )
     )
 
@@ -211,10 +216,10 @@ def nights_of(
             allocation=name,
             began_at=began[name],
             environment=environments[name],
-            runs=tuple(its),
-            log_step_times=_means(its),
+            runs=tuple(made),
+            log_step_times=_means(made),
         )
-        for name, its in runs.items()
+        for name, made in runs.items()
     ]
     return tuple(sorted(nights, key=lambda night: night.began_at))
 
@@ -233,7 +238,7 @@ def _means(runs: Iterable[Run]) -> dict[PointKey, float]:
     logs: dict[PointKey, list[float]] = {}
     for run in runs:
         logs.setdefault(PointKey.of(run), []).append(run.log_step_time)
-    return {point: log_sample(its).mean for point, its in logs.items()}
+    return {point: log_sample(values).mean for point, values in logs.items()}
 
 
 def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
@@ -292,7 +297,7 @@ def nights_before(
 
     The last of them are left out if they may be slower already. A drift begins no new level.
     """
-    steps = (each.onset for each in changes if each.kind == "step")
+    steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
     before = tuple(i for i in range(begun, night) if point in nights[i].log_step_times)
     suspect = suspect_nights([nights[i].log_step_times[point] for i in before])
@@ -362,11 +367,11 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
         for change in row.changes:
             alike = (change.onset, change.kind, change.throughput.value < 0)
             together.setdefault(alike, []).append(change)
-    for (night, kind, slower), its in sorted(together.items()):
+    for (night, kind, slower), changed in sorted(together.items()):
         is_step = kind == "step"
         yield HistoryEvent(
             night=night,
-            changes=tuple(its),
+            changes=tuple(changed),
             environment=environment_at(nights, night) if is_step else (),
             devices=_changed_devices(nights, night, slower=slower) if is_step else (),
         )
@@ -375,7 +380,7 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
 def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
     """The changes of the environment from the night before to this one."""
     before, now = nights[night - 1].environment, nights[night].environment
-    hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
+    hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
     return (*environment_changes([before], [now]), *hosts)
 
 

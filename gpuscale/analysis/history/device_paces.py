@@ -37,14 +37,14 @@ def devices_that_changed(
         by_row.setdefault(device, []).append(change if slower else -change)
     if len(by_row) < 2:
         return ()
-    changes = {device: statistics.median(its) for device, its in by_row.items()}
+    changes = {device: statistics.median(values) for device, values in by_row.items()}
     usual = statistics.median_low(changes.values())
     scatter = statistics.median(abs(change - usual) for change in changes.values())
     far = max(_SMALLEST, 0.0 if len(changes) == 2 else _DEVIATIONS * scatter)
     found = {device: change - usual for device, change in changes.items() if change - usual > far}
     return tuple(
-        DeviceChange(uuid=uuid, host=host, slowdown=math.expm1(its if slower else -its))
-        for (host, uuid), its in sorted(found.items(), key=lambda each: -each[1])
+        DeviceChange(uuid=uuid, host=host, slowdown=math.expm1(change if slower else -change))
+        for (host, uuid), change in sorted(found.items(), key=lambda item: -item[1])
     )
 
 

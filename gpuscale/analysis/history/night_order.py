@@ -24,7 +24,7 @@ def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
     yield from _first_of(list(_within(files)))
     twice = dict(_job_numbers_that_come_twice(known))
     yield from _first_of(list(twice.values()))
-    once = [each for each in known if each[0] not in twice]
+    once = [file for file in known if file[0] not in twice]
     jobs = [(results.environment.job_id or "", name, began) for name, results, began in once]
     names = [(name, name, began) for name, _, began in once]
     by_job, by_name = dict(_going_back(jobs, "job number")), dict(_going_back(names, "name"))
@@ -89,8 +89,8 @@ def _going_back(
         numbers = [int(digits) for digits in re.findall(r"\d+", numbered)]
         if numbers:
             alike.setdefault(re.sub(r"\d+", "#", numbered), []).append((numbers, name, began))
-    for its in alike.values():
-        ordered = sorted(its)
+    for files in alike.values():
+        ordered = sorted(files)
         back = [
             (earlier, now)
             for earlier, now in itertools.pairwise(ordered)

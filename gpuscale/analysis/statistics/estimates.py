@@ -341,13 +341,16 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):
         return None
-    own = [Term(variance=each.own_part * share, df=each.sample.df) for each, share in used]
-    prior = math.fsum(each.prior_part * share for each, share in used)
-    prior_df = min((each.prior.df for each, _ in used if each.prior is not None), default=math.inf)
+    own = [Term(variance=sample.own_part * share, df=sample.sample.df) for sample, share in used]
+    prior = math.fsum(sample.prior_part * share for sample, share in used)
+    prior_df = min(
+        (sample.prior.df for sample, _ in used if sample.prior is not None), default=math.inf
+    )
     merged = welch_term([*own, Term(variance=prior, df=prior_df)])
-    if any(each.sample.df == 0 for each, _ in used):
+    if any(sample.sample.df == 0 for sample, _ in used):
         return merged
     without_prior = welch_term(
-        Term(variance=(each.variance or 0.0) * share, df=each.sample.df) for each, share in used
+        Term(variance=(sample.variance or 0.0) * share, df=sample.sample.df)
+        for sample, share in used
     )
     return replace(merged, df=max(merged.df, without_prior.df))

@@ -132,41 +132,33 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
             judgements.append(next(by_measurement))
         else:
             judgements.append(judge_published(row, sides, rates))
-    judgements = [_no_pass_by_too_few(each) for each in _reference_alone_is_no_pass(judgements)]
-    judgements = [_no_pass_by_a_slow_night(each, sides.baseline.tolerances) for each in judgements]
+    if _is_reference_alone(judgements):
+        reason = Statement.of("only_speedup_reference")
+        judgements = [
+            Judgement(row=row, entry=row.verdict_of(Verdict.INCONCLUSIVE, reason))
+            if judgement.entry.verdict.is_judged
+            else judgement
+            for row, judgement in zip(rows, judgements, strict=True)
+        ]
+    judgements = [_no_doubtful_pass(judged, sides.baseline.tolerances) for judged in judgements]
     return Assessment(judgements=judgements, sides=sides)
 
 
-def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
-    """Published rows on 1 GPU pass by definition, so a comparison of such rows alone is no pass."""
-    judged = [each.entry for each in judgements if each.entry.verdict.is_judged]
-    if any(entry.reason.code != "speedup_reference" for entry in judged):
-        return judgements
-    reason = Statement.of("only_speedup_reference")
-    return [
-        Judgement(row=each.row, entry=each.row.verdict_of(Verdict.INCONCLUSIVE, reason))
-        if each.entry.verdict.is_judged
-        else each
-        for each in judgements
-    ]
+def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
+    """True if only published rows on 1 GPU were judged: they pass by definition."""
+    judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
+    return all(entry.reason.code == "speedup_reference" for entry in judged)
 
 
-def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
-    """The judgement; not a pass if most runs failed."""
-    row, entry = judgement.row, judgement.entry
-    few = too_few_valid_runs(row.after)
-    if few is None or not entry.verdict.is_pass:
-        return judgement
-    reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})
-    told = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason)
-    return Judgement(row=row, entry=replace(told, finding=None, minimum_detectable_loss=None))
-
-
-def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """The judgement; not a pass if one of several nights is far slower than the others."""
+def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
+    """The judgement; not a pass if most runs failed or if one of several nights was slow."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
+    if few := too_few_valid_runs(row.after):
+        reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})
+        entry = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason, finding=None)
+        return Judgement(row=row, entry=replace(entry, minimum_detectable_loss=None))
     nights = beside_the_others(row.after).items()
     name, apart = max(nights, key=lambda night: night[1], default=("", 0.0))
     loss = 1 - exponential(-apart)

@@ -185,7 +185,7 @@ def decide(quantities: Quantities) -> Decision:
     if all(quantity.is_ok for quantity in quantities.tests):
         return Decision(Verdict.OK, None, speedup or time)
     # The speedup, if both are equally doubtful.
-    doubtful = max(quantities.tests[::-1], key=lambda each: (not each.is_ok, _doubt(each)))
+    doubtful = max(quantities.tests[::-1], key=lambda test: (not test.is_ok, _doubt(test)))
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
 
@@ -193,7 +193,7 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     time, reference = quantities.time, quantities.reference
     significance = time.rates.significance
     # If 1 GPU got faster, n lost nothing relative to k, whatever the night did to all.
-    lost_beside = any(each.moved_worse(significance) for each in quantities.beside)
+    lost_beside = any(quantity.moved_worse(significance) for quantity in quantities.beside)
     is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
     if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):
         return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)

@@ -153,8 +153,8 @@ class _Pairing:
         before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
         if estimates_allocations(before, after):
             return geometric_mean(before.usual_means)
-        runs = ([run for its in end.values.values() for run in its] for end in before.ends)
-        return difference(before.value, [log_sample(its).term() for its in runs]).exponential()
+        runs = ([run for logs in end.values.values() for run in logs] for end in before.ends)
+        return difference(before.value, [log_sample(logs).term() for logs in runs]).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
         """The spread that keeps T(n), or S(n), uncertain however many runs are added."""
@@ -178,16 +178,16 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
     metrics = metric_changes(rows, sides, rates)
     tests = [
         test
-        for its, others in zip(quantities, metrics, strict=True)
-        for test in (*its.tests, *(metric.quantity for metric in others))
+        for judged, further in zip(quantities, metrics, strict=True)
+        for test in (*judged.tests, *(metric.quantity for metric in further))
     ]
     adjusted = _adjusted(tests)
     family_weight = sum(test.weight for test in tests)
     rule = _Rule(tolerances=tolerances, rates=rates, family_weight=family_weight)
     judgements = []
-    for pairing, its, others in zip(pairings, quantities, metrics, strict=True):
-        tested = its.with_tests(adjusted)
-        changes = [replace(metric, quantity=next(adjusted)) for metric in others]
+    for pairing, judged, further in zip(pairings, quantities, metrics, strict=True):
+        tested = judged.with_tests(adjusted)
+        changes = [replace(metric, quantity=next(adjusted)) for metric in further]
         judgements.append(_judgement(pairing, tested, changes, rule))
     return judgements
 
@@ -226,7 +226,7 @@ def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
         batches = None
         if len(used) > 1 and ones[0] is not None:
             batches = keys[0].global_batch / ones[0].global_batch
-        beside = [(then[each[0]], now[each[1]]) for each in same_ones[ones] if each != keys]
+        beside = [(then[other[0]], now[other[1]]) for other in same_ones[ones] if other != keys]
         pairings.append(
             _Pairing(
                 row=row,
@@ -272,8 +272,8 @@ def _judgement(
     verdict, decided_by = decision.verdict, decision.quantity.name
     finding: Finding | MetricSpec | None = decision.finding
     # Slower training explains more energy, and takes precedence.
-    worse = [each for each in metrics if each.quantity.is_worse and not verdict.is_loss]
-    lost = max(worse, key=lambda each: each.quantity.excess_loss, default=None)
+    worse = [metric for metric in metrics if metric.quantity.is_worse and not verdict.is_loss]
+    lost = max(worse, key=lambda metric: metric.quantity.excess_loss, default=None)
     required = remedy = None
     if verdict is Verdict.INCONCLUSIVE and lost is None:
         required = _required_runs(pairing, rule)
@@ -309,9 +309,9 @@ def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
-        its = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
+        grown = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
         # The other rows' p are not known then: the strictest correction is the safe one.
-        tested = its.with_tests(map(rule.alone, its.tests))
+        tested = grown.with_tests(map(rule.alone, grown.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
     return required_runs(settles, made=min(sample.count for sample in pairing.after.ends))
@@ -388,6 +388,6 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
     supported, seen = detectable(time, significance), detectable(time, _EVEN_ODDS)
     if alone is None or by_speedup is None or supported is None or seen is None:
         return alone
-    beside = [detectable(each, significance) for each in quantities.beside]
+    beside = [detectable(quantity, significance) for quantity in quantities.beside]
     support = min([supported, *(max(loss, seen) for loss in beside if loss is not None)])
     return min(alone, max(by_speedup, support))

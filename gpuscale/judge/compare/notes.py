@@ -174,7 +174,7 @@ def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Stat
         for (night, place), apart in outlying_runs(entry, tonight).items()
     ]
     if found:
-        _, apart, entry, night, place = max(found, key=lambda each: each[0])
+        _, apart, entry, night, place = max(found, key=lambda item: item[0])
         yield Statement.of(
             "outlying_runs",
             run=entry.runs[night][place].index,
@@ -192,7 +192,9 @@ def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterab
         usual = usual_logs(entry, tonight)
         means = {name: statistics.fmean(logs) for name, logs in usual.items()}
         apart = outlying_allocations(means)
-        found += [(abs(its), its, name, entry.point.key) for name, its in apart.items()]
+        found += [
+            (abs(distance), distance, name, entry.point.key) for name, distance in apart.items()
+        ]
     if found:
         _, apart_most, _, key = max(found)
         yield Statement.of(
@@ -215,7 +217,7 @@ def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Itera
         if abs(apart) > FAR_APART * limits(row.key, THROUGHPUT).allocation_deviation
     ]
     if found:
-        apart, night, key = max(found, key=lambda each: abs(each[0]))
+        apart, night, key = max(found, key=lambda item: abs(item[0]))
         difference = exponential(apart) - 1
         yield Statement.of("differing_allocation", row=key, name=night, difference=difference)
 

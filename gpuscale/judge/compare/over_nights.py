@@ -36,9 +36,9 @@ class EarlierNights(NamedTuple):
 
 def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
     """The nights that began before tonight; raises UsageError if there is none."""
-    its = {night.allocation: night.began_at for night in nights_of(tonight)}
-    first = min(its.values(), default=None)
-    others = [night for night in nights_of(history) if night.allocation not in its]
+    present = {night.allocation: night.began_at for night in nights_of(tonight)}
+    first = min(present.values(), default=None)
+    others = [night for night in nights_of(history) if night.allocation not in present]
     before = {n.allocation for n in others if first is None or n.began_at < first}
     later = len(others) - len(before)
     if not before:

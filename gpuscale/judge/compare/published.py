@@ -188,10 +188,10 @@ def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> 
             row.verdict_of(verdict, reason),
             change=change,
             changed_quantity=ratio.quantity,
-            minimum_detectable_loss=min(each.detectable_loss for each in ratios),
+            minimum_detectable_loss=min(ratio.detectable_loss for ratio in ratios),
             further_runs=required.credible if verdict is Verdict.INCONCLUSIVE else None,
         ),
-        excess_losses={each.quantity: each.excess_loss for each in ratios},
+        excess_losses={ratio.quantity: ratio.excess_loss for ratio in ratios},
         decided_by=ratio.quantity,
-        is_suspect=any(each.excess_loss > 0 for each in ratios),
+        is_suspect=any(ratio.excess_loss > 0 for ratio in ratios),
     )

@@ -113,17 +113,17 @@ def moderated_samples(
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
-    told = samples
+    beside = samples
     hold_allocations = all(sample.variance is None for sample in samples)
     if hold_allocations:
         # One run a night. With several rows, enough nights separate the spread of runs from that
         # of nights; too few show only both together, and the declared deviation is added.
         of_baseline = zip(baseline.values(), samples, strict=False)
-        told = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
-                samples[i] = told[i] = log_sample([*_only_runs(values)])
-    priors = priors_of(told)
+                samples[i] = beside[i] = log_sample([*_only_runs(values)])
+    priors = priors_of(beside)
     # Runs of one night differ by no more than runs of different nights.
     own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
     excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
@@ -146,8 +146,8 @@ def moderated_samples(
         )
         for values, own, prior in zip(sides, samples, priors, strict=True)
     ]
-    ours = moderated[len(baseline) :]
-    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, ours, strict=True))
+    of_current = moderated[len(baseline) :]
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, of_current, strict=True))
 
 
 def _runs_beside_others(
@@ -168,7 +168,8 @@ def _runs_beside_others(
         for name, (run,) in values.items():
             apart[name].append((weight, weight**2, weight * (run - sample.mean)))
     sums = {
-        name: [math.fsum(each) for each in zip(*its, strict=True)] for name, its in apart.items()
+        name: [math.fsum(column) for column in zip(*parts, strict=True)]
+        for name, parts in apart.items()
     }
 
     def residual(departure: float, weight: float, name: str) -> float:
@@ -177,7 +178,7 @@ def _runs_beside_others(
         of_night = (weighted - weight * departure) / others
         return (departure - of_night) / math.sqrt(1 + (squares - weight**2) / others**2)
 
-    told = []
+    residual_samples = []
     for (values, sample), weight in zip(rows, weights, strict=True):
         residuals = {
             name: residual(run - sample.mean, weight, name)
@@ -185,9 +186,9 @@ def _runs_beside_others(
             if len(apart[name]) > 1
         }
         far = outlying_allocations(residuals)
-        usual = log_sample([each for name, each in residuals.items() if name not in far] or [0.0])
-        told.append(replace(sample, variance=usual.variance, df=usual.df))
-    return told
+        usual = log_sample([value for name, value in residuals.items() if name not in far] or [0.0])
+        residual_samples.append(replace(sample, variance=usual.variance, df=usual.df))
+    return residual_samples
 
 
 def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:

@@ -118,22 +118,21 @@ def next_step(
     session = _Session(sides_of(baseline, results), results, plan, Choice(cases=cases, gpus=gpus))
     everything = session.assess(0, math.inf)
     judged = everything.judgements
-    rows = [RowProgress(entry=each.entry) for each in judged]
+    rows = [RowProgress(entry=judgement.entry) for judgement in judged]
     for count in range(plan.fewest_runs, plan.most_runs + 1):
-        if any(session.has_reached(each.row, count) for each in judged):
+        if any(session.has_reached(judgement.row, count) for judgement in judged):
             rows = session.analysed(rows, count)
-    reported = tuple(_reported(each, now.row) for each, now in zip(rows, judged, strict=True))
-    entries = [each.entry for each in reported]
-    still_open = [each.entry for each in reported if each.status is RowStatus.NEEDS_RUNS]
+    reported = tuple(_reported(row, now.row) for row, now in zip(rows, judged, strict=True))
+    still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
     needed = [
-        (key, its.configuration)
-        for its in still_open
-        for key in (its.key, its.key._replace(gpus=1))
+        (key, entry.configuration)
+        for entry in still_open
+        for key in (entry.key, entry.key._replace(gpus=1))
     ]
     return Step(
         entries=reported,
         sides=everything.sides,
-        comparison=everything.comparison(entries),
+        comparison=everything.comparison([row.entry for row in reported]),
         needs_runs=frozenset(needed),
     )
 

@@ -71,7 +71,7 @@ _OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     """Add the causes of each loss, and to open rows the stragglers that all runs agree on."""
-    configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
+    configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
     if not configurations:
         return comparison
     points = points_of(sides, configurations)
@@ -112,7 +112,7 @@ def _places(sides: Sides, entries: Sequence[EntryVerdict]) -> dict[str, str]:
         for cause in entry.causes
         for uuid in (
             *cause.device_uuids,
-            *(each.uuid for each in cause.evidence if isinstance(each, DeviceSymptom)),
+            *(found.uuid for found in cause.evidence if isinstance(found, DeviceSymptom)),
         )
     }
     before, after = sides.environments

@@ -104,9 +104,9 @@ class Step:
 def step_of(run: Run) -> Step | None:
     """The parts of a valid run's step; None if its evidence is incomplete."""
     ranks = [
-        Rank(each.rank, each.host, each.device_uuids, each.pace_s, each.phases)
-        for each in run.ranks
-        if each.pace_s is not None and each.phases is not None
+        Rank(report.rank, report.host, report.device_uuids, report.pace_s, report.phases)
+        for report in run.ranks
+        if report.pace_s is not None and report.phases is not None
     ]
     exposed_s = run.measured.get("exposed_communication_s")
     if not ranks or len(ranks) < len(run.ranks) or (len(ranks) > 1 and exposed_s is None):
@@ -158,13 +158,13 @@ def changes_of(
     times = [[step.time_s for step in steps] for steps in (before, after)]
     # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
     # step, which no part of it exceeds by much. These are of seconds, not logarithms: parts add up.
-    told = grouped_log_sample(times).variance
+    known = grouped_log_sample(times).variance
     unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
-    prior = Term(variance=unknown if told is None else told, df=_PRIOR_DF)
+    prior = Term(variance=unknown if known is None else known, df=_PRIOR_DF)
     old, new = ([step.parts for step in steps] for steps in (before, after))
     found = {}
     for part in old[0]:
-        olds, news = ([parts[part] for parts in each if part in parts] for each in (old, new))
+        olds, news = ([parts[part] for parts in side if part in parts] for side in (old, new))
         if not olds or not news:
             continue
         before_s, after_s = statistics.fmean(olds), statistics.fmean(news)

@@ -72,11 +72,11 @@ def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Device faults that no named cause includes, one cause for each kind."""
-    told = {each for cause in named for each in cause.evidence}
+    named_already = {found for cause in named for found in cause.evidence}
     # Clocks also fall on an idle device, which is a consequence.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
     for kind in dict.fromkeys(symptom.kind for symptom in faults):
-        found = [s for s in faults if s.kind is kind and s not in told]
+        found = [s for s in faults if s.kind is kind and s not in named_already]
         if found:
             yield Cause(
                 kind=kind,
@@ -93,12 +93,12 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     if any(cause.lost_s is not None for cause in named):
         return
     entry, point = row.entry, row.point
-    lost = [LostMetric(each.metric.name) for each in entry.metrics if each.verdict.is_loss]
+    lost = [LostMetric(metric.metric.name) for metric in entry.metrics if metric.verdict.is_loss]
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before:
         # A baseline recorded now would contain the loss.
-        hosts = row.hosts or tuple(sorted({each.host or "" for each in point.environments_after}))
+        hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
         remedy = _look_at_links(row) if is_scaling else look_at_devices(row, hosts)
         yield _open("no_phases_before" if point.after else "no_phases", remedy)
@@ -117,7 +117,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
-        or {each.host for each in environments if each.host is not None}
+        or {where.host for where in environments if where.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
     found = (*environment_changes(before, after), *host_changes(*hosts))
@@ -164,7 +164,7 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
             CauseKind.SLOW_RANK: budget.parts.get("skew", 0.0),
         }
         named = {kind: part for kind, part in parts.items() if part >= NAMED_SHARE * in_all}
-        for kind, part in sorted(named.items(), key=lambda each: -each[1]):
+        for kind, part in sorted(named.items(), key=lambda item: -item[1]):
             yield Cause(
                 kind=kind,
                 code="lost_to_ideal",

@@ -70,8 +70,8 @@ class _State:
         return cls(
             values=values,
             clock_event_reasons={
-                name: statistics.fmean(each.get(name, 0.0) for each in reasons)
-                for name in sorted({name for each in reasons for name in each})
+                name: statistics.fmean(shares.get(name, 0.0) for shares in reasons)
+                for name in sorted({name for shares in reasons for name in shares})
             },
             errors={
                 moment: sum(value for n, value in values.items() if NUMBERS[n].moment == moment)
@@ -92,12 +92,12 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
-    known = _State.of([s for each in old.values() for s in each]) if old else None
+    known = _State.of([s for summaries in old.values() for s in summaries]) if old else None
     beside = Beside.BASELINE if old else Beside.OTHER_GPUS
     found: list[DeviceSymptom] = []
     for uuid, summaries in new.items():
         state, itself = _State.of(summaries), _State.of(old[uuid]) if uuid in old else None
-        others = [s for other, each in new.items() if other != uuid for s in each]
+        others = [s for other in new if other != uuid for s in new[other]]
         usual = itself or known or (_State.of(others) if others else None)
         symptom = partial(DeviceSymptom, uuid=uuid, host=hosts.get(uuid), beside=beside)
         found += _low(_LOW_CLOCKS, symptom, state, usual)
@@ -115,9 +115,9 @@ def explaining_clocks(
     if not clocks:
         return ()
     drops = dict.fromkeys(uuids, 0.0)
-    for each in clocks:
-        if each.counter in _SLOWING and each.usual is not None:
-            drops[each.uuid] = max(drops[each.uuid], each.usual / each.now - 1)
+    for symptom in clocks:
+        if symptom.counter in _SLOWING and symptom.usual is not None:
+            drops[symptom.uuid] = max(drops[symptom.uuid], symptom.usual / symptom.now - 1)
     slowdown = lost_s / of_s if of_s > 0 else math.inf
     return tuple(clocks) if statistics.median(drops.values()) >= _EXPLAINS * slowdown else ()
 

@@ -78,7 +78,9 @@ class RowEvidence:
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
         """The ranks that share the change of the median rank; None for a single rank."""
-        before, after = (_by_rank(each, seconds) for each in (self.point.before, self.point.after))
+        before, after = (
+            _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
+        )
         if len(after) < 2:
             return None
         change_s = statistics.median_low(after.values()) - statistics.median_low(before.values())
@@ -113,15 +115,15 @@ def points_of(
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
     """The numbers of GPUs on which a part is lost too; None if no other number shows it."""
-    known = {gpus: each for gpus, each in points.items() if part in each.changes}
+    known = {gpus: there for gpus, there in points.items() if part in there.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None
     least = _AS_LARGE * point.relative_loss(part)
     lost_on = sorted(
         {point.key.gpus}.union(
             gpus
-            for gpus, each in known.items()
-            if each.changes[part].is_longer and each.relative_loss(part) >= least
+            for gpus, there in known.items()
+            if there.changes[part].is_longer and there.relative_loss(part) >= least
         )
     )
     spared_on = sorted(known.keys() - lost_on)
