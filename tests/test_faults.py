@@ -41,6 +41,7 @@ HANGS = ON_RANK_1.format(name="Hangs", fault="open('hangs', 'w').close(); time.s
 FAILING = {
     "raises": ON_RANK_1.format(name="Raises", fault="raise ValueError('no such batch')"),
     "killed": ON_RANK_1.format(name="Killed", fault="os.kill(os.getpid(), signal.SIGKILL)"),
+    "spoils": ON_RANK_1.format(name="Spoils", fault="os.kill(os.getppid(), signal.SIGKILL)"),
     # Calling the module inside DDP is the classic way to lose the gradient synchronisation.
     "apart": """
 class Apart(Tiny):
@@ -93,7 +94,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes that were started in `folder`: pytest, its fork server, ranks and samplers."""
+    """Processes that were started in `folder`: pytest, its keeper, ranks and samplers."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -119,6 +120,7 @@ def wait_until(condition: Callable[[], bool], patience_s: float = TIMEOUT_S) -> 
     [
         ("raises", "raised", 1, "rank 1 raised ValueError: no such batch"),
         ("killed", "killed", 1, "rank 1 was killed by SIGKILL"),
+        ("spoils", "launch", None, "the process that forks the ranks ended"),
         ("apart", "invalid", None, "the parameters of 2 ranks differ after training"),
         ("diverging", "invalid", None, "and parameter weight is not a finite number"),
         ("unbuildable", "raised", None, "raised ZeroDivisionError"),
@@ -221,7 +223,7 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
         preexec_fn=heed_interrupts,
     )
     assert wait_until((tmp_path / "hangs").exists)
-    # pytest, the fork server (with its resource tracker), and two ranks, of which one hangs.
+    # pytest, the keeper, and two ranks, of which one hangs.
     assert len(processes_of(tmp_path)) >= 4
     os.kill(process.pid, number)
     process.wait(timeout=TIMEOUT_S)
@@ -238,10 +240,10 @@ def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
     assert wait_until(lambda: processes_of(tmp_path) == [], 20.0), processes_of(tmp_path)
 
 
-def has_fork_server(folder: Path) -> bool:
-    """Whether the fork server of a pytest in `folder` runs; pytest's plugins start others."""
+def has_keeper(folder: Path) -> bool:
+    """Whether the keeper of a pytest in `folder` runs."""
     return any(
-        b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        b"gpuscale.measure.launch.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
         for pid in processes_of(folder)
     )
 
@@ -259,7 +261,7 @@ def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, afte
             preexec_fn=heed_interrupts,
         )
     # It has started, and is importing torch.
-    assert wait_until(lambda: has_fork_server(tmp_path))
+    assert wait_until(lambda: has_keeper(tmp_path))
     time.sleep(after_s)
     # As a terminal does: to every process of the group.
     os.killpg(process.pid, signal.SIGINT)

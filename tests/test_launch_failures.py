@@ -14,7 +14,7 @@ from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles, tells_of_peer
 from gpuscale.records import Failure
-from gpuscale.records.request import RankExit, RankFailure
+from gpuscale.records.request import RankFailure
 
 # As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).
 OF_NCCL = (
@@ -80,11 +80,7 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     directory = left_by(tmp_path, reports)
     for rank in range(4):
         directory.host(rank).write_text(f"n{1 + rank // 2}")
-    for rank, code in exits.items():
-        directory.exit(rank).write(RankExit(rank=rank, host="n", code=code))
-    failed = {rank: code for rank, code in exits.items() if code}
-    request = request_for(tmp_path, "", gpus=4)
-    failure = failure_of(request, directory, failed)
+    failure = failure_of(request_for(tmp_path, "", gpus=4), directory, exits)
     assert failure is not None
     assert cause in failure.message
 

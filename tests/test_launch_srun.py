@@ -224,6 +224,20 @@ def test_a_rank_killed_on_another_node_is_named(cluster: Cluster, tmp_path: Path
     assert processes_in(tmp_path) == []
 
 
+def test_a_rank_that_kills_its_keeper_is_named_and_the_next_item_has_a_new_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    write_case(tmp_path, ON_RANK_2.format(fault="os.kill(os.getppid(), signal.SIGKILL)"))
+    write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
+    session = measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1")
+    assert session.returncode == 1, session.stdout
+    assert "ranks 2, 3 ended without a word on n2" in session.stdout
+    failed, healthy = results_in(tmp_path).runs
+    assert failed.failure is not None
+    assert healthy.is_valid
+    assert processes_in(tmp_path) == []
+
+
 def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
     process = start_measuring(cluster, tmp_path, "--run-seconds", "0.1")
@@ -300,16 +314,20 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -
     assert processes_in(tmp_path) == []
 
 
-def test_a_run_outlives_the_daemon_of_its_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--fresh-tasks",)])
+def test_a_run_outlives_the_daemon_of_its_node(tmp_path: Path, options: tuple[str, ...]) -> None:
     write_case(tmp_path, "Case = Tiny")
     with slurm_cluster(TWO_NODES) as cluster:
-        process = start_measuring(cluster, tmp_path, "--run-seconds", "2", "--runs", "2")
+        asked = ("--run-seconds", "2", "--runs", "2", *options)
+        process = start_measuring(cluster, tmp_path, *asked)
         # As a crash of it does; what it started goes on.
         cluster.run("pkill", "-KILL", "--exact", "slurmd", on=cluster.nodes[1])
-        assert process.wait(timeout=LIMIT_S) == 1
+        code = process.wait(timeout=LIMIT_S)
         before, after = results_in(tmp_path).runs
         assert before.is_valid
-        assert after.failure is not None
-        assert after.failure.message.startswith("slurm did not start ranks 2, 3")
-        assert "failed on node n2" in after.failure.detail
+        # A new task needs the daemon; the process that forks the next ranks is there already.
+        assert (code, after.failure is None) == ((1, False) if options else (0, True))
+        if after.failure is not None:
+            assert after.failure.message.startswith("slurm did not start ranks 2, 3")
+            assert "failed on node n2" in after.failure.detail
         assert processes_in(tmp_path) == []

@@ -34,13 +34,7 @@ RANKS = "measure.worker"
 RANKS_MAY_IMPORT = ("measure.nvml", "measure.run_directory", "measure.schedulers")
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}
-# Imports that close a circle, and are being mended.
-KNOWN_CIRCLES = (
-    ("measure.launch.local", "measure.launch"),
-    ("measure.launch.nodes", "measure.launch"),
-)
 THIRD_PARTY = {
-    "measure.launch": {"torch"},
     "measure.nvml": {"pynvml"},
     "measure.worker": {"torch", "torchvision", "PIL", "lightning", "greenlet"},
     "reports": {"tabulate", "wcwidth"},
@@ -144,8 +138,6 @@ def test_a_module_imports_only_the_libraries_of_its_part(path: Path) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {module_of(path): modules_imported_by(path) for path in modules()}
-    for importer, imported in KNOWN_CIRCLES:
-        graph[importer] -= {imported}
     TopologicalSorter(graph).prepare()
 
 

@@ -1,7 +1,7 @@
 """Sessions of pytest from a process that has imported torch: each alone would take 1.5 s for it.
 
 A session is a process of its own still, forked before it imports anything of gpuscale or the cases,
-and so is the fork server of its ranks, which would take twice as long. What a test starts with
+and so is the keeper of its ranks, which would take twice as long. What a test starts with
 variables or signals of its own imports all that anew, as a user's session does.
 """
 
@@ -19,12 +19,12 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
-from multiprocessing import util
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _HEEDED_LATE = {"CI", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"}
 """Variables that nothing reads while it is imported."""
+_KEEPER = "gpuscale.measure.launch.keeper"
 _OUT_OF_THE_WAY = 500
 """No file of a session's has so high a number."""
 
@@ -96,7 +96,7 @@ def _serve() -> _Request:
     """Answers each line with an exit code; in the process of a session, returns what it is for."""
     # For those that are forked.
     import pytest  # noqa: F401
-    import torch.distributed.launcher.api  # noqa: F401
+    import torch.distributed  # noqa: F401
     import torchvision.transforms.v2  # noqa: F401
 
     # No collection in those touches, and so copies, what they share with this process.
@@ -109,58 +109,61 @@ def _serve() -> _Request:
     sys.exit()
 
 
-def _have_fork_server_ready() -> None:
-    """Let the first fork server of this session be a process that is forked now."""
+def _have_keeper_ready() -> None:
+    """Let the first keeper of this session be a process that is forked now."""
     here, there = socket.socketpair()
     ready = os.fork()
     if not ready:
         here.close()
-        _wait_to_be_fork_server(there)
+        _wait_to_be_keeper(there)
     there.close()
-    anew = util.spawnv_passfds
+    anew = subprocess._fork_exec  # type: ignore[attr-defined]
     is_taken = False
 
-    def started(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
+    def started(words: Sequence[bytes | str], *rest: Any) -> int:
         nonlocal is_taken
-        if is_taken or "multiprocessing.forkserver" not in arguments[-1]:
-            return anew(path, arguments, passed)
+        if is_taken or _KEEPER not in words:
+            return int(anew(words, *rest))
         is_taken = True
-        handed = [0, 1, 2, *passed]
-        mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
-        told = json.dumps([arguments[-1], handed, mask, str(Path.cwd()), dict(os.environ)])
+        # As CPython's subprocess hands them over: those of the child for the pipes to it, from it
+        # and for its errors.
+        reading, writing, errors = rest[5], rest[8], rest[10]
+        handed = [reading, writing, 2 if errors == -1 else errors]
+        told = json.dumps([words[words.index(_KEEPER) + 1 :], str(Path.cwd()), dict(os.environ)])
         with here:
             socket.send_fds(here, [b"."], handed)
             here.sendall(told.encode())
         return ready
 
-    util.spawnv_passfds = started  # type: ignore[assignment] # it is a function of these, too
+    subprocess._fork_exec = started  # type: ignore[attr-defined]
 
 
-def _wait_to_be_fork_server(session: socket.socket) -> NoReturn:
-    """Do as an interpreter does that multiprocessing starts, once the session asks for it."""
+def _wait_to_be_keeper(session: socket.socket) -> NoReturn:
+    """Do as the module that a session starts, once it asks for it."""
     # What the server of the sessions reads and writes is not for this process.
     for number in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     os.chdir("/")
-    _, received, _, _ = socket.recv_fds(session, 1, 8)
+    _, received, _, _ = socket.recv_fds(session, 1, 3)
     told = session.makefile().read()
     if not told:
         # The session has ended without ranks.
         os._exit(0)
-    code, wanted, mask, folder, variables = json.loads(told)
+    arguments, folder, variables = json.loads(told)
     # First out of the way of the numbers that they are to have.
     aside = [fcntl.fcntl(each, fcntl.F_DUPFD, _OUT_OF_THE_WAY) for each in received]
     os.closerange(3, _OUT_OF_THE_WAY)
-    for each, number in zip(aside, wanted, strict=True):
+    for number, each in enumerate(aside):
         os.dup2(each, number, inheritable=True)
         os.close(each)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    sys.argv, sys.path[0] = ["-c"], ""
+    sys.argv[1:] = arguments
+    # As `python -P` has it.
+    del sys.path[0]
     try:
-        exec(code, {"__name__": "__main__"})
+        runpy.run_module(_KEEPER, run_name="__main__", alter_sys=True)
     finally:
         _end(0)
 
@@ -175,7 +178,7 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     asked = _serve()
-    _have_fork_server_ready()
+    _have_keeper_ready()
     os.chdir(asked.folder)
     os.environ.update(asked.variables)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

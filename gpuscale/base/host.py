@@ -8,6 +8,7 @@ SIGKILL. Since it runs by its path, this file imports nothing of gpuscale.
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def descendants() -> set[int]:
         left += children.get(left.pop(), [])
         found.update(left)
     return found
+
+
+def end_descendants(grace_s: float) -> None:
+    """End all descendants of this process, which adopts orphans: SIGTERM, and SIGKILL later."""
+
+    def living() -> set[int]:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return descendants()
+
+    def signal_all(processes: set[int], number: signal.Signals) -> None:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    deadline_s = time.monotonic() + grace_s
+    signal_all(living(), signal.SIGTERM)
+    while left := living():
+        if time.monotonic() > deadline_s:
+            signal_all(left, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _prctl(what: int, value: int) -> None:

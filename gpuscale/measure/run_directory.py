@@ -18,12 +18,12 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.host import python_environment
+from gpuscale.measure.waits import SAMPLER_S
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.request import (
     CommandOutcome,
     NodeProbeRequest,
-    RankExit,
     RankFailure,
     RankOutcome,
 )
@@ -31,8 +31,8 @@ from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 R = TypeVar("R", bound=msgspec.Struct)
 
+LAUNCHER_LOG = "launcher.log"
 _OWNER = "owner"
-_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,9 @@ class RunDirectory:
         """How far rank 0 is: stage, done, total, separated by tabs, then blanks."""
         self.hosts = path / "hosts"
         """The hosts of the run by the launcher's names, a line each, where there are several."""
-        self.port = path / "port"
-        """Where the first rank waits for the others, on its host."""
         self.enough = path / "enough"
         """It is there once a command has told steps enough: it is ended on all nodes then."""
-        self.launcher_log = path / "launcher.log"
+        self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
     samples = _path("samples-{}.jsonl")
@@ -102,8 +100,6 @@ class RunDirectory:
     pid = _path("rank-{}.pid")
     stacks = _path("rank-{}.stacks")
     """Where the rank was when its time was up."""
-    exit = _record("rank-{}.exit.json", RankExit)
-    """How the rank's process ended."""
     outcome = _record("rank-{}.outcome.json", RankOutcome)
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
     """In place of that of a rank, where a command was started."""
@@ -177,7 +173,7 @@ class Sampler:
         for end in (self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(TimeoutExpired):
-                self._process.wait(_PATIENCE_S)
+                self._process.wait(SAMPLER_S)
                 return
 
 

@@ -206,6 +206,13 @@ class MeasureOptions:
         default="local",
         see="clusters.md#across-nodes",
     )
+    fresh_tasks: bool = option(
+        "--fresh-tasks",
+        "across nodes: start each rank of each run as a task of its own, and no process that stays "
+        "on the nodes between runs; for sites that forbid it",
+        see="clusters.md#across-nodes",
+        in_training=True,
+    )
     size: str | None = option(
         "--size NAME",
         "`full`, `smoke` or another size of the case",

@@ -82,7 +82,9 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     file = options.resume or options.results
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
     validate_writable(folder)
-    launcher = launcher_by_name(options.launcher, device=options.device, folder=folder)
+    launcher = launcher_by_name(
+        options.launcher, device=options.device, folder=folder, fresh_tasks=options.fresh_tasks
+    )
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]

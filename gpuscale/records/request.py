@@ -111,15 +111,6 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in a command's lines; of several timed-out ranks, one with the most is reported."""
 
 
-class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a rank's process, as its parent process on the node sees it."""
-
-    rank: int
-    host: str
-    code: int
-    """Exit code, negative for the signal that ended the process."""
-
-
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One window by the clock of one rank."""
 

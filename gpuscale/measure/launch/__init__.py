@@ -1,4 +1,4 @@
-"""Starting ranks: one file per way of doing it, and the table of them."""
+"""Starting ranks: a launcher on one node, one across nodes, and the tables of both."""
 
 import pkgutil
 import signal
@@ -9,20 +9,24 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    # Every pytest run in the environment imports this file.
     from gpuscale.measure.launch.placement import ProcessStarter
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
     from gpuscale.records import Environment, Run, RunRequest
 
-# A launcher across nodes is its file in this folder and its line here.
+# A launcher across nodes is a file in this folder and its line here.
 ACROSS_NODES: Mapping[str, str] = {
     "slurm": "gpuscale.measure.launch.srun:Slurm",
     "mpirun": "gpuscale.measure.launch.mpirun:OpenMpi",
 }
-_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 LAUNCHERS = ("local", *ACROSS_NODES)
+_LOCAL = "gpuscale.measure.launch.local:LocalLauncher"
+_NODES = "gpuscale.measure.launch.nodes:NodesLauncher"
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 # The ranks, which no module of this layer imports.
-_IN_RANKS: Mapping[str, str] = {
+PRELOAD = "gpuscale.measure.worker.preload"
+_JOBS: Mapping[str, str] = {
     "rank": "gpuscale.measure.worker.entry:main",
     "command": "gpuscale.measure.worker.command:main",
     "overhead": "gpuscale.measure.worker.entry:compare_with_bare_loop",
@@ -33,7 +37,7 @@ _IN_RANKS: Mapping[str, str] = {
 
 
 class RunTerminated(BaseException):
-    """This process was asked by a signal to end while ranks were running; they have ended."""
+    """A signal asked this process to end while ranks were running; they have ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -63,23 +67,23 @@ class Launcher(Protocol):
 
     @property
     def environment(self) -> "Environment":
-        """The machine, or the nodes of the job, as the ranks see it; found out at the first use."""
+        """The machine, or the nodes of the job, as ranks see it; found out at the first use."""
 
     def run(self, request: "RunRequest") -> "Run":
-        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised.
+        """Make one run; a failure of a rank is in `Run.failure`, not raised.
 
         No rank is left when it returns.
         """
 
     def misfits(self, requests: "Sequence[RunRequest]") -> Sequence[str]:
-        """How the cases fail whose batches surely do not fit their models, before they are run.
+        """Try the cases, and return how those fail whose batches surely do not fit their models.
 
-        Nothing where that is not tried.
+        Empty if the launcher does not try cases.
         """
         return ()
 
     def progress(self) -> tuple[str, int, int] | None:
-        """Stage, done and total of the run under way; None where nothing is known.
+        """Stage, done and total of the run under way; None if unknown.
 
         May be asked from another thread than that of `run`.
         """
@@ -87,40 +91,44 @@ class Launcher(Protocol):
         return None if directory is None else directory.read_progress()
 
     def samples(self) -> "Sequence[NodeSamples]":
-        """The files that samplers on the nodes left in the last run, until the next run.
+        """The files that samplers on the nodes left in the last run; they last until the next run.
 
-        None where there is one node, which the session samples by itself.
+        Empty on one node, which the session samples by itself.
         """
         return ()
 
     def close(self) -> None:
-        """Delete what the last run left."""
-        return
+        """End the processes that start ranks, and delete what the last run left."""
 
 
-def launcher_by_name(name: str, *, device: str, folder: Path) -> Launcher:
-    """The launcher of a name in `LAUNCHERS`, for the device `auto`, `cuda` or `cpu`.
+def launcher_by_name(
+    name: str, *, device: str, folder: Path, fresh_tasks: bool = False
+) -> Launcher:
+    """The launcher of a name in `LAUNCHERS`.
 
-    Across nodes, what ranks leave lies in the folder, which is that of the results.
+    Args:
+        name: The value of `--launcher`.
+        device: `auto`, `cuda` or `cpu`.
+        folder: The folder of the results; across nodes, ranks leave their files there.
+        fresh_tasks: Start each rank of each run as a task of its own; only across nodes.
     """
+    found: Launcher
     if name == "local":
-        from gpuscale.measure.launch.local import LocalLauncher
-
-        return LocalLauncher(device=device)
-    from gpuscale.measure.launch.nodes import NodesLauncher
-
-    return NodesLauncher(name, device=device, folder=folder)
-
-
-def process_starter(name: str) -> "ProcessStarter":
-    """The starter of processes on nodes of that name in `ACROSS_NODES`."""
-    found: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
+        found = pkgutil.resolve_name(_LOCAL)(device=device)
+    else:
+        launcher = pkgutil.resolve_name(_NODES)
+        found = launcher(name, device=device, folder=folder, fresh_tasks=fresh_tasks)
     return found
 
 
-def do_in_rank(job: str, *arguments: str) -> None:
-    """Do a job of `_IN_RANKS` in a process of its own.
+def process_starter(name: str) -> "ProcessStarter | None":
+    """The starter of processes on nodes for a launcher; None for the local one."""
+    if name not in ACROSS_NODES:
+        return None
+    starter: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
+    return starter
 
-    It is the way from a forked process into the worker.
-    """
-    pkgutil.resolve_name(_IN_RANKS[job])(*arguments)
+
+def do_in_rank(job: str, *arguments: str) -> None:
+    """Do a job in this process, which was forked for it: the way into the worker."""
+    pkgutil.resolve_name(_JOBS[job])(*arguments)

@@ -1,7 +1,7 @@
 """From what ranks and nodes left in a run's folder to one Run, or one Environment."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -167,14 +167,29 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
 
 
 def job_environment(
-    hosts: Sequence[str], directory: RunDirectory, device: str, *, exit_code: int, timed_out: bool
+    hosts: Sequence[str],
+    directory: RunDirectory,
+    device: str,
+    *,
+    reached: Collection[str],
+    timed_out: bool,
 ) -> Environment:
-    """The environment of a job on these hosts, as their descriptions in the directory say."""
+    """The environment of a job, from the descriptions of its hosts in the directory.
+
+    Args:
+        hosts: The scheduler's names of the hosts.
+        directory: The folder in which each host described itself.
+        device: `auto`, `cuda` or `cpu`.
+        reached: The hosts on which a process has started.
+        timed_out: The time was up.
+    """
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
     missing = [host for host in hosts if host not in found]
     if not missing:
         return joined(found, device)
+    # Without one of its hosts no other is described.
+    missing = [host for host in missing if host not in reached] or missing
     nodes = ", ".join(missing)
     if timed_out:
         raise MachineError(
@@ -184,16 +199,15 @@ def job_environment(
     for host in missing:
         if said := text_of(directory.refusal(host)):
             raise MachineError(f"{host}: {said}", hosts=[host])
-    tail = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
-    if found:
+    said = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
+    if reached:
         raise MachineError(
             f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
             "nodes run; put the results on a file system that all nodes share, with --results "
-            f"(exit code {exit_code}: {tail})",
+            f"({said or 'no message'})",
             hosts=missing,
         )
-    said = tail or "no message"
-    raise MachineError(f"no node could be looked at (exit code {exit_code}: {said})")
+    raise MachineError(f"no node could be looked at ({said or 'no message'})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:

@@ -1,7 +1,7 @@
 """Why a run has no result: one cause out of all that its ranks left, where, and what to do."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,16 +27,22 @@ def failure_of(
     timed_out: bool = False,
     launcher: str | None = None,
 ) -> Failure | None:
-    """Why the ranks of a run did not end well, by what they left; None where they did.
+    """Why the ranks of a run did not end well; None if they did.
 
-    Exit codes are those of the ranks that failed, in their order where that is known, and minus
-    the signal's number where one ended it. A launcher is one across nodes whose command failed.
+    Args:
+        request: The request for the run.
+        directory: The folder with what the ranks left.
+        exit_codes: Of all ranks that are known to have ended, in the order in which they did;
+            minus the signal's number if one ended it, 0 also if the launcher ended it.
+        timed_out: The time was up, and the launcher ended the ranks.
+        launcher: The launcher across nodes, if the end of some ranks is not known.
     """
+    failed = {rank: code for rank, code in exit_codes.items() if code}
     if request.command is not None and (found := _of_command(request, directory, exit_codes)):
         return found
     if timed_out:
         return _timeout(request, directory)
-    if exit_codes:
+    if failed:
         return _crash(request, directory, exit_codes)
     if launcher is None:
         return None
@@ -45,23 +51,24 @@ def failure_of(
         message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
         said = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=absent[0], detail=said)
-    return _vanished(directory, _silent(request, directory) or range(request.processes))
+    return _vanished(directory, _silent(request, directory, exit_codes) or range(request.processes))
 
 
 def _of_command(
     request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
 ) -> Failure | None:
     """What those who watched the command tell, or why one of them did not live to tell it."""
+    failed = {rank: code for rank, code in exit_codes.items() if code}
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
-    if not own and (died := {r: code for r, code in exit_codes.items() if -code in _FAULT_SIGNALS}):
+    if not own and (died := {r: code for r, code in failed.items() if -code in _FAULT_SIGNALS}):
         return _unwatched(directory, died)
-    if reports and not own and (silent := _silent(request, directory)):
+    if reports and not own and (silent := _silent(request, directory, exit_codes)):
         return _vanished(directory, silent)
     if reports:
         first = (own or reports)[0].failure
         return _hang(own) if first.kind == "timeout" else first
-    return _unwatched(directory, exit_codes) if exit_codes else None
+    return _unwatched(directory, failed) if failed else None
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
@@ -117,11 +124,11 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
                 reason = " (out of memory?)" if -code == signal.SIGKILL else ""
                 end = f"was killed by {signal.Signals(-code).name}{_on_host(directory, rank)}"
                 return _ended(directory, rank, "killed", f"rank {rank} {end}{reason}")
-    if reports and not own and (silent := _silent(request, directory)):
+    if reports and not own and (silent := _silent(request, directory, exit_codes)):
         return _vanished(directory, silent)
     if reports:
         return _raised(request, directory, own[0] if own else reports[0])
-    rank, code = next(iter(exit_codes.items()))
+    rank, code = next((rank, code) for rank, code in exit_codes.items() if code)
     end = f"ended with exit code {code} and left no message"
     if code < 0:
         end = f"was ended by {signal.Signals(-code).name}: {_FROM_OUTSIDE}"
@@ -156,16 +163,15 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
     return replace(failure, message=said)
 
 
-def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
-    """The ranks on other nodes whose tasks did not live to tell how they ended.
+def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
+    """The ranks across nodes whose end is not known, since their keepers did not live to see it.
 
-    Where one has failed, the scheduler kills all others. So where some hosts have a task that
-    could tell and others have none, only the ranks of the latter count.
+    If the keepers of some hosts did and those of others did not, only the ranks of the latter
+    count: the scheduler may have ended the rest.
     """
     hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
-    told = {rank for rank in hosts if directory.exit(rank).path.exists()}
     silent = [rank for rank, host in hosts.items() if host and rank not in told]
-    heard = {hosts[rank] for rank in told}
+    heard = {hosts.get(rank) for rank in told}
     return [rank for rank in silent if hosts[rank] not in heard] or silent
 
 

@@ -25,6 +25,8 @@ class OpenMpi(ProcessStarter):
         "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
         "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     }
+    limits_cores = False
+    node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, as its scheduler tells them."""
@@ -58,6 +60,7 @@ class OpenMpi(ProcessStarter):
             *("--host", ",".join(slots)),
             *("--map-by", "slot"),
             *("--bind-to", "none"),
+            *("--stdin", "all"),
             *(word for name in sorted(exported) for word in ("-x", name)),
             *program,
         ]
@@ -67,10 +70,6 @@ class OpenMpi(ProcessStarter):
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
-
-    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
-        """The host of this process's rank: there is one task a node, in the order of the hosts."""
-        return hosts[int(given["OMPI_COMM_WORLD_RANK"])]
 
 
 def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,10 +1,7 @@
-"""Ranks on the nodes of a job, started by its scheduler: one process for each of them."""
+"""Ranks on the nodes of a job, forked by a keeper on each node that its scheduler starts."""
 
 import contextlib
 import os
-import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,28 +11,24 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import gpuscale.base.host
+from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.measure.launch.failures import failure_of
-from gpuscale.measure.launch.placement import Placement, place, without_excluded
+from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
+from gpuscale.measure.launch.placement import Placement, place, rank_variables, without_excluded
 from gpuscale.measure.run_directory import (
+    LAUNCHER_LOG,
     NodeSamples,
     RunDirectory,
     scratch_folder,
     write_atomically,
 )
+from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
 from gpuscale.records.request import NodeProbeRequest
 
-_RENDEZVOUS_PORTS = range(12_000, 32_000)
-"""Where the first rank may wait for the others: below what systems hand out by themselves."""
-_DESCRIBE_S = 180.0
-_STACKS_S = 10.0
-"""How long after the timeout ranks may take to leave their stacks: they started later."""
-_LOOK_S = 0.05
-_LOOK_AT_EXITS_S = 2.0
-_END_S = 20.0
-_END_AFTER_FAILURE_S = 5.0
+_START_S = _DESCRIBE_S = 180.0
 _FILES_S = 30.0
 """How long files that another node has written may take to be seen on this one."""
 
@@ -43,14 +36,25 @@ _FILES_S = 30.0
 class NodesLauncher(Launcher):
     """Starts each run's ranks on the smallest number of the job's nodes, one run at a time.
 
-    The folder of a run lies beside the results, since all nodes must see it.
+    The folder of a run lies beside the results, since all nodes must see it. Commands always have
+    a fresh task a rank, since they may ask the scheduler's variables, or MPI, for their place.
+
+    Args:
+        name: A launcher across nodes.
+        device: `auto`, `cuda` or `cpu`.
+        folder: The folder of the results.
+        fresh_tasks: Start a task for each rank of each run, in place of keepers that stay.
     """
 
-    def __init__(self, name: str, *, device: str, folder: Path) -> None:
-        self._starter = process_starter(name)
-        self._device = device
-        self._folder = folder
-        self._kept = contextlib.ExitStack()
+    def __init__(self, name: str, *, device: str, folder: Path, fresh_tasks: bool = False) -> None:
+        starter = process_starter(name)
+        assert starter is not None, "a launcher across nodes has one"
+        self._starter, self._device, self._folder = starter, device, folder
+        self._fresh_tasks = fresh_tasks
+        self._keepers: Keepers | None = None
+        self._hosts: tuple[str, ...] = ()
+        """The hosts of the keepers, by the scheduler's names."""
+        self._session, self._kept = contextlib.ExitStack(), contextlib.ExitStack()
         self._samples: list[NodeSamples] = []
 
     @cached_property
@@ -61,34 +65,51 @@ class NodesLauncher(Launcher):
 
     @cached_property
     def environment(self) -> Environment:
-        """The nodes of the job as the ranks see them; found out at the first use."""
-        placement = replace(self._each_host, independent=True)
+        """The nodes of the job as ranks see them; found out at the first use."""
+        placement = self._each_host
         with self._run_folder() as directory:
-            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S)
+            keepers, outcome = self._perform(
+                "describe", directory, placement, _DESCRIBE_S, device=self._device
+            )
             found = job_environment(
-                placement.hosts, directory, self._device, exit_code=code, timed_out=timed_out
+                placement.hosts,
+                directory,
+                self._device,
+                reached=[self._hosts[number] for number in keepers.started],
+                timed_out=outcome.timed_out,
             )
         return replace(found, launcher=self._starter.name)
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
+        """Make one run; a failure of a rank is in `Run.failure`, not raised."""
         self._kept.close()
         directory = self._kept.enter_context(self._run_folder())
         placement = self._placement(request)
         directory.request.write(request)
         self._ask_for_samples(directory, request, placement)
+        is_fresh = self._fresh_tasks or request.command is not None
+        if not is_fresh:
+            package = STRATEGIES[request.configuration.strategy].package
+            self._keepers_on(placement.hosts, package)
+        # What watches a command ends it by itself when its time is up.
+        patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
-            # What watches a command ends it by itself when its time is up.
-            patience_s = request.timeout_s + (0 if request.command is None else _END_S)
-            code, timed_out = self._start(directory, request.job, placement, patience_s)
+            _, outcome = self._perform(
+                request.job, directory, placement, patience_s, is_fresh=is_fresh
+            )
         finally:
             self.running = None
         wall_s = time.monotonic() - started
-        codes = _failed(directory, request.processes)
-        failed = self._starter.name if code else None
-        failure = failure_of(request, directory, codes, timed_out=timed_out, launcher=failed)
+        has_lost = len(outcome.exit_codes) < request.processes
+        failure = failure_of(
+            request,
+            directory,
+            outcome.exit_codes,
+            timed_out=outcome.timed_out,
+            launcher=self._starter.name if has_lost else None,
+        )
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
@@ -96,16 +117,17 @@ class NodesLauncher(Launcher):
         placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
-            _, timed_out = self._start(directory, "probe", placement, request.timeout_s)
-            return probes_left(directory, placement.hosts, timed_out=timed_out)
+            _, outcome = self._perform("probe", directory, placement, request.timeout_s)
+            return probes_left(directory, placement.hosts, timed_out=outcome.timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """The files that samplers on the nodes left in the last run, until the next run."""
+        """The files that samplers on the nodes left in the last run; they last until the next."""
         return self._samples
 
     def close(self) -> None:
-        """Delete what the last run left."""
+        """End the keepers, and delete what the last run left."""
         self._kept.close()
+        self._session.close()
 
     @contextlib.contextmanager
     def _run_folder(self) -> Iterator[RunDirectory]:
@@ -133,7 +155,7 @@ class NodesLauncher(Launcher):
     def _ask_for_samples(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Leave the UUIDs of the run's GPUs, by host, for the tasks that sample them."""
+        """Leave the UUIDs of the run's GPUs, by host, for the keepers that sample them."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
         self._samples = []
@@ -146,104 +168,115 @@ class NodesLauncher(Launcher):
             sampled = {left.host: left.uuids for left in self._samples}
             directory.sampled.write(SampledDevices(uuids=sampled))
 
-    def _start(
-        self, directory: RunDirectory, job: str, placement: Placement, timeout_s: float
-    ) -> tuple[int, bool]:
-        """The exit code of the command that starts tasks, and True if time ran out.
-
-        Where all goes well, the files that the tasks leave can be read here.
-        """
+    def _perform(
+        self,
+        job: str,
+        directory: RunDirectory,
+        placement: Placement,
+        timeout_s: float,
+        *,
+        is_fresh: bool | None = None,
+        **details: object,
+    ) -> tuple[Keepers, Outcome]:
+        """Have ranks do a job; if all goes well, the files that they leave can be read here."""
         write_atomically(directory.hosts, "\n".join(placement.hosts))
-        # A new one for each run: the last one's may not be free again yet.
-        write_atomically(directory.port, str(random.choice(_RENDEZVOUS_PORTS)))
-        program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.task", self._starter.name]
-        program += [job, str(directory.path), self._device]
-        keeper = [sys.executable, "-I", "-S", gpuscale.base.host.__file__, str(os.getpid())]
-        given = gpuscale.base.host.python_environment()
-        with terminations_raised(), directory.launcher_log.open("wb") as log:
-            process = subprocess.Popen(
-                [*keeper, *self._starter.arguments(program, placement)],
-                env={name: v for name, v in given.items() if self._starter.reaches(name)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C is for pytest, which ends the step; srun would first ask for another.
-                start_new_session=True,
-            )
+        is_fresh = self._fresh_tasks if is_fresh is None else is_fresh
+        with terminations_raised():
+            if is_fresh:
+                keepers = self._started(placement, directory.path, preloads=False)
+            else:
+                keepers = self._keepers_on(placement.hosts)
             try:
-                timed_out = not _ended_in_time(process, directory, placement.ranks, timeout_s)
-                if timed_out:
-                    stacks = [directory.stacks(rank) for rank in range(placement.ranks)]
-                    _wait_for(stacks, _STACKS_S)
+                seats = self._seats(keepers, placement, directory, is_fresh=is_fresh)
+                outcome = Outcome()
+                if keepers.is_usable:
+                    outcome = keepers.perform(
+                        job,
+                        directory,
+                        seats,
+                        timeout_s=timeout_s,
+                        variables=rank_variables(placement.ranks, placement.hosts[0]),
+                        cores_per_rank=None if is_fresh else self._cores_per_rank(placement),
+                        **details,
+                    )
             finally:
-                if process.poll() is None:
-                    # Both srun and mpirun then kill what they started.
-                    process.terminate()
-                    if not _ended_within(process, _END_S):
-                        process.kill()
-                        process.wait()
-        if process.returncode == 0:
-            ranks = range(placement.ranks)
-            left = {
-                "describe": [directory.environment(host).path for host in placement.hosts],
-                "rank": [directory.outcome(rank).path for rank in ranks],
-                # One of them has told enough for all.
-                "command": [directory.enough],
-                "probe": [directory.probe(rank).path for rank in ranks],
-            }
-            _wait_for(left[job], _FILES_S)
-        return process.returncode, timed_out
+                if is_fresh:
+                    keepers.close()
+        if len(outcome.exit_codes) < placement.ranks:
+            write_atomically(directory.launcher_log, keepers.said)
+        elif not any(outcome.exit_codes.values()):
+            wait_for(_left_by(job, directory, placement), _FILES_S)
+        return keepers, outcome
+
+    def _seats(
+        self, keepers: Keepers, placement: Placement, directory: RunDirectory, *, is_fresh: bool
+    ) -> Seats:
+        """The ranks of each keeper that has started; leaves the host of each in the folder."""
+        hosts = placement.hosts if is_fresh else self._hosts
+        per_host = placement.ranks_per_host if is_fresh else 1
+        seats: dict[int, tuple[tuple[int, int], ...]] = {}
+        taken = dict.fromkeys(placement.hosts, 0)
+        for number, answer in sorted(keepers.started.items()):
+            node = answer.node or hosts[number // per_host]
+            if is_fresh:
+                seats[number] = ((number, taken.get(node, 0)),)
+                taken[node] = taken.get(node, 0) + 1
+            elif node in taken:
+                position = placement.hosts.index(node)
+                first = position * placement.ranks_per_host
+                here = range(placement.ranks_on(position))
+                seats[number] = tuple((first + local, local) for local in here)
+            for rank, _ in seats.get(number, ()):
+                write_atomically(directory.host(rank), answer.host)
+        return seats
+
+    def _keepers_on(self, hosts: Sequence[str], package: str | None = None) -> Keepers:
+        """The keepers of this session, with one on each of some hosts.
+
+        The first are started on all hosts; once a keeper was lost, only where they are needed.
+        """
+        known = self._keepers
+        if known is None or not known.is_usable or not {*hosts} <= {*self._hosts}:
+            needed = {*hosts, *(self._hosts if known and known.is_usable else ())}
+            if known is None:
+                needed = {*self._each_host.hosts}
+            self._session.close()
+            self._hosts = tuple(host for host in self._each_host.hosts if host in needed)
+            each = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
+            folder = scratch_folder(".keepers-", within=self._folder)
+            known = self._started(each, self._session.enter_context(folder), preloads=True)
+            self._session.callback(known.close)
+            self._keepers = known
+        if package is not None and known.is_usable:
+            known.have_imported(package, _START_S)
+        return known
+
+    def _started(self, placement: Placement, folder: Path, *, preloads: bool) -> Keepers:
+        """Start a keeper for each rank of a placement, and wait until all are ready."""
+        program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
+        program += [self._starter.name, str(folder), "preload" if preloads else "fresh"]
+        guard = [sys.executable, "-I", "-S", gpuscale.base.host.__file__, str(os.getpid())]
+        given = gpuscale.base.host.python_environment()
+        keepers = Keepers(
+            [*guard, *self._starter.arguments(program, placement)],
+            placement.ranks,
+            {name: value for name, value in given.items() if self._starter.reaches(name)},
+            log=folder / LAUNCHER_LOG,
+        )
+        keepers.have_started(_START_S)
+        return keepers
+
+    def _cores_per_rank(self, placement: Placement) -> int | None:
+        is_bound = self._starter.limits_cores and not placement.oversubscribed
+        return placement.cores_per_rank if is_bound else None
 
 
-def _wait_for(paths: Sequence[Path], patience_s: float) -> None:
-    """Wait until files written on other nodes are there and not empty, or the patience ends."""
-    deadline = time.monotonic() + patience_s
-    for path in paths:
-        while time.monotonic() < deadline:
-            # To list the folder makes a network file system look again.
-            if path in path.parent.iterdir() and path.stat().st_size > 0:
-                break
-            time.sleep(_LOOK_S)
-
-
-def _ended_in_time(
-    process: "subprocess.Popen[bytes]", directory: RunDirectory, ranks: int, seconds: float
-) -> bool:
-    """Wait for the command; False where its time is up.
-
-    A command whose node has died does not end by itself when another rank fails of it.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if _ended_within(process, min(_LOOK_AT_EXITS_S, seconds)):
-            return True
-        if _failed(directory, ranks):
-            _ended_within(process, _END_AFTER_FAILURE_S)
-            return True
-    return False
-
-
-def _ended_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _failed(directory: RunDirectory, ranks: int) -> dict[int, int]:
-    """The exit codes of ranks that failed, the first one first, as far as their tasks could tell.
-
-    When one has failed, the scheduler kills the others, which then count for nothing.
-    """
-    left = ((file.path, file.read_if_left()) for file in map(directory.exit, range(ranks)))
-    in_order = sorted(
-        (path.stat().st_mtime_ns, exited.rank, exited.code)
-        for path, exited in left
-        if exited is not None and exited.code
-    )
-    return {
-        rank: code
-        for position, (_, rank, code) in enumerate(in_order)
-        if position == 0 or code != -signal.SIGKILL
-    }
+def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Path]:
+    """The files that a job leaves where all goes well."""
+    ranks = range(placement.ranks)
+    if job == "describe":
+        return [directory.environment(host).path for host in placement.hosts]
+    if job == "rank":
+        return [directory.outcome(rank).path for rank in ranks]
+    # One rank of a command has said enough for all.
+    return [directory.enough] if job == "command" else [directory.probe(r).path for r in ranks]

@@ -2,6 +2,8 @@
 
 import fcntl
 import math
+import os
+import random
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,8 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpuscale.base.errors import GpuscaleError, UsageError
-from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.base.errors import UsageError
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
 """The variable that names hosts of a job that no rank is to be started on, between commas."""
@@ -19,6 +20,8 @@ HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
 """How the ranks reach the first host, with `{host}` for its name: `{host}i` on JUWELS Booster,
 whose nodes have a second name for InfiniBand."""
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_RENDEZVOUS_PORTS = range(12_000, 32_000)
+"""Where the first rank may wait for the others: below what systems hand out by themselves."""
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 
@@ -35,8 +38,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """None for all cores of the node."""
     oversubscribed: bool = False
     """Ranks may share cores: there are more of them than the nodes have."""
-    independent: bool = False
-    """The others go on when one fails."""
 
     def ranks_on(self, position: int) -> int:
         """The number of ranks on the host at that position."""
@@ -47,40 +48,44 @@ class ProcessStarter(Protocol):
     """One program that starts a command several times on the hosts of a job."""
 
     name: str
-    """The word for it on the command line and in results."""
+    """Its name on the command line and in results."""
     place_variables: Mapping[str, str]
-    """Its variables that tell a process its place: by torch.distributed's names for them."""
+    """Its variables for the place of a process, by torch.distributed's names for them."""
+    node_variable: str
+    """Its variable for the name of a process's node; empty if it has none."""
+    limits_cores: bool
+    """True if it gives a step no more cores than its ranks asked for."""
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, in the order in which ranks are laid on them.
 
-        A UsageError where there is no job here, or its program is missing.
+        Raises a UsageError without a job, or if its program is missing.
         """
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """The command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """A variable of this process is for that command, too."""
+        """Whether that command is to have a variable of this process, too."""
 
-    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
-        """The name in `hosts` of the node that a process is on, of one process a node."""
 
-    def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
-        """The host of the first rank of the process's group."""
-        return directory.host_names()[0]
+def free_port() -> int:
+    """A port for the first rank of a run, free on this host; the last run's may not be so again."""
+    while True:
+        port = random.choice(_RENDEZVOUS_PORTS)
+        with suppress(OSError), socket.socket() as tried:
+            tried.bind(("", port))
+            return port
 
-    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables by which torch.distributed finds a process's group, on its node.
 
-        The first rank waits for the others at the port of the run.
-        """
-        host = self.first_host(given, directory)
-        return {
-            **{name: required_variable(given, own) for name, own in self.place_variables.items()},
-            "MASTER_ADDR": given.get(HOST_PATTERN, "{host}").replace("{host}", host),
-            "MASTER_PORT": directory.port.read_text(encoding="utf-8"),
-        }
+def rank_variables(ranks: int, host: str) -> dict[str, str]:
+    """The variables by which ranks find one another; the first of them is on the host."""
+    pattern = os.environ.get(HOST_PATTERN, "{host}")
+    return {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": pattern.replace("{host}", host),
+        "MASTER_PORT": str(free_port()),
+    }
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
@@ -107,13 +112,6 @@ def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tu
         named = ", ".join(hosts)
         raise UsageError(f"{EXCLUDED_HOSTS} names all hosts of this job ({named}); unset it")
     return left
-
-
-def required_variable(given: Mapping[str, str], name: str) -> str:
-    """The value of an environment variable that every task has."""
-    if name not in given:
-        raise GpuscaleError(f"{name} is not set: this rank was started by something else")
-    return given[name]
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from subprocess import PIPE, SubprocessError, check_output
 
 from gpuscale.base.errors import UsageError
-from gpuscale.measure.launch.placement import Placement, ProcessStarter, required_variable
-from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.launch.placement import Placement, ProcessStarter
 
 _PATIENCE_S = 30.0
+_OTHERS_S = 10
+"""How long the tasks of a step go on after the first has ended."""
 _OF_THE_JOB_SCRIPT = (
     # What the job asked for as a whole is no measure for a step on some of its nodes, and srun
     # would take these as if they were its own options.
@@ -32,6 +33,9 @@ class Slurm(ProcessStarter):
         "LOCAL_RANK": "SLURM_LOCALID",
         "WORLD_SIZE": "SLURM_NTASKS",
     }
+    limits_cores = True
+    # Slurm's name of a node need not be the one that the node has for itself.
+    node_variable = "SLURMD_NODENAME"
 
     def hosts(self) -> tuple[str, ...]:
         """The nodes of the job; a UsageError where its steps could not share their GPUs."""
@@ -75,22 +79,15 @@ class Slurm(ProcessStarter):
             *(["--overcommit"] if placement.oversubscribed else []),
             "--mpi=none",
             "--export=ALL",
-            "--input=none",
-            f"--kill-on-bad-exit={0 if placement.independent else 1}",
+            # A keeper that dies takes its ranks along; those elsewhere may still say what they saw.
+            "--kill-on-bad-exit=0",
+            f"--wait={_OTHERS_S}",
             *program,
         ]
 
     def reaches(self, variable: str) -> bool:
         """It is none by which the job script's own options would tell srun something."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
-
-    def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
-        """The first host of the step."""
-        return hostnames(required_variable(given, "SLURM_STEP_NODELIST"))[0]
-
-    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
-        """This node by Slurm's name, which need not be the one that it has for itself."""
-        return given["SLURMD_NODENAME"]
 
 
 def hostnames(nodes: str) -> tuple[str, ...]:

@@ -29,8 +29,11 @@ _FEW_OUTPUTS = 2**22
 _MEMORY_BYTES = 2**32
 
 
-def main(*directories: str) -> None:
-    """Leave the failure of each case that surely does not fit, in the directory of its request."""
+def main(folder: str, first: str, step: str) -> None:
+    """Leave the failure of each case that surely does not fit, in the directory of its request.
+
+    Every `step`-th request below the folder is tried, from the `first` on.
+    """
     die_with_parent()
     end_at_interrupt()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -39,8 +42,9 @@ def main(*directories: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     torch.set_num_threads(1)
     limit_memory(_MEMORY_BYTES)
-    for path in directories:
-        directory = RunDirectory(path=Path(path))
+    paths = sorted(Path(folder).glob("[0-9]*"))
+    for path in paths[int(first) :: int(step)]:
+        directory = RunDirectory(path=path)
         with contextlib.suppress(Exception):
             request = directory.request.read()
             assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"

@@ -1,0 +1,258 @@
+"""`python -m gpuscale.measure.launch.keeper`: the process on a node that forks and watches ranks.
+
+It imports torch once and never touches CUDA, so that the ranks of every run start by a fork. It
+takes orders and gives answers (orders.py), samples the node's GPUs during a run, and ends with
+whoever started it.
+"""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from select import select
+from typing import NoReturn
+
+import msgspec
+
+from gpuscale.base.host import adopt_orphans, end_descendants
+from gpuscale.measure.launch import PRELOAD, do_in_rank, process_starter
+from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
+from gpuscale.measure.launch.placement import gloo_variables
+from gpuscale.measure.run_directory import RunDirectory, Sampler
+from gpuscale.measure.waits import COMMAND_S, RANK_S
+
+_LOOK_S = 0.5
+_LOOK_AT_FOLDER_S = 2.0
+_CHUNK_BYTES = 65536
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_WITHOUT_LOG = ("describe", "trial")
+"""Jobs that print to the keeper's own errors, if at all."""
+
+
+class Keeper:
+    """The keeper of a node, or of a single rank if each rank has a task of its own.
+
+    Args:
+        launcher: The name of the launcher that started it.
+        folder: A folder of the launcher. Once it is gone the launcher has ended, and the daemon
+            that should have said so on this node has not.
+    """
+
+    def __init__(self, launcher: str, folder: Path) -> None:
+        starter = process_starter(launcher)
+        self._places = starter.place_variables if starter else {}
+        self._number = int(os.environ[self._places["RANK"]]) if starter else 0
+        self._node = os.environ.get(starter.node_variable, "") if starter else ""
+        self._folder, self._looked_s = folder, time.monotonic()
+        self._parent = os.getppid()
+        # No rank reads the orders, and what libraries print goes to the errors.
+        self._orders, self._answers = os.dup(0), os.dup(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        self._rest = b""
+        self._order = Order(number=0, job=END)
+        self._ranks: dict[int, int] = {}
+        """The living ranks by their process ids."""
+        self._sampler: Sampler | None = None
+        self._is_ending = self._ends_ranks = False
+        self._kill_at_s = 0.0
+        self._woken, self._wakes = os.pipe()
+        for descriptor in (self._woken, self._wakes):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_FORWARDED):
+            # Python writes a signal that has a handler into the pipe.
+            signal.signal(number, lambda *_: None)
+        adopt_orphans()
+
+    def serve(self, *, preloads: bool) -> None:
+        """Do as ordered until the orders end."""
+        host = socket.gethostname()
+        if not self._folder.is_dir():
+            refusal = f"{host}: there is no folder {self._folder} here"
+            self._answer("started", refusal=refusal)
+            return
+        self._answer("started", node=self._node, host=host)
+        if preloads:
+            import_module(PRELOAD)
+            # No collection in a rank touches, and so copies, what it shares with this process.
+            gc.freeze()
+        self._answer("ready")
+        while self._ranks or not self._is_ending:
+            streams = [self._woken] if self._is_ending else [self._woken, self._orders]
+            readable, _, _ = select(streams, [], [], _LOOK_S)
+            # Before an order to end ranks: some may have ended by themselves.
+            self._take_signals()
+            if self._orders in readable:
+                self._take_orders()
+            if self._is_abandoned():
+                self._end()
+            if self._ends_ranks and time.monotonic() > self._kill_at_s:
+                self._signal_ranks(signal.SIGKILL)
+
+    def _answer(self, kind: str, **fields: object) -> None:
+        answer = msgspec.convert({"keeper": self._number, "kind": kind, **fields}, Answer)
+        # The launcher may have ended.
+        with suppress(OSError):
+            os.write(self._answers, msgspec.json.encode(answer) + b"\n")
+
+    def _take_signals(self) -> None:
+        with suppress(BlockingIOError):
+            for number in os.read(self._woken, _CHUNK_BYTES):
+                if number in _FORWARDED:
+                    self._end(number)
+        for process, rank in [*self._ranks.items()]:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                del self._ranks[process]
+                if not self._ranks:
+                    self._clean_up()
+                code = os.waitstatus_to_exitcode(status)
+                is_ordered = self._ends_ranks and not self._is_ending
+                code = 0 if is_ordered else code
+                self._answer("ended", order=self._order.number, rank=rank, code=code)
+
+    def _take_orders(self) -> None:
+        chunk = os.read(self._orders, _CHUNK_BYTES)
+        if not chunk:
+            self._end()
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            order = msgspec.json.decode(line, type=Order)
+            if order.job == END:
+                self._end_ranks()
+            elif order.job == IMPORT:
+                # A broken package is reported by the rank that needs it, with its traceback.
+                with suppress(Exception):
+                    import_module(order.folder)
+                self._answer("ready")
+            else:
+                self._start(order)
+
+    def _start(self, order: Order) -> None:
+        self._order, self._ends_ranks = order, False
+        seats, directory = order.seats.get(self._number, ()), RunDirectory(path=Path(order.folder))
+        for rank, local_rank in seats:
+            self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
+        sampled = (
+            directory.sampled.read_if_left() if any(local == 0 for _, local in seats) else None
+        )
+        host = socket.gethostname()
+        if sampled is not None and host in sampled.uuids:
+            self._sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))
+
+    def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
+        """Fork a rank; the id of its process."""
+        signals = {signal.SIGCHLD, *_FORWARDED}
+        # The child is not to write a signal of its own into this process's pipe.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        child = os.fork()
+        if child:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            return child
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in signals:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            for descriptor in (self._orders, self._answers, self._woken, self._wakes):
+                os.close(descriptor)
+            self._be_rank(directory, rank, local_rank, ranks_here)
+            code = 0
+        except SystemExit as end:
+            # What watches a command ends so, after it has said all there is.
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # The keeper's own exit handlers are not for its ranks.
+            os._exit(code)
+
+    def _be_rank(
+        self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int
+    ) -> None:
+        order = self._order
+        if order.job not in _WITHOUT_LOG:
+            log = os.open(directory.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+        if order.variables:
+            place = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            own = {own: place[name] for name, own in self._places.items()}
+            hosts = directory.host_names() if self._places else ()
+            os.environ.update({**place, **own, **gloo_variables(os.environ, hosts)})
+        if order.cores_per_rank is not None:
+            cores = sorted(os.sched_getaffinity(0))[: order.cores_per_rank * ranks_here]
+            os.sched_setaffinity(0, cores)
+        if order.job == "describe":
+            file = directory.environment(directory.host_names()[rank])
+            do_in_rank("describe", str(file.path), order.device)
+        elif order.job == "trial":
+            do_in_rank("trial", order.folder, str(rank), str(ranks_here))
+        else:
+            do_in_rank(order.job, order.folder)
+
+    def _is_abandoned(self) -> bool:
+        """Whether nobody waits for this process any more.
+
+        It looks, since the kernel's signal at a parent's death comes at the end of the thread that
+        forked, and a scheduler's daemon forks from threads.
+        """
+        if self._is_ending:
+            return False
+        if time.monotonic() - self._looked_s > _LOOK_AT_FOLDER_S:
+            self._looked_s = time.monotonic()
+            if not self._folder.is_dir():
+                return True
+        return os.getppid() != self._parent
+
+    def _end(self, number: int | None = None) -> None:
+        """End the ranks, by a certain signal or as an order would, and then this process."""
+        self._is_ending = True
+        self._end_ranks(number)
+
+    def _end_ranks(self, number: int | None = None) -> None:
+        if number is None:
+            # What watches a command has to end all that it started. A rank that is stopped, or
+            # in a call of the driver, heeds nothing but SIGKILL.
+            number = signal.SIGTERM if self._order.job == "command" else signal.SIGKILL
+        self._ends_ranks, self._kill_at_s = True, time.monotonic() + RANK_S
+        self._signal_ranks(number)
+
+    def _signal_ranks(self, number: int) -> None:
+        for process in self._ranks:
+            os.kill(process, number)
+
+    def _clean_up(self) -> None:
+        """End the sampler, and what ranks started and left."""
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+        end_descendants(COMMAND_S)
+
+
+def main(launcher: str, folder: str, preloads: str) -> NoReturn:
+    """Be the keeper of this node until the orders end."""
+    code = 1
+    try:
+        Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        # To take torch down would last a second.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,246 @@
+"""Orders to keepers, and their answers: the launcher's end of the pipes.
+
+A keeper (keeper.py) is a process on each node that forks the ranks of run after run. An order is a
+line of JSON on the standard input of all keepers, an answer one on the standard output of one of
+them; `srun` and `mpirun` carry both. The keepers end when their input ends.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from select import select
+from typing import Literal
+from weakref import finalize
+
+import msgspec
+
+from gpuscale.measure.launch.failures import text_of
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
+
+END, IMPORT = "end", "import"
+"""Orders for the keepers themselves; all others are jobs for ranks."""
+_SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Signals that end a process whose memory is broken: it may have come so from its keeper."""
+_LEAVING_STACKS = ("rank", "overhead")
+_STACKS_S = 10.0
+"""How long after the timeout ranks may take to leave their stacks: they started later."""
+_LOOK_S = 0.05
+_CHUNK_BYTES = 65536
+
+Seats = Mapping[int, tuple[tuple[int, int], ...]]
+"""Rank and local rank of each process, by the number of the keeper that forks it."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An order to all keepers."""
+
+    number: int
+    job: str
+    """A job of `do_in_rank`, or one of the orders above."""
+    folder: str = ""
+    """The run's folder; with `IMPORT` the package."""
+    seats: Seats = {}
+    variables: Mapping[str, str] = {}
+    """The environment variables that all ranks share."""
+    cores_per_rank: int | None = None
+    """None: ranks use all cores of the keeper."""
+    device: str = "auto"
+    """The device to describe."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An answer of one keeper: it has started, has imported what it needs, or a rank has ended."""
+
+    keeper: int
+    kind: Literal["started", "ready", "ended"]
+    node: str = ""
+    """The scheduler's name for its node; empty if it has none."""
+    host: str = ""
+    refusal: str = ""
+    """Why the keeper ends at once."""
+    order: int = 0
+    rank: int = 0
+    code: int = 0
+    """The rank's exit code, or minus the number of the signal that ended it; 0 also for a rank
+    that was ended by order."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the ranks of an order ended."""
+
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    """Of all ranks that are known to have ended, in the order in which they did."""
+    timed_out: bool = False
+
+
+class Keepers:
+    """The keepers of one session, or of one run, and the command that started them."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        variables: Mapping[str, str],
+        log: Path | None = None,
+    ) -> None:
+        errors = None if log is None else log.open("wb")
+        self._process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            # Ctrl-C is for pytest, which ends the ranks; srun would first ask for another.
+            start_new_session=True,
+        )
+        if errors is not None:
+            errors.close()
+        self._count, self._log = count, log or Path(os.devnull)
+        self.started: dict[int, Answer] = {}
+        self.refusals: dict[int, str] = {}
+        self.said = ""
+        """What keepers that were lost, or the command that started them, printed."""
+        self.is_usable = True
+        """False once a keeper is lost, or may be broken: the next run needs new ones."""
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+        self._orders = 0
+        self.close = finalize(self, _close, self._process)
+        """Also called when this object, or this process, ends."""
+
+    def have_started(self, within_s: float) -> bool:
+        """Wait until all keepers are ready for orders; False if one is not."""
+        ready = set[int]()
+        for answer in self._answers(time.monotonic() + within_s):
+            if answer.refusal:
+                self.refusals[answer.keeper] = answer.refusal
+            elif answer.kind == "started":
+                self.started[answer.keeper] = answer
+            elif answer.kind == "ready":
+                ready.add(answer.keeper)
+            if len(ready) + len(self.refusals) == self._count:
+                break
+        if len(ready) < self._count:
+            self.is_usable = False
+            # Before their end is told there, too.
+            self.said = "\n".join(self.refusals.values()) or text_of(self._log)
+            self.close()
+        return self.is_usable
+
+    def have_imported(self, package: str, within_s: float) -> bool:
+        """Have a package imported, so that ranks need not; False if a keeper does not answer."""
+        self.send(job=IMPORT, folder=package)
+        return self.have_started(within_s)
+
+    def perform(
+        self,
+        job: str,
+        directory: RunDirectory,
+        seats: Seats,
+        *,
+        timeout_s: float,
+        **details: object,
+    ) -> Outcome:
+        """Have ranks forked, wait until all have ended or one has failed, and end the others.
+
+        Args:
+            job: A job of `do_in_rank`.
+            directory: The folder of the run.
+            seats: The ranks of each keeper.
+            timeout_s: After this time the ranks are ended, once they have left their stacks.
+            details: Further fields of the order.
+        """
+        ranks = {rank for each in seats.values() for rank, _ in each}
+        outcome = Outcome()
+        number = self.send(job=job, folder=str(directory.path), seats=seats, **details)
+
+        def has_ended(within_s: float, *, at_failure: bool) -> bool:
+            for answer in self._answers(time.monotonic() + within_s):
+                if answer.kind == "ended" and answer.order == number:
+                    outcome.exit_codes[answer.rank] = answer.code
+                    if len(outcome.exit_codes) == len(ranks) or (at_failure and answer.code):
+                        return True
+            return not self.is_usable
+
+        try:
+            if not has_ended(timeout_s, at_failure=job != "describe"):
+                outcome.timed_out = True
+                if job in _LEAVING_STACKS:
+                    wait_for(map(directory.stacks, ranks), _STACKS_S)
+        finally:
+            if len(outcome.exit_codes) < len(ranks):
+                self.send(job=END)
+                has_ended(RUN_S, at_failure=False)
+            signals = {-code for code in outcome.exit_codes.values()}
+            if len(outcome.exit_codes) < len(ranks) or signals & {*_SPOILING}:
+                self.is_usable = False
+            if not self.is_usable:
+                self.close()
+                self.said = text_of(self._log)
+        return outcome
+
+    def send(self, **fields: object) -> int:
+        """Send an order without waiting for answers; its number."""
+        self._orders += 1
+        text = msgspec.json.encode(msgspec.convert({"number": self._orders, **fields}, Order))
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            self.is_usable = False
+        return self._orders
+
+    def _answers(self, deadline_s: float) -> Iterator[Answer]:
+        """Yield answers until the deadline, or until all keepers have ended."""
+        assert self._process.stdout is not None
+        while True:
+            while self._lines:
+                # Something else may have been printed before the keeper took the stream over.
+                with suppress(msgspec.DecodeError):
+                    yield msgspec.json.decode(self._lines.popleft(), type=Answer)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not self.is_usable:
+                return
+            if not select([self._process.stdout], [], [], left_s)[0]:
+                return
+            chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                self.is_usable = False
+                return
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._lines.extend(lines)
+
+
+def wait_for(paths: Iterable[Path], patience_s: float) -> None:
+    """Wait until files written on other nodes are there and not empty, or the patience ends."""
+    deadline_s = time.monotonic() + patience_s
+    for path in paths:
+        while time.monotonic() < deadline_s:
+            # To list the folder makes a network file system look again.
+            if path in path.parent.iterdir() and path.stat().st_size > 0:
+                break
+            time.sleep(_LOOK_S)
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    """End the keepers, and the command that started them."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(OSError):
+        process.stdin.close()
+    for end, patience_s in ((None, KEEPERS_S), (process.terminate, STEP_S), (process.kill, None)):
+        if end is not None:
+            end()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            break
+    process.stdout.close()

@@ -1,0 +1,169 @@
+"""The process that forks ranks on a node: what it leaves, and when it ends."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from builders import CNN, request, run
+from changing import replace
+from hosts import within_limit
+from measuring import REPOSITORY, write_case
+from nvml.library import GPU_A, compile_driver
+
+from gpuscale.measure.launch.orders import Keepers, Outcome
+from gpuscale.measure.launch.placement import rank_variables
+from gpuscale.measure.run_directory import NodeSamples, RunDirectory
+from gpuscale.measure.telemetry.summary import RunSampling
+from gpuscale.records import SampledDevices, TimingPlan, Window
+
+HANGING = """
+import time
+
+class Case(Tiny):
+    def forward(self, model, inputs):
+        time.sleep(600)
+"""
+# Leaves a process in a session of its own.
+LEAVING = """
+import subprocess
+
+class Case(Tiny):
+    def model(self):
+        subprocess.Popen(["sleep", "611"], start_new_session=True)
+        return super().model()
+"""
+QUICK = TimingPlan(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_seconds=0.5)
+LIMIT_S = 240.0
+FIRST = {0: ((0, 0),)}
+
+
+def run_directory(folder: Path, case: Path) -> RunDirectory:
+    """The folder as a launcher leaves it for a single rank on this host."""
+    directory = RunDirectory(path=folder / "run")
+    directory.path.mkdir()
+    asked = request(
+        configuration=replace(CNN, case="case", device="cpu", size="smoke", threads_per_rank=1),
+        batch_per_gpu=8,
+        sample_shape=(16,),
+        case_module="test_tiny",
+        case_file=str(case),
+        case_class="Case",
+        import_paths=(str(folder),),
+        timing=QUICK,
+        timeout_s=LIMIT_S,
+    )
+    directory.request.write(asked)
+    directory.hosts.write_text(socket.gethostname())
+    return directory
+
+
+def keeper(folder: Path, *before: str, driver: Path | None = None) -> Keepers:
+    """A keeper with the variables that Open MPI would set, started by a command of its own."""
+    variables = {
+        **os.environ,
+        "OMPI_COMM_WORLD_RANK": "0",
+        "PYTHONPATH": str(REPOSITORY),
+        "LD_LIBRARY_PATH": str(driver or ""),
+    }
+    program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper", "mpirun"]
+    return Keepers([*before, *program, str(folder), "fresh"], 1, variables)
+
+
+def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
+    variables = rank_variables(1, "127.0.0.1")
+    return keepers.perform("rank", directory, FIRST, timeout_s=LIMIT_S, variables=variables)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
+    host = socket.gethostname()
+    directory.sampled.write(SampledDevices(uuids={host: (GPU_A,), "another": ("not here",)}))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    keepers = keeper(tmp_path, driver=compile_driver(driver))
+    assert keepers.have_started(LIMIT_S)
+    assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
+    # What the rank started and left has ended with it.
+    assert not any(
+        b"sleep\x00611" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
+    )
+    outcome = directory.outcome(0).read()
+    windows = outcome.measurement.windows
+    first, last = windows[0], windows[-1]
+    whole_run = Window(
+        started_at_s=first.started_at_s,
+        time_s=last.started_at_s + last.busy_s - first.started_at_s,
+        busy_s=(last.busy_s,),
+    )
+    here = NodeSamples(host=host, path=directory.samples(host), uuids=(GPU_A,))
+    gone = NodeSamples(host="gone", path=directory.samples("gone"), uuids=("none",))
+    report = RunSampling(lambda: [here, gone]).summarize(replace(run(1, 0.1), windows=(whole_run,)))
+    assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
+    assert report.gpu_summaries[0].samples > 0
+    assert report.absent is not None
+    assert report.absent.startswith("gone: the GPU sampler ended before its first sample")
+    keepers.close()
+
+
+def hanging_rank(keepers: Keepers, directory: RunDirectory) -> int:
+    """The process id of a rank that has been started, and hangs."""
+    assert keepers.have_started(LIMIT_S)
+    keepers.send(
+        job="rank",
+        folder=str(directory.path),
+        seats=FIRST,
+        variables=rank_variables(1, "127.0.0.1"),
+    )
+    # Its last word before it hangs: nothing that it would write is missed.
+    assert within_limit(directory.progress.exists)
+    return int(directory.pid(0).read_text())
+
+
+def test_a_rank_and_its_keeper_end_with_the_daemon_that_started_the_keeper(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
+    # The shell is the daemon; it leaves the process ids of both before it waits.
+    words = 'exec 3<&0; "$@" <&3 & echo $$ $! >"$0"; wait'
+    keepers = keeper(tmp_path, "sh", "-c", words, str(tmp_path / "pids"))
+    rank = hanging_rank(keepers, directory)
+    daemon, kept = map(int, (tmp_path / "pids").read_text().split())
+    assert is_running(rank)
+    assert is_running(kept)
+    os.kill(daemon, signal.SIGKILL)
+    assert within_limit(lambda: not is_running(rank) and not is_running(kept))
+    keepers.close()
+
+
+@pytest.mark.thorough
+def test_a_rank_and_its_keeper_end_when_the_launchers_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "session"
+    folder.mkdir()
+    directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
+    keepers = keeper(folder)
+    rank = hanging_rank(keepers, directory)
+    shutil.rmtree(folder)
+    assert within_limit(lambda: not is_running(rank))
+    assert not keepers.have_started(LIMIT_S)
+
+
+def test_a_keeper_that_does_not_see_the_launchers_folder_says_so(tmp_path: Path) -> None:
+    keepers = keeper(tmp_path / "nowhere")
+    assert not keepers.have_started(LIMIT_S)
+    assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.said
+
+
+def test_the_ranks_of_other_hosts_are_not_counted_with_those_of_this_one(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    assert directory.ranks_per_host(6) == 6
+    directory.hosts.write_text("n1\nn2\nn3\nn4\n")
+    assert [directory.ranks_per_host(ranks) for ranks in (4, 6, 8)] == [1, 2, 2]
