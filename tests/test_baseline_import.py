@@ -10,7 +10,7 @@ from gpuscale.cli import main
 from gpuscale.records import Hardware, PublishedFigure
 from gpuscale.store import read_baseline
 from gpuscale.store.table import TableDefaults, figures_from_table
-from gpuscale.store.table.columns import HEADERS, column_of
+from gpuscale.store.table.columns import HEADERS, parse_header
 
 PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"
 NODE = Hardware(device="cuda", gpu_name="A100", gpus_per_node=4)
@@ -179,15 +179,15 @@ def test_every_header_that_is_known_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for meaning, names in HEADERS.items():
         for name in names:
-            column = column_of(name.upper())
+            column = parse_header(name.upper())
             assert column is not None
             assert column.meaning == meaning
             assert re.search(rf"`{re.escape(name)}`", page), name
 
 
 def test_a_header_of_any_length_is_refused_at_once() -> None:
-    assert column_of(" (" * 4000) is None
-    assert column_of("time " * 2000) is None
+    assert parse_header(" (" * 4000) is None
+    assert parse_header("time " * 2000) is None
 
 
 @pytest.mark.parametrize(

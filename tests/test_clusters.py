@@ -21,7 +21,7 @@ from gpuscale.campaigns.profile_files import (
     recognised_profile,
 )
 from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.store.files import decoded
+from gpuscale.store.files import decode_content
 
 SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")
 SMALLEST = """\
@@ -48,7 +48,7 @@ def own_profile(environment: dict[str, str], name: str, text: str) -> Path:
 
 def problem_of(text: str) -> str:
     with pytest.raises(FileError) as raised:
-        decoded(Path("here.toml"), text.encode(), lambda its: parse_profile(its, "here"))
+        decode_content(Path("here.toml"), text.encode(), lambda its: parse_profile(its, "here"))
     return str(raised.value)
 
 

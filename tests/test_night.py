@@ -19,8 +19,8 @@ from gpuscale.campaigns.night.attempt import (
     night_meaning,
     read_items,
     read_machine_faults,
-    suspects,
-    tell_night,
+    report_to_night,
+    suspected_nodes,
 )
 from gpuscale.measure.launch.collect import joined
 from gpuscale.measure.launch.placement import EXCLUDED_HOSTS, without_excluded
@@ -168,13 +168,15 @@ def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path
     with pytest.raises(MachineError) as raised:
         joined({"n1": there, "n2": bare, "n3": bare}, "cuda")
     told = tmp_path / "fault.json"
-    tell_night(raised.value, {FAULT_FILE: str(told)})
+    report_to_night(raised.value, {FAULT_FILE: str(told)})
     faults = read_machine_faults(told)
     assert [fault.host for fault in faults] == ["n2", "n3"]
     assert all("torch sees no GPU" in fault.text for fault in faults)
-    tell_night(MachineError("no node could be looked at"), {FAULT_FILE: str(told)})
+    report_to_night(MachineError("no node could be looked at"), {FAULT_FILE: str(told)})
     assert [fault.host for fault in read_machine_faults(told)] == [None]
-    tell_night(UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(tmp_path / "x")})
+    report_to_night(
+        UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(tmp_path / "x")}
+    )
     assert read_machine_faults(tmp_path / "x") == ()
     told.write_text('{"hosts": 1}')
     assert read_machine_faults(told) == ()
@@ -308,11 +310,11 @@ def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) ->
 
 def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
     nodes = ("n1", "n2", "n3")
-    assert suspects([NightFault(text="", host="n2.cluster.example")], nodes) == ("n2",)
-    assert suspects([NightFault(text="")], nodes) == nodes
-    assert suspects([NightFault(text="", host="elsewhere")], nodes) == nodes
+    assert suspected_nodes([NightFault(text="", host="n2.cluster.example")], nodes) == ("n2",)
+    assert suspected_nodes([NightFault(text="")], nodes) == nodes
+    assert suspected_nodes([NightFault(text="", host="elsewhere")], nodes) == nodes
     # When a node is lost, ranks on the others end with it.
-    assert suspects([NightFault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
+    assert suspected_nodes([NightFault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
 
 
 def test_a_job_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from command_line import gpuscale
 from gpuscale.base.errors import SchedulerError, UsageError
 from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
-from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.night.attempt import combined_exit, job_exit
 from gpuscale.campaigns.profile_files import find_profile
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
 
@@ -336,7 +336,7 @@ def test_how_a_job_ended_is_read_from_what_its_scheduler_says_and_only_well_give
     [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (1, 4, 4), (1, 1, 1), (6, 2, 2)],
 )
 def test_a_regression_outlives_a_failed_second_job(first: int, last: int, expected: int) -> None:
-    assert exit_of_both(first, last) == expected
+    assert combined_exit(first, last) == expected
 
 
 def test_a_job_knows_its_scheduler_by_the_variables_that_are_set() -> None:

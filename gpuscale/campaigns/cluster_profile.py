@@ -19,7 +19,7 @@ from gpuscale.base.printable import shown
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
-from gpuscale.records.json_text import converted
+from gpuscale.records.json_text import from_builtins
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
 
 _SHELL_SIGNS = "@%_+=:,./~-"
@@ -251,7 +251,7 @@ def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> Cluste
     for option, (table, name) in places.items():
         tables.setdefault(table, {})[name] = given[option]
     try:
-        return converted(ClusterProfile, tables)
+        return from_builtins(ClusterProfile, tables)
     except DecodeError as error:
         wrong = [o for o, place in places.items() if error.place.startswith(".".join(place))]
         raise UsageError(f"{wrong[0]}: {error.problem}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuscale.base.errors import DecodeError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.campaigns.cluster_profile import ClusterProfile
-from gpuscale.records.json_text import converted
+from gpuscale.records.json_text import from_builtins
 from gpuscale.store.files import read_with
 
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
@@ -63,7 +63,7 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
         document = tomllib.loads(text)
         if "name" in document:
             raise DecodeError("name", "unknown field; the file's own name is the profile's")
-        return converted(ClusterProfile, {**document, "name": name})
+        return from_builtins(ClusterProfile, {**document, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise DecodeError("", f"is not TOML: {error}; correct it there") from None
     except RecursionError:

@@ -18,7 +18,7 @@ from gpuscale.analysis.history.night_order import doubts, yet_to_come
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.judge.recording import results_of
-from gpuscale.records import Baseline, Results, Run, without_repeated
+from gpuscale.records import Baseline, Results, Run, deduplicated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
@@ -96,7 +96,7 @@ def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
 
 def each_run_once(read: Sequence[Results]) -> list[Results]:
     """The results without repeated runs; their number is printed on standard error."""
-    once = without_repeated(read)
+    once = deduplicated(read)
     before, after = (sum(len(results.runs) for results in side) for side in (read, once))
     if after < before:
         remark(f"left out: {counted(before - after, 'repeated run')}; each counts once")

@@ -6,7 +6,7 @@ from io import StringIO
 
 from gpuscale import cli
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.campaigns.night import NightJob, print_on
+from gpuscale.campaigns.night import NightJob, print_flushed
 from gpuscale.reports.page.nights_index import write_index
 
 _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_index(night.folder.parent)
     except (GpuscaleError, OSError) as problem:
-        print_on(f"gpuscale night: the nights have no index: {problem}\n")
+        print_flushed(f"gpuscale night: the nights have no index: {problem}\n")
     return code
 
 
@@ -58,5 +58,5 @@ def _command(*arguments: str) -> tuple[int, str]:
         except (SystemExit, OSError):
             # argparse raises SystemExit for unknown options.
             code = ExitCode.USAGE
-    print_on(said.getvalue())
+    print_flushed(said.getvalue())
     return code, said.getvalue()

@@ -16,7 +16,7 @@ from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, ClusterProfile, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
-from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.night.attempt import combined_exit, job_exit
 from gpuscale.campaigns.profile_files import find_profile, recognised_profile
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.measure.schedulers import SCHEDULERS
@@ -263,7 +263,7 @@ def _wait(request: JobRequest, job: str) -> int:
         sys.stderr.write(f"\ngpuscale: job {job} goes on; '{command}' ends it\n")
         raise
     _say(f"gpuscale: job {job} ended as {state.word}: {meaning}")
-    both = exit_of_both(first, code)
+    both = combined_exit(first, code)
     if both != code:
         _say("gpuscale: what the first job measured had regressed")
     return both

@@ -13,7 +13,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.units import counted
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
-from gpuscale.records.run import without_repeated, without_windows
+from gpuscale.records.run import deduplicated, without_windows
 
 MINIMUM_RUNS = 3
 """Fewest valid runs of an entry of a baseline file."""
@@ -94,7 +94,7 @@ def as_baseline(content: Results | Baseline, name: str) -> Baseline:
     """The baseline itself, or one made of the results under that name, even of few runs."""
     if isinstance(content, Baseline):
         return content
-    return baseline_of_results(without_repeated([content]), name=name)
+    return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:

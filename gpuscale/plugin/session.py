@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.printable import spell_out
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns.night.attempt import LEFT_OUT, tell_night
+from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
 from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.measure.launch import launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
@@ -67,7 +67,7 @@ def start_session(config: pytest.Config) -> None:
     try:
         session = _session(config, parse_options(vars(config.option)))
     except GpuscaleError as error:
-        tell_night(error, os.environ)
+        report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
         # Print a line for each item, with its step time, instead of a dot.

@@ -10,7 +10,7 @@ from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevi
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint
 from gpuscale.records.request import NodeProbe, RunRequest, SampledDevices, TimingPlan
-from gpuscale.records.run import Results, Run, with_measured, without_repeated, without_windows
+from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
 from gpuscale.records.run_evidence import (
     Failure,
     FailureKind,

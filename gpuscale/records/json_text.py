@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -51,9 +51,9 @@ def from_json(kind: type[T], text: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        _raise_problem(kind, _parsed(text), error)
+        raise _first_problem(kind, _parse(text), "") or DecodeError("", str(error)) from None
     except msgspec.DecodeError as error:
-        _parsed(text)
+        _parse(text)
         problem = str(error).removeprefix("JSON is malformed: ")
         raise DecodeError("", f"this is not JSON: {problem}") from None
     except RecursionError:
@@ -62,12 +62,12 @@ def from_json(kind: type[T], text: str) -> T:
         raise DecodeError("", "text with half a character (a lone surrogate); remove it") from None
 
 
-def converted(kind: type[T], value: object) -> T:
+def from_builtins(kind: type[T], value: object) -> T:
     """The record of a parsed document, such as one of TOML."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        _raise_problem(kind, value, error)
+        raise _first_problem(kind, value, "") or DecodeError("", str(error)) from None
 
 
 def is_json(text: str | bytes) -> bool:
@@ -106,7 +106,7 @@ def validate_unique_keys(text: str) -> None:
                 raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
             seen.add(path)
 
-    _parsed(text, object_pairs_hook=check, parse_int=str)
+    _parse(text, object_pairs_hook=check, parse_int=str)
 
 
 def _members(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -143,7 +143,7 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
     return value
 
 
-def _parsed(text: str, **how: Any) -> object:
+def _parse(text: str, **how: Any) -> object:
     """Parse a text with `json.loads`, which reports lines, where msgspec reports bytes."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
@@ -156,11 +156,6 @@ def _parsed(text: str, **how: Any) -> object:
         raise DecodeError("", "nested too deeply; no gpuscale file is") from None
     except ValueError as error:
         raise DecodeError("", f"this is not JSON: {error}") from None
-
-
-def _raise_problem(kind: Any, document: object, error: Exception) -> NoReturn:
-    """Raise the problem of a document that msgspec refuses, with its place and its value."""
-    raise _first_problem(kind, document, "") or DecodeError("", str(error))
 
 
 def _first_problem(kind: Any, value: Any, place: str) -> DecodeError | None:

@@ -158,7 +158,7 @@ class Results(Header, frozen=True, kw_only=True):
         return run.allocation or self.allocation
 
 
-def without_repeated(read: Iterable[Results]) -> list[Results]:
+def deduplicated(read: Iterable[Results]) -> list[Results]:
     """The results with each run kept only once, since repeated runs would narrow intervals.
 
     A run that occurs in results that are left out is removed from all others.

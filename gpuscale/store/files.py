@@ -91,10 +91,10 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
             content = read_descriptor(path, descriptor)
         finally:
             os.close(descriptor)
-    return decoded(path, content, decode)
+    return decode_content(path, content, decode)
 
 
-def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
+def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
     """Decode the content of a file; raise a `FileError` with the place of a problem."""
     if content.startswith(_PACKED):
         raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")

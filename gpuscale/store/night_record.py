@@ -10,7 +10,7 @@ import msgspec
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean, visible
-from gpuscale.records.json_text import converted, from_json, to_json
+from gpuscale.records.json_text import from_builtins, from_json, to_json
 from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 
@@ -93,7 +93,7 @@ def _from_text(text: str) -> NightRecord:
     texts = {name: facts.get(name) for name in ("night", "started", "host")}
     code = int(facts["exit"]) if facts.get("exit", "").isdecimal() else None
     known = {**texts, "exit": code, "retried_as": facts.get("retried as")}
-    return converted(NightRecord, known)
+    return from_builtins(NightRecord, known)
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:

@@ -21,7 +21,7 @@ from gpuscale.store.files import (
     READ_PROBLEMS,
     RESUME_PROBLEMS,
     WRITE_PROBLEMS,
-    decoded,
+    decode_content,
     file_error,
     file_errors,
     read_descriptor,
@@ -228,7 +228,7 @@ class ResumedResults(_RunAppender):
             is_whole = not line_break or is_json(last)
             self._kept = self._size if is_whole else len(before) + 1
             self._needs_break = is_whole and bool(last)
-            self.results = decoded(path, content[: self._kept], decode_results)
+            self.results = decode_content(path, content[: self._kept], decode_results)
             unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
             self.copy = None if self._kept == self._size else path.with_name(unused)
         except BaseException:

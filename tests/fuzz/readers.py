@@ -20,7 +20,7 @@ from pathlib import Path
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
-from gpuscale.store.files import decoded
+from gpuscale.store.files import decode_content
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -71,7 +71,7 @@ def fuzz(tally: Tally, mutations: range, seed: int) -> None:
 
 def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
     try:
-        value = decoded(NAMED, content, READERS[reader])
+        value = decode_content(NAMED, content, READERS[reader])
     except GpuscaleError as error:
         message = str(error)
         assert message.isprintable(), f"not printable: {message!r}"

@@ -21,7 +21,7 @@ from gpuscale.campaigns.night.attempt import (
     night_meaning,
     read_items,
     read_machine_faults,
-    suspects,
+    suspected_nodes,
 )
 from gpuscale.campaigns.night.programs import ON_VERDICT, StopRequest, run_on_verdict
 from gpuscale.measure.launch.mpirun import job_hosts
@@ -77,7 +77,7 @@ class NightJob:
         if attempt.faults and self._retry_of is None:
             first_exit = self._keep_first(attempt)
             lost = self._scheduler.lost_nodes(self._nodes) if self._scheduler else ()
-            bad = suspects(attempt.faults, self._nodes, lost=lost)
+            bad = suspected_nodes(attempt.faults, self._nodes, lost=lost)
             job = self._submit_again(bad)
             if job is not None:
                 return self._hand_over(attempt, job, first_exit)
@@ -286,10 +286,10 @@ def _copy_or_say(source: Path, target: Path) -> None:
 
 
 def _say(text: str) -> None:
-    print_on(f"gpuscale night: {text}\n")
+    print_flushed(f"gpuscale night: {text}\n")
 
 
-def print_on(text: str) -> None:
+def print_flushed(text: str) -> None:
     """Print, unless standard output is closed."""
     with suppress(OSError):
         sys.stdout.write(text)

@@ -133,7 +133,7 @@ class Attempt:
         return f"{text}\n"
 
 
-def suspects(
+def suspected_nodes(
     faults: Sequence[NightFault], nodes: Sequence[str], *, lost: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The nodes of a job to avoid, by the scheduler's names.
@@ -174,7 +174,7 @@ def read_items(path: Path) -> Items:
     return Items(len(cases), tuple(reasons), missing, uncollected)
 
 
-def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
+def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
     """Report to the night why its session cannot start, if the machine is at fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
@@ -185,7 +185,7 @@ def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
 
 
 def read_machine_faults(path: Path) -> tuple[NightFault, ...]:
-    """Read the faults that `tell_night` wrote; empty if there are none."""
+    """Read the faults that `report_to_night` wrote; empty if there are none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[NightFault, ...])
     except (OSError, msgspec.DecodeError):
@@ -267,6 +267,6 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
     return ExitCode.USAGE, f"{told}, which is none of a night's; see its log"
 
 
-def exit_of_both(first: int, last: int) -> int:
+def combined_exit(first: int, last: int) -> int:
     """The exit code of two jobs of a night; a regression stands unless the second job judged."""
     return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last

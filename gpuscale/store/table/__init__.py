@@ -14,14 +14,14 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import counted
 from gpuscale.records import EntryKey, Hardware, PublishedFigure
 from gpuscale.records.baseline import Timed
-from gpuscale.records.json_text import converted
+from gpuscale.records.json_text import from_builtins
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
 from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
-from gpuscale.store.table.numbers import day_of, measures_of, whole_number
+from gpuscale.store.table.numbers import parse_day, parse_measures, parse_whole_number
 from gpuscale.store.table.reading import Problems, TableRow, tables_in
 from gpuscale.store.table.selection import (
     cell_of,
-    is_no_value,
+    is_missing_value,
     rows_of_machine,
     rows_with_figure,
     signs_of_table,
@@ -158,30 +158,30 @@ def _figures(
                     known.append(measured)
     for measured_rows in repetitions.values():
         with problems.on(measured_rows[0].line):
-            yield _joined(measured_rows, table)
+            yield _merged(measured_rows, table)
 
 
 def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
     """The values of filled cells by the meaning of the column; None for an invalid cell."""
     values: dict[str, Any] = {}
     for column, text in zip(table.columns, row.cells, strict=True):
-        if column is None or not text or is_no_value(text):
+        if column is None or not text or is_missing_value(text):
             continue
         meaning = "measures" if column is table.measure else column.meaning
         values.setdefault(meaning, None)
         with problems.on(row.line, place=f"column '{column.header}'"):
             if column is table.measure:
                 kind = _TIMES if column.meaning in TIMES else _THROUGHPUTS
-                values[meaning] = converted(kind, measures_of(text, column, table.signs))
+                values[meaning] = from_builtins(kind, parse_measures(text, column, table.signs))
             elif meaning in COUNTS:
-                number = whole_number(text, table.signs)
-                values[meaning] = converted(COUNTS[meaning], number)
+                number = parse_whole_number(text, table.signs)
+                values[meaning] = from_builtins(COUNTS[meaning], number)
             elif meaning in _NAMES:
-                values[meaning] = converted(_NAMES[meaning], text)
+                values[meaning] = from_builtins(_NAMES[meaning], text)
             elif meaning == "name":
                 values[meaning] = (*(values[meaning] or ()), text)
             elif meaning == "date":
-                values[meaning] = day_of(text)
+                values[meaning] = parse_day(text)
             else:
                 values[meaning] = text
     return values
@@ -219,7 +219,7 @@ def _measured(
     repetitions = 1 if table.timed == "epoch" else len(values)
     return _Measured(
         line=line,
-        key=EntryKey(converted(Name, said["case"]), strategy, gpus),
+        key=EntryKey(from_builtins(Name, said["case"]), strategy, gpus),
         nodes=nodes,
         batch_per_gpu=batch,
         values=values,
@@ -275,7 +275,7 @@ def _validate_alike(earlier: _Measured, later: _Measured) -> None:
         raise DecodeError("", f"{problem} (line {earlier.line}); name the cases apart")
 
 
-def _joined(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
+def _merged(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
     """The figure of all repetitions, without discarded times."""
     first = rows[0]
     discard = table.defaults.discard_first if table.timed else 0

@@ -78,7 +78,7 @@ class Column(NamedTuple):
     """Seconds in one unit of a time, or one unit of a rate per second."""
 
 
-def column_of(header: str) -> Column | None:
+def parse_header(header: str) -> Column | None:
     """The column of a header; None if the header is unknown."""
     name = re.sub(r"[\s_,-]+", " ", header[: _LONGEST_HEADER + 1].strip().lower())
     if len(name) > _LONGEST_HEADER:
@@ -86,7 +86,7 @@ def column_of(header: str) -> Column | None:
     name = re.sub(r"\s*/\s*", "/", re.sub(r"(?<=\w) \(?per (\w+)\)?", r"/\1", name))
     if counted := _COUNT.fullmatch(name):
         name = f"#{counted[1]}"
-    if of_unit := measure_of_unit(name):
+    if of_unit := parse_unit(name):
         return Column(header, *of_unit)
     if name in _MEANINGS:
         return Column(header, _MEANINGS[name], SECONDS.get(name, 1.0))
@@ -102,7 +102,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
         return Column(header, meaning)
     if meaning not in MEASURES:
         return None
-    of_unit = measure_of_unit(unit)
+    of_unit = parse_unit(unit)
     if meaning in TIMES and unit in SECONDS:
         return Column(header, meaning, SECONDS[unit])
     if of_unit and (of_unit[0] == meaning or (of_unit[0] in TIMES) == (meaning == "time")):
@@ -112,7 +112,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
     raise DecodeError("", f"the unit {shown(unit)} is not {known}; leave it out: {_skip(header)}")
 
 
-def measure_of_unit(unit: str) -> tuple[str, float] | None:
+def parse_unit(unit: str) -> tuple[str, float] | None:
     """The meaning and the factor of a unit such as `img/s`, `ms/step` or `s/epoch`."""
     found = _RATE.fullmatch(unit)
     if found is None:
@@ -158,7 +158,7 @@ def columns_of(
 def _column_asked_for(header: str, meaning: str | None) -> Column:
     if meaning in ("name", "skip"):
         return Column(header, meaning)
-    column = column_of(meaning or header)
+    column = parse_header(meaning or header)
     if column is not None:
         return column._replace(header=header)
     if meaning is not None:

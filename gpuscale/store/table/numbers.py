@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.printable import shown
-from gpuscale.store.table.columns import SECONDS, TIMES, Column, measure_of_unit
+from gpuscale.store.table.columns import SECONDS, TIMES, Column, parse_unit
 
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+"
 _PLAIN = re.compile(_NUMBER)
@@ -76,7 +76,7 @@ def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
     return _TOKEN.sub(number, text)
 
 
-def whole_number(text: str, signs: Collection[str]) -> int:
+def parse_whole_number(text: str, signs: Collection[str]) -> int:
     """The number in `1024`, `1,024` or `1 024`."""
     plain = _plain(text, signs, whole=True)
     if re.fullmatch(r"\d{1,15}", plain) is None:
@@ -84,7 +84,7 @@ def whole_number(text: str, signs: Collection[str]) -> int:
     return int(plain)
 
 
-def measures_of(text: str, column: Column, signs: Collection[str]) -> tuple[float, ...]:
+def parse_measures(text: str, column: Column, signs: Collection[str]) -> tuple[float, ...]:
     """The values of a cell, separated by `;` or `, `, in seconds or per second."""
     measure = _seconds if column.meaning in TIMES else _rate
     parts = (part.strip().lower() for part in _SEVERAL.split(text))
@@ -117,13 +117,13 @@ def _rate(text: str, column: Column, written: str) -> float:
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
     if found := _WITH_RATE.fullmatch(text):
-        measured = measure_of_unit(found[2])
+        measured = parse_unit(found[2])
         if measured is not None and measured[0] == column.meaning:
             return float(found[1]) * measured[1]
     raise DecodeError("", f"expected a number such as 1520.5, found {shown(written)}")
 
 
-def day_of(text: str) -> str:
+def parse_day(text: str) -> str:
     """The day in `2026-09-01`, `1.9.2026` or `1 Sep 2026`, as `2026-09-01`."""
     with suppress(ValueError):
         return datetime.fromisoformat(text).date().isoformat()

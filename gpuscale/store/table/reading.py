@@ -62,10 +62,10 @@ def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
             problems.add(number, problem)
             lines[number - 1] = ""
     tables = list(_markdown(lines)) or [_csv(lines, problems)]
-    return [_without_blanks(list(_even(table, problems))) for table in tables if table]
+    return [_without_blanks(list(_complete_rows(table, problems))) for table in tables if table]
 
 
-def _even(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
+def _complete_rows(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
     """The rows with as many cells as there are headers; others are problems."""
     head = table[0]
     for row in table:

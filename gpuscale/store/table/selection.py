@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, Column
-from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
+from gpuscale.store.table.numbers import SIGNS, decimal_signs, parse_measures, parse_whole_number
 from gpuscale.store.table.reading import Problems, TableRow
 
 _NO_VALUE = re.compile(r"[-–—?]+|n/?a|none|null|tbd", re.IGNORECASE)
@@ -61,12 +61,12 @@ def rows_with_figure(
     others = {
         row.line: text
         for row in rows
-        if _FAILED.fullmatch(text := row.cells[at]) or is_no_value(text)
+        if _FAILED.fullmatch(text := row.cells[at]) or is_missing_value(text)
     }
     return [row for row in rows if row.line not in others], others
 
 
-def is_no_value(text: str) -> bool:
+def is_missing_value(text: str) -> bool:
     """True for a cell that marks a missing value, such as `–` or `n/a`."""
     return _NO_VALUE.fullmatch(text) is not None
 
@@ -119,8 +119,8 @@ def _is_credible(
     for row in rows:
         # Invalid cells are reported later.
         with suppress(DecodeError, ZeroDivisionError):
-            values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
-            gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
+            values = parse_measures(row.cells[columns.index(measure)], measure, (sign,))
+            gpus = parse_whole_number(cell_of(row, columns, "gpus") or "", (sign,))
             share = gpus if measure.meaning in TIMES else 1 / gpus
             by_case[_name_of(row, columns)] += [value * share for value in values]
     return all(max(values) <= _MOST_APART * min(values) for values in by_case.values())
