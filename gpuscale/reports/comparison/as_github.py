@@ -8,9 +8,8 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
-from gpuscale.reports.comparison.folding import Explanation
 from gpuscale.reports.comparison.rows import detail_lines, finding_text
-from gpuscale.reports.comparison.view import View
+from gpuscale.reports.comparison.view import Explanation, View
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000

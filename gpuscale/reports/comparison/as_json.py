@@ -11,6 +11,9 @@ from gpuscale.reports.comparison.rows import Row, finding_text
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.reason_words import metric_reason
 
+_OF_ENTRY = ("since", "change", "changed_quantity", "minimum_detectable_loss", "further_runs")
+_OF_METRIC = ("verdict", "baseline", "current", "change")
+
 
 def render(view: View) -> str:
     """The comparison as a JSON document (docs/tools.md); unknown is null."""
@@ -47,20 +50,13 @@ def entry_of(row: Row) -> dict[str, object]:
         "finding": None if entry.finding is None else finding_text(entry.finding),
         "baseline": _scaling(entry.baseline),
         "current": _scaling(entry.current),
-        "since": entry.since,
-        "change": entry.change,
-        "changed_quantity": entry.changed_quantity,
-        "minimum_detectable_loss": entry.minimum_detectable_loss,
-        "further_runs": entry.further_runs,
+        **{name: getattr(entry, name) for name in _OF_ENTRY},
         "reason": row.reason,
         "metrics": [
             {
                 "metric": metric.metric.words,
                 "unit": metric.metric.unit,
-                "verdict": metric.verdict,
-                "baseline": metric.baseline,
-                "current": metric.current,
-                "change": metric.change,
+                **{name: getattr(metric, name) for name in _OF_METRIC},
                 "reason": metric_reason(metric),
             }
             for metric in entry.metrics

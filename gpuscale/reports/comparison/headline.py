@@ -18,8 +18,7 @@ from gpuscale.records import (
 )
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline, next_step
-from gpuscale.reports.comparison.folding import likeness_of_cause
-from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
+from gpuscale.reports.comparison.rows import Row, likeness_of_cause, losses_found, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
 from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, statement_text
 

@@ -22,6 +22,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
+from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, SAMPLES, STEP_TIME, Cell
@@ -258,3 +259,14 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
         count = seen[name, entry.key.gpus]
         names.append(name if count == 1 else f"{name} ({count})")
     return names
+
+
+def likeness_of_cause(cause: Cause) -> object:
+    """A value that is equal for causes that differ only in the devices of a host."""
+    seen = {
+        (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
+        for each in cause.evidence
+        if not isinstance(each, PhaseChange | EfficiencyLoss)
+    }
+    alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
+    return cause.kind, cause.code, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)

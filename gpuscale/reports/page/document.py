@@ -1,14 +1,96 @@
-"""The report page: its sections in order."""
+"""The report page: its sections in order, and the one on the history of the machine."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
+from gpuscale.analysis.history import History, HistoryEvent, RowChange, RowHistory
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Tone
-from gpuscale.reports.page.content import Section, Subject, rendered
-from gpuscale.reports.page.nights_section import losses, nights, told_by_nights
+from gpuscale.reports.history_text import event_text, nights_text, notes, standings, verdict
+from gpuscale.reports.page.content import Block, Item, Section, Subject, Table, rendered
 from gpuscale.reports.page.row_sections import causes, machines, measured_headline, place_text, rows
-from gpuscale.reports.page.step_sections import budget, curves, phases, windows
+from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, windows
+
+_MOST_LOSSES = 3
+_NEVER = "1970-01-01T00:00:00+00:00"
+
+
+def losses(subject: Subject) -> list[str]:
+    """Texts on the losses that most rows share, at most three.
+
+    They are those since the baseline, or without one those since the first open loss.
+    """
+    history, view = subject.history, subject.view
+    if history is None:
+        return []
+    if view is None:
+        recent = (row.recent_loss for row in history.rows)
+        begun = min((loss.since for loss in recent if loss), default=len(history.nights))
+    else:
+        last = datetime.fromisoformat(view.comparison.before.last_at or _NEVER)
+        begun = sum(night.began_at <= last for night in history.nights)
+    lost = {change for row in history.rows for change in _unmended(row)}
+    shared = {event: len(lost & {*event.changes}) for event in history.events}
+    found = [event for event in history.events if shared[event] and event.night >= begun]
+    most = sorted(found, key=lambda event: -shared[event])[:_MOST_LOSSES]
+    return [_loss_text(event, history) for event in found if event in most]
+
+
+def _unmended(row: RowHistory) -> list[RowChange]:
+    """The losses of a row that no later gain took back."""
+    found: list[RowChange] = []
+    for change in row.changes:
+        if change.is_loss:
+            found.append(change)
+        elif found:
+            found.pop()
+    return found
+
+
+def _loss_text(event: HistoryEvent, history: History) -> str:
+    told = event_text(event, history)
+    return f"{told.when.removeprefix('from ')}: {told.rows}; {told.details[-1]}"
+
+
+def told_by_nights(subject: Subject) -> tuple[str, str] | None:
+    """The verdict of the nights for the headline; None if the page is not about the last night."""
+    history = subject.history
+    shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
+    if history is None or history.nights[-1].allocation not in shown:
+        return None
+    return verdict(history)
+
+
+def nights(subject: Subject) -> Section | None:
+    """The last night of each row, and the nights that changed rows, the latest first."""
+    history = subject.history
+    if history is None:
+        return None
+    rows = [
+        {header: cell for header, cell in row.items() if header != "batch/GPU"}
+        for row in standings(history)
+    ]
+    table = Table(caption="The last night of each row against the nights before", rows=rows)
+    blocks = []
+    for event in reversed(history.events):
+        told = event_text(event, history)
+        blocks.append(
+            Block(
+                title=f"{told.when}: {told.rows}",
+                items=[*map(Item, told.details)],
+                tone="loss" if event.changes[0].is_loss else "pass",
+            )
+        )
+    return Section(
+        title="History",
+        intro=f"{nights_text(history)}.",
+        blocks=blocks,
+        figures=pictures(subject, "history"),
+        tables=[table],
+        notes=[note.strip() for note in notes(history)],
+    )
+
 
 SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     causes,

@@ -24,24 +24,14 @@ def _origin(shown: Shown) -> dict[str, object]:
     """The machine and the time of the rows."""
     content = shown.content
     if isinstance(content, Results):
-        return {
-            "shown": "results",
-            "name": None,
-            "cluster": None,
-            "recorded_at": content.created_at,
-            "gpuscale_version": content.gpuscale_version,
-            "source": None,
-            "environments": {content.allocation: content.environment},
-        }
-    return {
-        "shown": "baseline",
-        "name": content.name,
-        "cluster": content.cluster,
-        "recorded_at": content.recorded_at,
-        "gpuscale_version": content.gpuscale_version,
-        "source": content.source,
-        "environments": content.environments,
-    }
+        what, named = "results", {"name": None, "cluster": None, "recorded_at": content.created_at}
+        source, environments = None, {content.allocation: content.environment}
+    else:
+        what = "baseline"
+        named = {name: getattr(content, name) for name in ("name", "cluster", "recorded_at")}
+        source, environments = content.source, dict(content.environments)
+    version = {"gpuscale_version": content.gpuscale_version}
+    return {"shown": what, **named, **version, "source": source, "environments": environments}
 
 
 def _row(point: ScalingPoint, steps: int | None) -> dict[str, object]:
