@@ -202,7 +202,7 @@ def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -
     assert said == set(WORDS)
 
 
-_TAKE_A_CODE = ("Statement.of", "row.blocked", "Row(key=key).blocked", "without_ratio")
+_TAKE_A_CODE = ("Statement.of", "row.blocked", "MatchedRow(key=key).blocked", "without_ratio")
 
 
 def _texts(*nodes: ast.AST) -> set[str]:
