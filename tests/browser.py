@@ -54,7 +54,7 @@ addEventListener("load", () => {{
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What Chromium says of a page."""
+    """Chromium's findings about a page."""
 
     overflow: int
     """Pixels by which the page is wider than its window."""
@@ -77,7 +77,7 @@ class Seen:
 
 
 def seen_in_chromium(page: str, width: int, folder: Path) -> Seen:
-    """The page in a window of so many pixels; the test is skipped where there is no Chromium."""
+    """Return the page in a window of this width in pixels; skip the test without Chromium."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         if os.environ.get("GPUSCALE_REQUIRE_CHROMIUM"):

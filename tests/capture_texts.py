@@ -25,7 +25,7 @@ MEMORY_BYTES = 2**29
 
 
 def shapes(device: str) -> dict[str, Callable[[], Any]]:
-    """What does not fit by its shape, by the name of what raises."""
+    """Errors of mismatched shapes, by the operation that raises them."""
     functional = nn.functional
     made: dict[str, Any] = {"device": device}
 

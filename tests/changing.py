@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def replace(value: _T, **changes: Any) -> _T:
-    """The value with these changes; a run is measured by its windows again."""
+    """Return the value with these changes; a run is measured again from its windows."""
     if not isinstance(value, msgspec.Struct):
         return dataclasses.replace(value, **changes)  # type: ignore[type-var] # a dataclass
     changed: Any = msgspec.structs.replace(value, **changes)

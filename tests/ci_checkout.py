@@ -73,7 +73,7 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """What a night left behind."""
+    """Files and output of a night."""
 
     exit_code: int
     output: str
@@ -139,7 +139,7 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def use_real_pytest(root: Path, test: str) -> Path:
-    """Let the checkout's pytest be the real one, for one test file; its path.
+    """Make the checkout's pytest the real one, and return the path of its only test file.
 
     Only the measurement is a stand-in: a results file is there once the first test begins.
     """
@@ -173,7 +173,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 def job_environment(root: Path, settings: Mapping[str, str], *, verdict: int = 0) -> dict[str, str]:
-    """What a job finds, whose results give that exit code of `gpuscale compare`."""
+    """The environment of a job whose results give this exit code of `gpuscale compare`."""
     return {
         "CALLS": str(root / "calls"),
         "PYTEST_EXIT": "0",

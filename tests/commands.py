@@ -30,7 +30,7 @@ def steps(numbers, pace_s=0.01, **more):
         print("GPUSCALE", json.dumps({"step": number, **more}))
 
 """
-"""What scripts begin with: they make steps of one length, however busy the machine is."""
+"""The beginning of scripts: steps of equal length on a busy machine too."""
 
 
 def request_for(

@@ -39,7 +39,7 @@ class Host:
     name: str
     address: str
     pid: int
-    """Of the process that keeps its namespaces, as this machine numbers it."""
+    """Process id, on this machine, of the process that keeps the namespaces."""
 
     def start(
         self, *command: str, folder: Path, log: Path, environment: Mapping[str, str]
@@ -238,7 +238,7 @@ def start_hosts(
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines, on all hosts, of processes that work in a folder or were told of it."""
+    """Command lines, on all hosts, of processes that run in a folder or name it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

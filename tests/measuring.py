@@ -40,7 +40,7 @@ class Tiny(TrainingCase):
 
 @dataclass(frozen=True)
 class Session:
-    """What a pytest process left behind."""
+    """Exit code, output and files of a pytest process."""
 
     exit_code: int
     output: str
@@ -91,5 +91,5 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
 
 
 def heed_interrupts() -> None:
-    """A shell starts what runs in its background deaf to Ctrl-C; a user's pytest is not."""
+    """Restore SIGINT, which a shell ignores in its background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Looking for what a comparison says by its codes, whatever its words."""
+"""The codes of a comparison's statements, independent of their words."""
 
 from collections.abc import Iterable
 from typing import TypeVar

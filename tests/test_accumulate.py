@@ -102,7 +102,7 @@ def test_a_step_of_several_batches_is_that_of_one_as_large() -> None:
 
 
 class Noting(DataParallelStrategy):
-    """A strategy that notes for each batch whether its gradients stay with the rank."""
+    """A strategy that records for each batch if its gradients stay with the rank."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)

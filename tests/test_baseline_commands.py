@@ -193,7 +193,7 @@ def added(*names: str) -> Sequence[str]:
 
 
 def of_factor(factor: float, runs: int = 3) -> dict[int, Sequence[float]]:
-    """Runs that differ by 0.2%, of which those on 2 GPUs take so many times as long."""
+    """Runs that differ by 0.2%; those on 2 GPUs take longer by a factor."""
     times = (1.0, 1.002, 0.998)[:runs]
     return {1: times, 2: [1.1 * factor * each for each in times]}
 

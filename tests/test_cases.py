@@ -1,4 +1,4 @@
-"""What a case says of itself."""
+"""The names and properties of a case."""
 
 import pytest
 

@@ -336,7 +336,7 @@ def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
 def _rows_called_slower(
     deviations: Mapping[int, float], before: int, now: int, *, loss: float, trials: int
 ) -> Counter[int]:
-    """How often each row is called regressed, where so much is lost on all of them."""
+    """Count how often each row is regressed after a loss on all rows."""
     rng = random.Random(5)
     found: Counter[int] = Counter()
     for _ in range(trials):

@@ -225,7 +225,7 @@ def test_a_row_that_loosened_limits_let_pass_says_them() -> None:
 
 
 def two_ranks(*factors: tuple[float, float]) -> Results:
-    """Runs on 1 GPU, and on 2 whose ranks take so many times as long for their computing."""
+    """Runs on 1 GPU, and on 2 GPUs whose ranks compute longer by these factors."""
     own = phases(data_s=0.002, forward_s=0.03, backward_s=0.06)
     runs = [
         phased_run([own.scaled(one), own.scaled(other)], communication_s=0.008, index=index)

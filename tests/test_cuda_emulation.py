@@ -64,7 +64,7 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def run_on(devices: Mapping[str, str], folder: Path, *command: str, **variables: str) -> Session:
-    """What a command leaves that sees the emulated devices."""
+    """Run a command that sees the emulated devices."""
     answer = subprocess.run(
         command,
         cwd=folder,

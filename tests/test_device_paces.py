@@ -11,7 +11,7 @@ from gpuscale.records import RankReport, Run
 
 
 def night(paces_s: Mapping[str, float], *, gpus: int | None = None) -> list[Run]:
-    """One run on so many of these devices, all of them by default."""
+    """One run on the first of these devices, by default on all."""
     used = dict([*paces_s.items()][:gpus])
     ranks = tuple(
         RankReport(rank=i, host="node1", device_uuids=(uuid,), pace_s=pace_s)

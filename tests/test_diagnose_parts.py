@@ -382,7 +382,7 @@ def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of
 def point(
     gpus: int, lost_s: float | None, *, time_s: float = 9.0, noise_s: float = 0.1, nodes: int = 1
 ) -> PointEvidence:
-    """Steps on so many GPUs, of which communication lost so much."""
+    """Steps on this number of GPUs, with a loss in communication."""
     part = Part.COMMUNICATION
     lost = lost_s or 0.0
     change = Change(

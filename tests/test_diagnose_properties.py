@@ -37,7 +37,7 @@ RANKS = st.lists(
 
 @st.composite
 def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
-    """The run with any evidence beside its step time."""
+    """The run with arbitrary evidence."""
     found = draw(st.none() | st.floats(-1e9, 1e9))
     exposed = {} if found is None else {"exposed_communication_s": found}
     return replace(

@@ -22,7 +22,7 @@ IN_A_WINDOW = {"utilization_mean": 0.9, "power_mean_w": 250.0, "memory_used_peak
 
 
 def tonight() -> Results:
-    """Of that night, with each device's counters in each window, and with windows in turn."""
+    """Results of tonight, with counters of each device in each window."""
     results = results_of_night(TONIGHT)
     runs = []
     for run in results.runs:

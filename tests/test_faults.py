@@ -241,7 +241,7 @@ def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
 
 
 def has_keeper(folder: Path) -> bool:
-    """Whether the keeper of a pytest in `folder` runs."""
+    """True if the keeper of a pytest in `folder` runs."""
     return any(
         b"gpuscale.measure.launch.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
         for pid in processes_of(folder)

@@ -1,4 +1,4 @@
-"""What pictures show, and that they are safe in files and in pages."""
+"""The contents of pictures, and their safety in files and pages."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ class Steps:
 
 
 def network() -> nn.Module:
-    """Of sizes that two ranks cannot share evenly, and with running statistics."""
+    """A network whose sizes two ranks cannot share evenly, with running statistics."""
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU())
     return nn.Sequential(first, nn.Conv2d(5, 7, 3), nn.Flatten(), nn.Linear(7 * 4, 3))

@@ -1,4 +1,4 @@
-"""What people read, as it stands in tests/golden/expected: `make golden` writes all of it anew."""
+"""Golden outputs in tests/golden/expected, which `make golden` renews."""
 
 import io
 import os
@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def given(*arguments: str, columns: int | None = None) -> str:
-    """A command with what it prints and its exit code; on a terminal where it has columns."""
+    """Return a command with its output and exit code; with `columns`, on a terminal."""
     out = io.StringIO() if columns is None else Terminal()
     err = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -108,7 +108,7 @@ def given(*arguments: str, columns: int | None = None) -> str:
 
 
 def check(name: str, text: str) -> None:
-    """The text against the one that is kept under that name, or in its place where asked to."""
+    """Compare a text with the golden file of this name, or renew the file."""
     path = EXPECTED / name
     text = re.sub(r"\(\d+ days ago\)", "($DAYS days ago)", text.replace(__version__, "$VERSION"))
     if os.environ.get(RENEW):

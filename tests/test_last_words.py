@@ -1,4 +1,4 @@
-"""Which process ended a command, by what each printed last."""
+"""The process that ended a command, found by the last lines of each process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From what each rank saw to one run: whose time counts, and whose phases explain it."""
+"""One run is made of the reports of its ranks."""
 
 import subprocess
 import sys

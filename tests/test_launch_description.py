@@ -1,4 +1,4 @@
-"""From what each node says of itself to one environment, or to what is wrong with the job."""
+"""One environment is made of the descriptions of the nodes of a job."""
 
 from pathlib import Path
 

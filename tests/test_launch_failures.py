@@ -1,4 +1,4 @@
-"""Which of all that went wrong in a run is its cause."""
+"""The cause of a failed run among all its errors."""
 
 import os
 import signal

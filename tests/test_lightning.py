@@ -67,7 +67,7 @@ def train(
     precision: Precision,
     accumulate: int | None,
 ) -> tuple[str, float | None]:
-    """What is left of ten steps, of which three were not synchronised."""
+    """Return the parameters after ten steps, three of them without synchronisation."""
     batches = LoadedBatches(
         Samples(), batch=4, rank=strategy.rank, world_size=2, workers=0, pin_memory=False
     )

@@ -18,11 +18,11 @@ RUNS = 40
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a loader and of the step that it feeds."""
+    """Times of a loader and of the step that it feeds."""
 
     workers: int
     batch_s: float
-    """That one worker takes over a batch."""
+    """Seconds that one worker takes to make a batch."""
     computing_s: float
     all_reduce_s: float
 

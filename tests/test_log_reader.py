@@ -36,7 +36,7 @@ def reader_of(
 
 
 def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windows:
-    """What lines with the moments of their arrival tell, in seconds."""
+    """Windows from lines with their times of arrival in seconds."""
     return known(reader_of(log_format, lines).windows)
 
 

@@ -11,7 +11,7 @@ TIMING = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_
 
 
 def told(*steps: int, pace_s: float = 0.1, **more: object) -> Series:
-    """What a process told that made a step every so many seconds."""
+    """Marks of a process that makes steps at a fixed interval in seconds."""
     series = Series(shared=False)
     for step in steps:
         series.add(Mark(step=step, **more), step, 100 + step * pace_s)  # type: ignore[arg-type]

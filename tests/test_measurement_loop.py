@@ -76,7 +76,7 @@ def ignore(stage: str, done: int, total: int) -> None:
 
 
 class Told:
-    """Keeps what it was told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, int, int]] = []

@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 class TwoInputs(TrainingCase):
-    """A picture beside its caption."""
+    """A picture and its caption."""
 
     def sample(self, index: int, size: Size) -> tuple[Pair, dict[str, Any]]:
         numbered = torch.full(size.sample_shape, index)

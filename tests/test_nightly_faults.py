@@ -24,7 +24,7 @@ QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A file system of its own in memory; the test is skipped where it cannot be had."""
+    """A small file system in memory; the test is skipped if it cannot be mounted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,7 +37,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 
 
 def wait_for_runs(nights: Path, count: int, night: "subprocess.Popen[str]") -> Path:
-    """Wait until the results of a night have so many runs; their file."""
+    """Wait until the results of a night have this number of runs, and return their file."""
     while night.poll() is None:
         for path in nights.glob("here/*/results.jsonl"):
             if len(path.read_text().splitlines()) > count:

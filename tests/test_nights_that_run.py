@@ -88,7 +88,7 @@ def results_of(checkout: Path, name: str, step_time_s: float, *further: Run) -> 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """One whose pytest measures well, except that in its first attempt a node fails."""
+    """A checkout whose pytest measures well, except that a node fails in the first attempt."""
     root = make_checkout(tmp_path)
     results_of(root, "measured", 0.1)
     results_of(root, "measured.1", 0.1, BROKEN)

@@ -49,7 +49,7 @@ def read(text: str) -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """That of the only sample of a metric that has these labels."""
+    """Value of the only sample of a metric with these labels."""
     wanted = set(labels.items())
     (found,) = [its for (one, has), its in samples.items() if one == name and wanted <= has]
     return found

@@ -69,7 +69,7 @@ def changed(path: Path, change: Callable[[Results], Results]) -> None:
 
 
 def moved(results: Results, days: float) -> Results:
-    """The results as a clock that was off by so many days would have dated them."""
+    """The results, dated by a clock that was off by this number of days."""
     at = datetime.fromisoformat(results.created_at) + timedelta(days=days)
     runs = [
         replace(run, started_at_s=known(run.started_at_s) + DAY_S * days) for run in results.runs
@@ -125,7 +125,7 @@ def test_a_lasting_loss_stays_one_on_each_night(tmp_path: Path) -> None:
 
 
 def judged_on_night(nights: Sequence[Results], at: int) -> Verdict:
-    """The verdict on the first row of that night beside those before it."""
+    """The verdict on the first row of a night, compared with the nights before it."""
     earlier = earlier_nights(nights[:at], [nights[at]])
     compared = compared_with(baseline_of_results(earlier.last, name="nights"), [nights[at]])
     return with_levels(compared, history_of([*earlier.all, nights[at]])).entries[0].verdict

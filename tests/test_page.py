@@ -32,7 +32,7 @@ THROTTLED = Night(
 
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
-    """Gives the command in a folder of its own; the page that it writes."""
+    """Run the command in a folder of its own and return the page that it writes."""
 
     def give(*arguments: object) -> str:
         page = tmp_path / "page.html"
@@ -208,7 +208,7 @@ def test_every_colour_of_text_has_contrast_in_light_and_in_dark() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it; text that is not large needs 4.5."""
+    """Contrast as defined by WCAG 2; text that is not large needs 4.5."""
     low, high = sorted(map(luminance, (one, other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -88,7 +88,7 @@ class Slow(torch.autograd.Function):
 
 
 class SlowBlock(nn.Linear):
-    """A block that takes as long as its samples are many."""
+    """A block whose time grows with the number of samples."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = Slow.apply(super().forward(values))
@@ -107,7 +107,7 @@ class SlowBlocks(Blocks):
 def training_of(
     case: TrainingCase, gpus: int, strategy: PipelineStrategy | None = None, **fields: object
 ) -> Training:
-    """That of this rank, from the environment of its group, or of a strategy that has joined it."""
+    """The training of this rank, whose strategy joins the group or has joined it."""
     asked = request_of(case, gpus, **fields)
     strategy = strategy or PipelineStrategy(asked)
     case.size = case.named_size(None)
@@ -168,7 +168,7 @@ def train_as_rank(
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As in the ranks: several threads add in another order."""
+    """Compute with one thread, as ranks do: several threads add in another order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -176,7 +176,7 @@ def one_thread() -> Iterator[None]:
 
 
 def idle_share(training: Training) -> float:
-    """Of a step, the part in which this stage has nothing to do."""
+    """The share of a step in which this stage is idle."""
     training.begin_window(marked_every=1)
     training.step()
     spent = training.phases()

@@ -20,7 +20,7 @@ TOKEN = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|\x1b[78]|[^\x1b]")
 
 
 class Screen:
-    """As much of a terminal as pytest and the progress line use; it starts at the last row."""
+    """A terminal with the features that pytest and the progress line use."""
 
     def __init__(self) -> None:
         self.lines: list[list[str]] = [[]]

@@ -41,7 +41,7 @@ BOTH += [("strong", name, law) for name, law in STRONG.items()]
 def curve(
     over_ideal: Mapping[int, float], scaling: ScalingMode = "weak", *, one_s: float = 0.1
 ) -> list[Run]:
-    """A run on each number of GPUs, whose step takes so many times the ideal one's time."""
+    """A run on each number of GPUs, with a step time relative to the ideal one."""
     configuration = replace(CNN, scaling=scaling)
     if scaling == "weak":
         return [run(n, one_s * x, configuration=configuration) for n, x in over_ideal.items()]

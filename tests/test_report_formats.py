@@ -84,7 +84,7 @@ class Rule:
     """An element as both junit-10.xsd (Jenkins) and JUnit.xsd (Windy Road) allow it."""
 
     attributes: dict[str, str]
-    """Those that either requires, and those used that both know, as patterns."""
+    """Attributes that either schema requires, and optional ones that both know, as patterns."""
     children: str = ""
     """The order of the children that both allow, as a pattern of their names."""
 

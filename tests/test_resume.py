@@ -41,7 +41,7 @@ def refusal(action: Callable[..., object], *arguments: object) -> str:
 
 
 def file_of(path: Path, count: int) -> bytes:
-    """A results file with so many runs; its bytes."""
+    """Write a results file with this number of runs and return its bytes."""
     with writer(path) as file:
         for run in (RESULTS.runs * count)[:count]:
             file.append(run)

@@ -92,7 +92,7 @@ def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: 
 
 
 def commands_of(path: str) -> list[str]:
-    """The processes that have this script in their command line, but for `gpuscale run`."""
+    """The processes with this script in their command line, except `gpuscale run`."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:

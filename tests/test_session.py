@@ -23,7 +23,7 @@ NOISY = (1.0, 1.5, 0.7)
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a session was killed while it wrote one of its last runs."""
+    """A folder whose session was killed while it wrote one of the last runs."""
     folder = tmp_path_factory.mktemp("killed")
     write_case(folder, "Case = Tiny")
     path = folder / "night.jsonl"
@@ -93,7 +93,7 @@ def real(killed: Path, resumed: Session) -> Results:
 
 
 def lasting(real: Results, case: str, steps_s: Sequence[float]) -> list[Run]:
-    """Runs on 1 GPU as they were really made, but for how long a step took."""
+    """Real runs on 1 GPU with a changed step time."""
     run = next(run for run in real.runs if run.gpus == 1)
     steps = run.steps_per_window
     assert steps is not None
@@ -138,7 +138,7 @@ def write_as_baseline(folder: Path, then: Results) -> None:
 
 
 def judged(folder: Path, real: Results, *, factor: float, more: Sequence[str] = ()) -> Session:
-    """A session that goes on from three runs, beside a baseline so many times as slow."""
+    """A resumed session of three runs, judged against a baseline slower by a factor."""
     write_case(folder, "Case = Tiny")
     slower = [factor * step_s for step_s in STEADY]
     then = write_results(folder / "then.jsonl", real, {"tiny": slower, "elsewhere": slower})

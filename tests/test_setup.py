@@ -42,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def set_up(checkout: Path, *variables: str, without: str = "") -> list[str]:
-    """What was called to install, after uv itself."""
+    """The command that installs, after uv itself."""
     subprocess.run(
         ["make", "setup", "PYTHON=./python", *variables],
         cwd=checkout,

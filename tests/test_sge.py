@@ -64,7 +64,7 @@ def night_in(site: Path) -> Path:
 
 
 def account_of(cluster: Cluster, job: str) -> str:
-    """What the accounting keeps of a job; it is some seconds late."""
+    """The accounting record of a job, which appears some seconds late."""
     answers: list[subprocess.CompletedProcess[str]] = []
 
     def is_kept() -> bool:

@@ -38,7 +38,7 @@ def side(*ends: RunSample) -> SideSample:
 
 
 def told(variance: float) -> Term:
-    """What the others tell of a run, where it has none of its own."""
+    """The prior of a run, estimated from other rows."""
     return Term(variance=variance, df=3.0)
 
 

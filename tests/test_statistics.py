@@ -25,7 +25,7 @@ from gpuscale.records import Estimate
 
 
 def _prior_of(*others: Sample) -> Term | None:
-    """The prior of a sample that tells nothing itself, beside these."""
+    """The prior of a sample without a variance, estimated from these samples."""
     return priors_of([*others, log_sample([0.0])])[-1]
 
 

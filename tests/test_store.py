@@ -57,7 +57,7 @@ def refusal(action: Callable[..., object], *arguments: object) -> str:
 
 @contextmanager
 def as_ordinary_user() -> Iterator[None]:
-    """Permissions say nothing to root, so root becomes nobody for a while."""
+    """Drop root's rights for a while, since root ignores permissions."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""How ranks are made parallel: what they wait for, and in which number format they compute."""
+"""Strategies: what ranks wait for, and the number format they compute in."""
 
 import multiprocessing
 import os
@@ -67,14 +67,14 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 
 
 def answers_of_two_ranks(work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
-    """Of two processes, by rank."""
+    """Answers of two processes, by rank."""
     return answers_of_ranks(2, work, *shared)
 
 
 def answers_of_ranks(
     count: int, work: Callable[..., None], *shared: object
 ) -> list[tuple[Any, ...]]:
-    """Of so many processes, by rank."""
+    """Answers of this number of processes, by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -156,7 +156,7 @@ def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> N
 
 
 def output_dtype_on_a_new_thread(model: torch.nn.Module) -> torch.dtype:
-    """As DataParallel calls its replicas."""
+    """The type of a model's output on a new thread, as DataParallel calls its replicas."""
     found: list[torch.dtype] = []
     thread = threading.Thread(target=lambda: found.append(model(torch.rand(2, 4)).dtype))
     thread.start()

@@ -10,7 +10,7 @@ from gpuscale.reports.show.scaling_table import scaling_table, table_notes
 
 
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:
-    """A run of one window of one step, whose GPUs spent so much in it."""
+    """A run of one window of one step with this energy."""
     summaries = tuple(
         with_values(replace(gpu_summary(0.9), uuid=f"GPU-{number}"), energy_j=energy_j)
         for number, energy_j in enumerate(energies_j)

@@ -81,7 +81,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the library writes down what it is asked, as `DEVICE FUNCTION`."""
+    """The file in which the library records its calls, as `DEVICE FUNCTION`."""
     monkeypatch.setenv("FAKE_NVML_CALLS", str(tmp_path / "calls"))
     return tmp_path / "calls"
 

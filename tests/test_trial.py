@@ -41,7 +41,7 @@ def made(model: nn.Module, shape: tuple[int, ...], classes: int = 10) -> Trainin
 
 
 class OfBatch(nn.Linear):
-    """A layer that takes a batch to be of so many samples."""
+    """A layer that assumes a batch of this size."""
 
     def __init__(self, batch: int) -> None:
         super().__init__(4, 10)

@@ -29,7 +29,7 @@ USES = {
     "schema": "results",
     "leave-out": "two_cpu_ranks.jsonl --because cooling",
 }
-"""What the commands that need nothing else are given."""
+"""Arguments of the commands that need no further package."""
 
 
 def built(kind: str, tree: Path, target: Path) -> Path:

@@ -242,7 +242,7 @@ def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> Non
 def _session(
     rng: np.random.Generator, before: Baseline, means_s: Mapping[int, float], deviation: float
 ) -> tuple[Step, Mapping[int, Sequence[float]]]:
-    """A session that makes only the runs that it is told to."""
+    """A session that makes only the runs that are needed."""
     made: dict[int, list[float]] = {gpus: [] for gpus in means_s}
     needed = {_key(gpus) for gpus in means_s}
     while True:

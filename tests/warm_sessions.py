@@ -41,7 +41,7 @@ _AT_FIRST = environment_of_sessions()
 
 
 class _Request(NamedTuple):
-    """What the server is told of a session."""
+    """A request to start a session."""
 
     folder: str
     arguments: list[str]

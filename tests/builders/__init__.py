@@ -82,7 +82,7 @@ def run(
 
 
 def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
-    """The request of a run like `run`'s, of a case that nobody looks for."""
+    """A request for a run like that of `run`, for a case that need not exist."""
     asked = RunRequest(
         configuration=CNN,
         gpus=gpus,
@@ -165,7 +165,7 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
 
 
 def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any) -> str:
-    """What `gpuscale show` prints of them."""
+    """The output of `gpuscale show` for results or a baseline."""
     shown = Shown(
         content=content,
         path=Path("night.jsonl"),

@@ -143,7 +143,7 @@ def row_of(
     said: EntryVerdict | None = None,
     configuration: Configuration = CNN,
 ) -> RowEvidence:
-    """A row whose runs are taken apart already, in one environment."""
+    """The evidence of a row whose steps are given, in one environment."""
     point = PointEvidence(
         key=PointKey.of(run(gpus, 9.0, configuration=configuration)),
         before=tuple(before),
@@ -171,7 +171,7 @@ class Tally:
     right: int
     """Rows whose first cause is the right one, with the right ranks."""
     others: int
-    """Further causes with a share, beside the first."""
+    """Further causes that have a share, after the first."""
 
 
 def tally(
@@ -183,7 +183,7 @@ def tally(
     runs: int,
     trials: int,
 ) -> Tally:
-    """So many nights with a fault, each after a baseline of six runs of its own."""
+    """Simulate nights with a fault, each after a baseline of its own with six runs."""
     losses = right = others = 0
     for _ in range(trials):
         before = well(rng, [1, gpus], deviation=deviation, telemetry=True)

@@ -116,12 +116,12 @@ def entry(
 
 
 def told(text: str) -> Statement:
-    """A reason that says a text, which may come from anywhere."""
+    """A reason that contains a text, which may come from anywhere."""
     return Statement.of("other_measurement", differences=[text])
 
 
 def noted(text: str) -> Statement:
-    """The same of a note."""
+    """A note that contains a text, which may come from anywhere."""
     return Statement.of("unchecked_training", cases=[text])
 
 

@@ -48,16 +48,16 @@ WINDOWS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with a training; nothing, unless given."""
+    """The fault of a training; none by default."""
 
     data_s: float = 0.0
-    """What each step waits longer for its batch."""
+    """Seconds that each step waits longer for its batch."""
     h2d_s: float = 0.0
     """Seconds that each copy of a batch takes longer."""
     computing: float = 1.0
-    """How many times as long computing takes."""
+    """Factor by which computing takes longer."""
     communication_s: float = 0.0
-    """What each step waits longer in gradient synchronisation."""
+    """Seconds that each step waits longer in gradient synchronisation."""
     ranks: frozenset[int] | None = None
     """The ranks that it hits; None is all."""
     device: int | None = None
@@ -81,28 +81,28 @@ WELL = Fault()
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """What one job measures."""
+    """The measurements of one job."""
 
     job: str
-    """Its id, and the seed of its noise."""
+    """The id of the job, and the seed of the noise."""
     day: int = 0
     gpus: Sequence[int] = (1, 2, 4)
     runs: int = 3
     fault: Fault = WELL
     faster: float = 1.0
-    """By how much all computing is faster than usual."""
+    """Factor by which all computing is faster than usual."""
     deviation: float = 0.003
-    """Between runs."""
+    """Relative standard deviation between runs."""
     deviations: Mapping[int, float] = field(default_factory=dict)
-    """Where a number of GPUs has another one."""
+    """Deviations of numbers of GPUs that differ from `deviation`."""
     configurations: Sequence[Configuration] = (CNN,)
     batch: int = BATCH
     gpus_per_node: int = GPUS_PER_NODE
     phases: bool = True
-    """Whether phases, paces and exposed communication are measured."""
+    """True if phases, paces and exposed communication are measured."""
     telemetry: bool = True
     failures: Mapping[tuple[int, int], Failure] = field(default_factory=dict)
-    """By number of GPUs and run."""
+    """Failures by number of GPUs and run."""
     environment: Mapping[str, object] = field(default_factory=dict)
     """Fields of the environment that differ from the usual."""
     injections: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def write_night(path: Path, night: Night) -> None:
 
 
 def baseline_of(*nights: Night, **changes: object) -> Baseline:
-    """The baseline that these nights make, with other values in some of its fields."""
+    """Record these nights as a baseline, with some fields changed."""
     baseline = baseline_from_results(
         [results_of_night(night) for night in nights],
         name="nightly",
@@ -263,7 +263,7 @@ def _run(
 
 
 def _device_of(night: Night, rank: int, index: int) -> int:
-    """Of the rank's node; successive runs take the next one."""
+    """Index of a rank's device on its node; successive runs take the next one."""
     return (rank + index - 1) % night.gpus_per_node
 
 
@@ -272,7 +272,7 @@ def _fault_of(night: Night, fault: Fault, rank: int, index: int) -> Fault:
 
 
 def own_phases(fault: Fault) -> Phases:
-    """What a rank takes for itself, without waiting for others."""
+    """The phases of a rank without waiting for other ranks."""
     computing = HEALTHY.scaled(fault.computing)
     return replace(
         computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s + fault.h2d_s
@@ -334,7 +334,7 @@ def _rank(
 
 
 def device_summary(uuid: str, fault: Fault) -> GpuSummary:
-    """The telemetry of a device, as its fault shows in it."""
+    """The telemetry of a device that has a fault."""
     return GpuSummary(
         uuid=uuid,
         name="Tesla V100-SXM2-32GB",

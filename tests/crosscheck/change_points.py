@@ -39,12 +39,12 @@ Onsets = Callable[[Sequence[float]], Iterable[int]]
 
 
 def ours(series: Sequence[float]) -> Iterable[int]:
-    """What `gpuscale history` shows."""
+    """The changes that `gpuscale history` shows."""
     return [change.onset for change in level_changes(series) if change.change > 0]
 
 
 def otava(smallest: float) -> Onsets:
-    """What `otava analyze` does with its defaults, but for the smallest change."""
+    """`otava analyze` with its defaults, except for the smallest change."""
     analysis: Any = import_module("otava.analysis")
 
     def onsets(series: Sequence[float]) -> Iterable[int]:
@@ -58,7 +58,7 @@ def otava(smallest: float) -> Onsets:
 
 
 def asv(threshold: float) -> Onsets:
-    """What `asv publish` does, whose default threshold is 5%."""
+    """`asv publish`, whose default threshold is 5%."""
     detect: Any = import_module("asv.step_detect")
 
     def onsets(series: Sequence[float]) -> Iterable[int]:
@@ -78,7 +78,7 @@ def nights_until_found(onsets: Onsets, series: Sequence[float], first: int) -> f
 
 
 def share(found: Sequence[float], within: float) -> str:
-    """The part of them that were found within so many nights."""
+    """The share of changes found within this number of nights."""
     return format_percent(sum(each <= within for each in found) / len(found))
 
 

@@ -48,7 +48,7 @@ def quarter(number: int) -> Quarter:
 
 
 def trained_s(ranks: int) -> float:
-    """Seconds of the steps of a quarter on so many ranks, start-up left out."""
+    """Seconds of the steps of a quarter on this number of ranks, without start-up."""
     answer = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -121,7 +121,7 @@ def in_words(estimate: Estimate) -> str:
 
 
 def overlap(one: Estimate, other: Estimate) -> bool:
-    """Whether two intervals have a value in common."""
+    """True if two intervals have a value in common."""
     (low, high), (other_low, other_high) = bounds(one), bounds(other)
     return low <= other_high and other_low <= high
 

@@ -24,7 +24,7 @@ ROUNDS = 6
 
 
 def torchrun_step_time_s(ranks: int) -> float:
-    """Seconds per step of the plain loop on so many ranks."""
+    """Seconds per step of the plain loop on this number of ranks."""
     answer = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),

@@ -30,7 +30,7 @@ Original = Callable[[Runs, Runs], bool]
 
 
 def asv_alarms(baseline: Runs, tonight: Runs) -> bool:
-    """What `asv compare` does with its defaults (asv/commands/compare.py)."""
+    """`asv compare` with its defaults (asv/commands/compare.py)."""
     compare: Any = import_module("asv.commands.compare")
     stats: Any = import_module("asv_runner.statistics")
     sides = []
@@ -43,7 +43,7 @@ def asv_alarms(baseline: Runs, tonight: Runs) -> bool:
 
 
 def reframe_alarms(baseline: Runs, tonight: Runs, tolerance: float) -> bool:
-    """Whether `assert_reference` fails for any run."""
+    """True if `assert_reference` fails for any run."""
     sanity: Any = import_module("reframe.utility.sanity")
     errors: Any = import_module("reframe.core.exceptions")
     reference = statistics.median(statistics.median(run) for run in baseline)

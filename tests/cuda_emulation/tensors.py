@@ -57,7 +57,7 @@ class Computing(TorchDispatchMode):
     """Computes on the CPU what is asked of a device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What the operator gives, marked with its device."""
+        """Return the operator's result, marked with its device."""
         if set(types) - _PLAIN:
             # A tensor of another kind, such as DTensor, comes down as the plain ones in it.
             return NotImplemented

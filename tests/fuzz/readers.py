@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def reads(self) -> int:
-        """How often a reader was asked."""
+        """Number of reads."""
         return self.values.total() + self.refusals.total() + len(self.faults)
 
 

@@ -119,7 +119,7 @@ def validation_page(
 
 
 def summary_line(simulation: Simulation) -> str:
-    """How many figures are met: `15 of 16 promised figures met`."""
+    """The number of figures met: `15 of 16 promised figures met`."""
     met = sum(figure.is_met for figure in simulation.figures)
     return f"{met} of {len(simulation.figures)} promised figures met"
 

@@ -41,12 +41,12 @@ _STREAM = 1_000_000
 """Keeps these random streams apart from those of the simulation with the same seed."""
 
 Counts = Mapping[str, tuple[int, int, int, int]]
-"""By rule, of one comparison: rows without a loss, alarms in them, rows with one, those found."""
+"""Counts of a comparison by rule: rows without a loss, alarms, rows with a loss, found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOutcome:
-    """How one rule did in one scenario."""
+    """The result of one rule in one scenario."""
 
     rule: str
     scenario: Scenario
@@ -153,7 +153,7 @@ def judge_at_each_significance(chunk: Chunk) -> list[Counts]:
 
 
 def judge_by_every_rule(chunk: Chunk) -> list[Counts]:
-    """What every rule says of the comparisons of a chunk."""
+    """Judge the comparisons of a chunk by every rule."""
     found: list[Counts] = []
     for rng in random_streams(chunk):
         nights, tonight = simulated_nights(rng, chunk.scenario)

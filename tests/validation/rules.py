@@ -21,7 +21,7 @@ class Rule:
 
     name: str
     alarms: Callable[[Runs, Runs], bool]
-    """From the runs of the baseline and of tonight: true where the tool calls tonight worse."""
+    """Return True if the tool calls the runs of tonight worse than those of the baseline."""
 
 
 def percentage_check(baseline: Runs, tonight: Runs, *, percentage: int) -> bool:
@@ -76,7 +76,7 @@ def out_of_reference(baseline: Runs, tonight: Runs, *, tolerance: float) -> bool
 
 
 def usual_rules() -> tuple[Rule, ...]:
-    """The rules that gpuscale's is set beside."""
+    """The rules that gpuscale is compared with."""
     return (
         Rule(
             name="pytest-benchmark, median:5%",

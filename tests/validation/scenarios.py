@@ -22,7 +22,7 @@ _BASELINES = {
     BaselineNights.SAME_ALLOCATION: BaselineNights.SAME_ALLOCATION.value,
     BaselineNights.ONE_NIGHT: "another night",
 }
-"""How promises name the baseline."""
+"""Names of the baselines in promises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Promise:
     statement: str
     limit: float
     at_most: bool
-    """Whether the limit is the largest rate allowed, or else the smallest."""
+    """True if the limit is the largest rate allowed; otherwise it is the smallest."""
     scenarios: tuple[Scenario, ...]
 
 
@@ -105,7 +105,7 @@ def promises() -> tuple[Promise, ...]:
 def shares(
     scenarios: Sequence[Scenario], promised: Sequence[Promise], weight: int, total: int
 ) -> dict[Scenario, int]:
-    """How many comparisons each scenario gets, at least one; promised ones get `weight` times.
+    """Comparisons of each scenario, at least one; promised ones get `weight` times as many.
 
     Args:
         scenarios: what to deal out to.

@@ -36,12 +36,12 @@ STEP_TIMES_S: Mapping[str, tuple[float, ...]] = {
     "small_network": (0.0250, 0.0265, 0.0280, 0.0310),
     "large_network": (0.1800, 0.1840, 0.1880, 0.1950),
 }
-"""By case, in the order of `GPUS`; weak scaling."""
+"""Step times by case, in the order of `GPUS`; weak scaling."""
 STRUCK_CASE = "small_network"
 WINDOWS = 9
 STEPS_PER_WINDOW = 20
 OUTLYING_WINDOW = 0.3
-"""How much slower an outlying window is."""
+"""Relative slowdown of an outlying window."""
 OUTLYING_RUN = 0.1
 SEVERAL_NIGHTS = 6
 
@@ -50,7 +50,7 @@ Logs = NDArray[np.float64]
 
 
 class BaselineNights(StrEnum):
-    """Which nights the baseline's runs come from; tonight's all come from one."""
+    """The nights of the baseline's runs; those of tonight come from one night."""
 
     SAME_ALLOCATION = "same allocation"
     ONE_NIGHT = "one other night"
@@ -58,7 +58,7 @@ class BaselineNights(StrEnum):
 
 
 class LossKind(StrEnum):
-    """Where a simulated loss strikes."""
+    """The rows that a simulated loss strikes."""
 
     EVERY_N = "T(1) and T(n)"
     """Every number of GPUs of one case: what is slower is slower on one GPU already."""
@@ -68,27 +68,27 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
-    """How the step times of a machine scatter; all deviations are relative."""
+    """The scatter of a machine's step times; all deviations are relative."""
 
     run_deviation: float
-    """Between the medians of runs of one entry in one allocation."""
+    """Deviation between the medians of runs of one entry in one allocation."""
     baseline: BaselineNights = BaselineNights.ONE_NIGHT
     allocation_deviation: float = 0.0
-    """Of T between allocations; S has half of it, since its two ends share a night."""
+    """Deviation of T between allocations; S has half of it, since both ends share a night."""
     declared_deviation: float | None = None
-    """What the baseline file declares for T between allocations; None for the default."""
+    """Deviation of T between allocations that the baseline file declares; None: the default."""
     window_deviation: float | None = None
-    """Between the windows of a run; None where it is that between runs."""
+    """Deviation between the windows of a run; None: that between runs."""
     autocorrelation: float = 0.5
-    """Of a window with the next one."""
+    """Correlation of a window with the next one."""
     outlying_windows: float = 0.0
     """Share of the windows that are slowed."""
     outlying_runs: float = 0.0
     """Share of the runs that are slowed."""
     drift: float = 0.0
-    """How much slower the last run of a night is than its first."""
+    """Relative slowdown of the last run of a night against the first."""
     peculiarity: str = ""
-    """What sets the machine apart, where it is more than noise; for tables."""
+    """The machine's peculiarity other than noise, for tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Scenario:
 
     machine: SimulatedMachine
     current_runs: int
-    """Of each entry, tonight."""
+    """Runs of each entry tonight."""
     baseline_runs: int = 6
     loss: Loss | None = None
 
@@ -185,7 +185,7 @@ def log_window_times(rng: np.random.Generator, machine: SimulatedMachine, runs: 
 def _window_scatter(
     rng: np.random.Generator, machine: SimulatedMachine, shape: tuple[int, ...]
 ) -> Logs:
-    """What the windows deviate from the median of their run."""
+    """Deviations of the windows from the median of their run."""
     deviation = machine.window_deviation
     scale = machine.run_deviation if deviation is None else deviation
     series = rng.normal(0, scale, (*shape, WINDOWS))

@@ -21,7 +21,7 @@ from validation.simulated_machine import LossKind, Scenario, recorded, simulated
 CHUNK = 20
 """Comparisons that a process makes at a time; about 0.1 s."""
 _QUIET_WEIGHT, _LOSSY_WEIGHT = 4, 10
-"""How many times more comparisons a scenario gets where a figure was promised."""
+"""Factors by which promised scenarios get more comparisons."""
 _FINDINGS = {
     LossKind.EVERY_N: Finding.SINGLE_GPU_SLOWDOWN,
     LossKind.LARGEST_N: Finding.SCALING_LOSS,
@@ -29,24 +29,24 @@ _FINDINGS = {
 
 Judged = TypeVar("Judged")
 Progress = Callable[[int, int], None]
-"""Is told how many comparisons of how many are done."""
+"""Called with the number of comparisons done and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What one comparison said, counted by row; a row is one (case, gpus)."""
+    """The verdicts of one comparison, counted by row; a row is one (case, gpus)."""
 
     quiet_rows: int
     """Without a loss."""
     alarms: int
-    """Of them regressed."""
+    """Regressed rows among them."""
     passed: int
     struck_rows: int
-    """With a loss."""
+    """Rows with a loss."""
     found: int
-    """Of them regressed."""
+    """Regressed rows among them."""
     named: int
-    """Of those with the right finding."""
+    """Found rows with the right finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How the judgement did in one scenario."""
+    """The results of the judgement in one scenario."""
 
     scenario: Scenario
     comparisons: int
@@ -75,11 +75,11 @@ class Outcome:
     found: Rate | None = None
     """Rows with a loss that were called regressed; None where nothing was lost."""
     named: Rate | None = None
-    """Those of them whose finding says rightly what moved."""
+    """Found rows whose finding names what moved."""
 
 
 class Standing(StrEnum):
-    """Whether a figure holds, and whether the simulation is large enough to say so."""
+    """A figure holds or not, surely or by too small a simulation."""
 
     MET = "met"
     MET_UNSURE = "met, not surely"
@@ -155,7 +155,7 @@ def judged_in_chunks(
     processes: int,
     progress: Progress,
 ) -> dict[Scenario, list[Judged]]:
-    """What `judge`, a function of a module, says of so many comparisons of each scenario."""
+    """Apply `judge`, a function of a module, to the comparisons of each scenario."""
     judged: dict[Scenario, list[Judged]] = {scenario: [] for scenario in counts}
     done, total = 0, sum(counts.values())
     chunks = chunks_of(counts, seed)
@@ -198,7 +198,7 @@ def random_streams(chunk: Chunk) -> Iterable[np.random.Generator]:
 
 
 def judge_chunk(chunk: Chunk) -> list[Tally]:
-    """What the comparisons of a chunk said."""
+    """Judge the comparisons of a chunk."""
     tallies = []
     for rng in random_streams(chunk):
         nights, tonight = simulated_nights(rng, chunk.scenario)

@@ -62,7 +62,7 @@ def lossy_table(simulation: Simulation, kind: LossKind) -> str:
 
 
 def rule_tables(validation: Validation) -> str:
-    """What each rule says, with a heading and a table for each machine."""
+    """The results of each rule, with a heading and a table for each machine."""
     machines = dict.fromkeys(outcome.scenario.machine for outcome in validation.outcomes)
     return "\n\n".join(
         f"### {machine_text(machine)}, {machine.allocation_deviation * 100:.2g}% between "
@@ -73,7 +73,7 @@ def rule_tables(validation: Validation) -> str:
 
 
 def choice_table(choice: Validation) -> str:
-    """What is found of noisy runs at each significance that a site may choose."""
+    """The losses found in noisy runs at each significance that a site may choose."""
     cells: dict[tuple[str, str], list[str]] = {}
     headers = ["noise", "significance"]
     for outcome in choice.outcomes:
@@ -123,7 +123,7 @@ def _quiet_row(outcome: Outcome) -> list[str]:
 
 
 def _of_the_largest(found: dict[float, Outcome]) -> list[str]:
-    """What is told of the largest loss only: whether its finding is right, and alarms elsewhere."""
+    """Cells of the largest loss only: right findings, and alarms elsewhere."""
     outcome = found[max(found)]
     return [
         UNKNOWN if outcome.named is None else format_percent(outcome.named.rate.value),

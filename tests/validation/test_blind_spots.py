@@ -42,7 +42,7 @@ def tonight(times: Times) -> Results:
 def drawn(
     rng: np.random.Generator, deviations: Sequence[float], runs: int, *, lost: float = 0.0
 ) -> list[list[float]]:
-    """Runs of rows that deviate so much, after a loss of throughput."""
+    """Runs of rows with these deviations, after a loss of throughput."""
     return [
         (STEP_TIME_S / (1 - lost) * np.exp(rng.normal(0, each, runs))).tolist()
         for each in deviations
@@ -62,7 +62,7 @@ def found(
     lost: float = 0.05,
     rows: Sequence[int] | None = None,
 ) -> float:
-    """The share of these rows that are regressed where all lost so much."""
+    """The share of these rows that are regressed after a loss on all rows."""
     rng = np.random.default_rng(21)
     rows = range(len(deviations)) if rows is None else rows
     count = 0
@@ -78,7 +78,7 @@ def found(
 def found_after_nights(
     rows: int, nights: int, *, deviation: float, bad: float | None, lost: float = 0.05
 ) -> int:
-    """The comparisons of 30 in which the first row is regressed, where all rows lost so much.
+    """Comparisons out of 30 in which the first row is regressed after a loss on all rows.
 
     One run a night; nights deviate by 0.3% in all rows together. In the third night of the
     baseline the last row takes `bad` times as long.
