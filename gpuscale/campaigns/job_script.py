@@ -19,6 +19,11 @@ _SEARCH = """\
 if [ -n "${GPUSCALE_VENV-}" ] || [ -x .venv/bin/gpuscale ]; then
     PATH="$(cd "${GPUSCALE_VENV:-.venv}/bin" && pwd):$PATH" || exit
 fi"""
+_CONTAINER_CHECK = """\
+command -v {program} >/dev/null || {{
+    echo "{program}, for the container, is not on PATH; load its module or correct the profile" >&2
+    exit
+}}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,56 +94,17 @@ def numbers_text(gpus: tuple[int, ...]) -> str:
 
 def job_script(request: JobRequest) -> str:
     """The complete script of a job; equal requests give equal texts."""
+    return "\n".join((_head(request), _settings(request), _preparation(request), _night(request)))
+
+
+def _head(request: JobRequest) -> str:
+    """The origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
-    job, program, gpus = profile.job, scheduler.submit_command[0], numbers_text(request.gpus)
-    baseline = profile.judge.baseline
-    only = f"submit this file with {program}"
-
-    def setting(option: str, default: object, operator: str = ":-") -> str:
-        """The value that was asked for, else the environment's, else the default."""
-        given, variable = request.options.get(option), JOB_OPTIONS[option][1].variable
-        return f"${{{variable}{operator}{default}}}" if given is None else shlex.quote(given)
-
+    gpus = numbers_text(request.gpus)
     options = {"--gpus": gpus, **request.options}
     words = [request.named, *(word for option in options.items() for word in option), "--print"]
-    asked = [*scheduler.options_of(demand), *job.options]
+    asked = [*scheduler.options_of(demand), *profile.job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
-    remedy, loaded = job.modules_remedy, " ".join(job.modules)
-    modules = (
-        setting("--modules", loaded, "-") if remedy is None else setting("--modules", remedy, "?")
-    )
-    runs = setting("--runs", profile.measure.runs)
-    judged = "" if baseline is None else numbers_text(request.judged_gpus)
-    lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
-    if profile.judge.on_verdict is not None:
-        lines += [
-            f"on_verdict={shlex.quote(profile.judge.on_verdict)}",
-            'export GPUSCALE_ON_VERDICT="${GPUSCALE_ON_VERDICT:-$on_verdict}"',
-        ]
-    if job.prologue:
-        lines += ["set -e", *job.prologue, "set +e"]
-    lines += scheduler.preparation(demand)
-    preparation = "".join(f"{line}\n" for line in lines)
-    purge = "module purge || exit\n" if job.module_purge else ""
-    where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
-    if job.container is not None:
-        where, inside = _of_container(profile), f"{job.container} \\\n    "
-        remedy = "in the container; choose an image that has it"
-    asked_of_pytest = [*pytest_arguments(replace(profile.measure, gpus=request.gpus))]
-    if demand.nodes > 1:
-        after = asked_of_pytest.index(f"--gpus {gpus}") + 1
-        asked_of_pytest.insert(after, f"--launcher {request.launcher}")
-    measure = [
-        *asked_of_pytest,
-        '--runs "$runs"',
-        '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
-    ]
-    cases = ['"$baseline"', *(f"--case {case}" for case in profile.judge.cases)]
-    compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
-    if baseline is None:
-        cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
-        compare = f"    ${{baseline:+compare {' '.join(cases)}}}"
     return f"""\
 #!/bin/bash
 # The scaling job of {profile.description} ({scheduler.title}):
@@ -148,7 +114,7 @@ def job_script(request: JobRequest) -> str:
 #
 # wrote it. Submit it from the folder of its cases:
 #
-#     {program} {"< " if scheduler.takes_stdin else ""}FILE
+#     {scheduler.submit_command[0]} {"< " if scheduler.takes_stdin else ""}FILE
 #
 # docs/nightly.md says what the exit codes mean and where the results go.
 #
@@ -156,19 +122,78 @@ def job_script(request: JobRequest) -> str:
 
 # Whatever goes wrong before the night starts ends with 2; 1 is kept for a regression.
 trap 'exit 2' EXIT
+"""
 
+
+def _settings(request: JobRequest) -> str:
+    """The values that the environment of the job can change."""
+
+    def setting(option: str, default: object, operator: str = ":-") -> str:
+        """The value of an option, else of its variable, else the default."""
+        given, variable = request.options.get(option), JOB_OPTIONS[option][1].variable
+        return f"${{{variable}{operator}{default}}}" if given is None else shlex.quote(given)
+
+    job, baseline = request.profile.job, request.profile.judge.baseline
+    modules, operator = " ".join(job.modules), "-"
+    if job.modules_remedy is not None:
+        modules, operator = job.modules_remedy, "?"
+    judged = "" if baseline is None else numbers_text(request.judged_gpus)
+    return f"""\
 # Settings: what was asked for, else what the environment of the job says.
-modules={modules}
-runs={runs}  # fresh starts of each number of GPUs
+modules={setting("--modules", modules, operator)}
+runs={setting("--runs", request.profile.measure.runs)}  # fresh starts of each number of GPUs
 baseline={setting("--baseline", baseline or "")}
 judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
+"""
 
-cd "${{{scheduler.folder_variable}:?{only}}}" || exit
+
+def _preparation(request: JobRequest) -> str:
+    """The folder, modules and variables of the job."""
+    job, command = request.profile.job, request.profile.judge.on_verdict
+    lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+    if command is not None:
+        lines += [
+            f"on_verdict={shlex.quote(command)}",
+            'export GPUSCALE_ON_VERDICT="${GPUSCALE_ON_VERDICT:-$on_verdict}"',
+        ]
+    if job.prologue:
+        lines += ["set -e", *job.prologue, "set +e"]
+    lines += request.scheduler.preparation(request.demand)
+    purge = "module purge || exit\n" if job.module_purge else ""
+    return f"""\
+cd "{_in_job(request, request.scheduler.folder_variable)}" || exit
 {purge}if [ -n "$modules" ]; then
     # shellcheck disable=SC2086  # a list of names
     module load $modules || exit
 fi
-{preparation}
+{"".join(f"{line}{chr(10)}" for line in lines)}"""
+
+
+def _in_job(request: JobRequest, variable: str) -> str:
+    """A variable of the scheduler, with a message for a script that runs outside of a job."""
+    return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
+
+
+def _night(request: JobRequest) -> str:
+    """The check for gpuscale, and the night."""
+    profile, judge = request.profile, request.profile.judge
+    where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
+    if profile.job.container is not None:
+        where = _CONTAINER_CHECK.format(program=profile.job.container_program)
+        inside = f"{profile.job.container} \\\n    "
+        remedy = "in the container; choose an image that has it"
+    measure = [*pytest_arguments(replace(profile.measure, gpus=request.gpus))]
+    if request.demand.nodes > 1:
+        after = measure.index(f"--gpus {numbers_text(request.gpus)}") + 1
+        measure.insert(after, f"--launcher {request.launcher}")
+    measure += ['--runs "$runs"', '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}']
+    cases = ['"$baseline"', *(f"--case {case}" for case in judge.cases)]
+    compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
+    if judge.baseline is None:
+        cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
+        compare = f"    ${{baseline:+compare {' '.join(cases)}}}"
+    return f"""\
 {where}
 # What is broken would end with Python's or the container's 1.
 {inside}gpuscale --version >/dev/null || {{
@@ -176,20 +201,10 @@ fi
     exit
 }}
 
-exec {inside}gpuscale night {profile.name} "${{{scheduler.job_variable}:?{only}}}" \\
+exec {inside}gpuscale night {profile.name} "{_in_job(request, request.scheduler.job_variable)}" \\
 {_wrapped("measure", measure)} \\
 {compare}
 """
-
-
-def _of_container(profile: ClusterProfile) -> str:
-    """Lines of the script that check for the container's program."""
-    program = profile.job.container_program
-    return f"""\
-command -v {program} >/dev/null || {{
-    echo "{program}, for the container, is not on PATH; load its module or correct the profile" >&2
-    exit
-}}"""
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:
