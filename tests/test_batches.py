@@ -13,9 +13,9 @@ from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import baseline_from_results
 from gpuscale.judge.stopping import DecidedVerdict
-from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import validate_configurations
+from gpuscale.plugin.run_maker import stopping_rule
 from gpuscale.records import Failure, Run, RunRequest, Verdict
 from gpuscale.store import read_results, write_baseline
 from gpuscale.workload.cases import TrainingCase

@@ -35,8 +35,8 @@ from gpuscale import __version__
 from gpuscale.cli import main
 from gpuscale.judge.recording import proposals, revised
 from gpuscale.plugin.ending import summary_lines
-from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.run_maker import stopping_rule
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
 

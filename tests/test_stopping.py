@@ -10,8 +10,8 @@ from builders import baseline, measured, request, results, run
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals
 from gpuscale.plugin.ending import status_of_verdict, status_without_verdict
-from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.run_maker import stopping_rule
 from gpuscale.records import (
     Comparison,
     EntryKey,

@@ -6,7 +6,7 @@ import pytest
 from builders import run
 from changing import replace
 
-from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left
+from gpuscale.plugin.run_maker import broken_by, left_text, seconds_left
 from gpuscale.records import EntryKey, Failure, Run
 
 

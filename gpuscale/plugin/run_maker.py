@@ -1,5 +1,6 @@
-"""Runs of a session: which items make one, how it is made, and how long the others will take."""
+"""Runs of a session: which items make one, how it is made, and what it says of further ones."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -8,17 +9,37 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError
-from gpuscale.judge.stopping import StoppingRule
+from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
+from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.judge.recording import as_baseline
+from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.measure.launch import Launcher, RunTerminated
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
-from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.requests import run_request, skip_reason
 from gpuscale.plugin.results_file import Recorder, is_recorded, with_printed_batch
 from gpuscale.plugin.terminal import progress_line, relative
-from gpuscale.records import Run, RunRequest
+from gpuscale.records import EntryKey, Results, Run, RunRequest
+from gpuscale.store import read_any
+
+
+def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
+    """The rule by which a row has enough runs; None if all of `--runs` are made."""
+    fewest, most = options.bounds_of_runs
+    if fewest is None:
+        return None
+    if options.baseline is None:
+        target = options.target_ci or 0.01
+        return NarrowIntervals(minimum_runs=fewest, target=target, gpus=options.gpus)
+    content = read_any(options.baseline)
+    return DecidedVerdict(
+        baseline=as_baseline(content, options.baseline.stem),
+        baseline_kind="results" if isinstance(content, Results) else "baseline",
+        plan=SequentialPlan(fewest_runs=fewest, most_runs=most),
+        gpus=options.gpus,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +125,67 @@ class RunMaker:
 
     def _left_text(self, seconds: float | None) -> str:
         return left_text(seconds, at_most=self.rule is not None)
+
+
+def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
+    """The failed run that shows that one more of this row would fail too; None if none does.
+
+    Such a run raised an exception of the case's own code, or its command printed too few lines,
+    and no run of the row, or of its case and strategy on any number of GPUs, gave a number. An
+    error of a file or connection counts once it occurred in two rounds. Out of memory and killed
+    ranks do not predict further runs.
+    """
+    same_case = [
+        run for run in runs if (run.key.case, run.key.strategy) == (key.case, key.strategy)
+    ]
+    same_row = [run for run in same_case if run.gpus == key.gpus]
+    for group in (same_case, same_row):
+        failed = [run for run in group if _failed_by_itself(run)]
+        if not failed or any(run.is_valid for run in group):
+            continue
+        if failed[0].index < failed[-1].index or not MAYBE_TRANSIENT.search(
+            _error_text(failed[-1])
+        ):
+            return failed[-1]
+    return None
+
+
+def _failed_by_itself(run: Run) -> bool:
+    if run.failure is None:
+        return False
+    if run.failure.kind == "raised":
+        return MAYBE_EXTERNAL.search(_error_text(run)) is None
+    return run.failure.kind == "unread"
+
+
+def _error_text(run: Run) -> str:
+    assert run.failure is not None
+    # Only the last lines of a command show what it raised.
+    is_command = run.configuration.command is not None and run.failure.kind == "raised"
+    return run.failure.detail if is_command else run.failure.message
+
+
+def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
+    """Seconds for one more run of each key, which may repeat; None without a valid run.
+
+    A row without a run is expected to take the mean of the others.
+    """
+    times_s: dict[EntryKey, list[float]] = {}
+    for run in runs:
+        if run.is_valid and run.wall_s is not None:
+            times_s.setdefault(run.key, []).append(run.wall_s)
+    if not times_s:
+        return None
+    mean_s = {key: statistics.fmean(values) for key, values in times_s.items()}
+    typical_s = statistics.fmean(mean_s.values())
+    return sum(mean_s.get(key, typical_s) for key in keys)
+
+
+def left_text(seconds: float | None, *, at_most: bool) -> str:
+    """`, 4 min left` or `, at most 4 min left`; empty if unknown or less than a second."""
+    if seconds is None or seconds < 1:
+        return ""
+    for unit, of_unit_s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= 1.5 * of_unit_s or unit == "s":
+            break
+    return f", {'at most ' if at_most else ''}{round(seconds / of_unit_s)} {unit} left"

@@ -3,11 +3,11 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -29,7 +29,6 @@ from gpuscale.plugin.ending import (
     summary_lines,
     verdict_lines,
 )
-from gpuscale.plugin.further_runs import stopping_rule
 from gpuscale.plugin.items import (
     ItemPlan,
     NoRun,
@@ -47,7 +46,7 @@ from gpuscale.plugin.requests import (
     validate_plans,
     validate_precision,
 )
-from gpuscale.plugin.run_maker import RunMaker
+from gpuscale.plugin.run_maker import RunMaker, stopping_rule
 from gpuscale.records import Run
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
@@ -89,7 +88,11 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     revision = answer_of(
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
     )
-    with _importing_for_cases(config):
+    is_command = any(isinstance(each, CommandItem) for each in config.pluginmanager.get_plugins())
+    with ThreadPoolExecutor() as pool:
+        if not is_command:
+            # Meanwhile the fork server imports the same.
+            pool.submit(_import_for_cases)
         environment = replace(launcher.environment, cases_revision=revision or None)
     validate_precision(options, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
@@ -108,26 +111,11 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     return _MeasuringSession(config, maker)
 
 
-@contextmanager
-def _importing_for_cases(config: pytest.Config) -> Iterator[None]:
-    """Import in a thread what most cases import, while the fork server imports it too."""
-    plugins = config.pluginmanager.get_plugins()
-    if any(isinstance(plugin, CommandItem) for plugin in plugins):
-        yield
-        return
-
-    def work() -> None:
-        for name in _IMPORTED_BY_CASES:
-            # The case that needs a broken or absent package reports it.
-            with suppress(Exception):
-                import_module(name)
-
-    thread = Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+def _import_for_cases() -> None:
+    for name in _IMPORTED_BY_CASES:
+        # The case that needs a broken or absent package reports it.
+        with suppress(Exception):
+            import_module(name)
 
 
 @dataclass(eq=False)
