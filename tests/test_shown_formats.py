@@ -188,7 +188,7 @@ def test_conflicting_options_fail(tmp_path: Path, capsys: pytest.CaptureFixture[
         for each in (*NIGHT.runs, run(1, 0.2, configuration=replace(CNN, case="short"))):
             writer.append(each)
     for options, problem in {
-        ("--phases", "--format", "csv"): "--phases is a text of its own",
+        ("--phases", "--format", "csv"): "--phases prints text only",
         ("--project", "2,4,x"): "is not a list of numbers above 0",
         ("--project", "8"): "ask for other numbers of GPUs",
     }.items():

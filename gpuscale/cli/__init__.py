@@ -20,20 +20,20 @@ from gpuscale.base.printable import spell_out
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
     ("init", "write the shipped cases, and a profile for this cluster's scheduler"),
-    ("run", "measure a training script as it is"),
+    ("run", "measure an unchanged training script"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),
-    ("leave-out", "leave a bad night out of what others are compared with, or take it back"),
+    ("leave-out", "exclude a bad night from comparisons, or include it again"),
     ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
-    ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
+    ("doctor", "examine this machine's GPUs: telemetry, links and faults"),
     ("batch", "find the largest batch of a case that fits into memory"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),
-    ("night", "measure, compare and keep, in a job that is running (submit writes such jobs)"),
-    ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),
+    ("night", "measure, compare and keep, inside a running job (submit writes such jobs)"),
+    ("selftest", "test gpuscale itself on this machine: overhead, false alarms, faults found"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
@@ -48,7 +48,7 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, and return the exit code of the process."""
     if sys.stdout is None or sys.stderr is None:
-        # Started with closed streams: nobody would see the verdict.
+        # Started with closed streams, so the verdict would be lost.
         if sys.stderr is not None:
             _say("gpuscale: standard output is closed; open it, such as by >FILE")
         return ExitCode.USAGE

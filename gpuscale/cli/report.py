@@ -30,7 +30,7 @@ from gpuscale.store import write_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write one HTML file of results, without scripts or network access: the verdict and its "
-        "causes, every row, where the time goes, the GPUs, earlier nights and the machines."
+        "causes, every row, the phases of a step, the GPUs, earlier nights and the machines."
     )
     text = (
         "results files of one machine, and folders of nights for the history; without a file the "

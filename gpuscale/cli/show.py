@@ -78,7 +78,7 @@ def _check_phases(shown: Shown, format_name: str) -> None:
     if not isinstance(shown.content, Results):
         raise UsageError(f"{shown.path}: a baseline has no phases; give --phases a results file")
     if format_name != "text" or shown.steps is not None or shown.projections:
-        raise UsageError("--phases is a text of its own; leave out --format, --steps, --project")
+        raise UsageError("--phases prints text only; leave out --format, --steps and --project")
 
 
 def _steps(text: str) -> int:

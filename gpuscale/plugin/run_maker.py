@@ -44,7 +44,7 @@ def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMaker:
-    """Makes and records the runs that items ask for."""
+    """The runs of a session: reasons against each, its request, and its making and recording."""
 
     options: MeasureOptions
     launcher: Launcher
