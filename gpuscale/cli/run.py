@@ -100,7 +100,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
 
 
 def _is_foreign(option: Option) -> bool:
-    """True for options without a meaning for commands, which have a single strategy."""
+    """True for options that mean nothing for commands, which have a single strategy."""
     return option.in_training or option.flag == "--strategy"
 
 

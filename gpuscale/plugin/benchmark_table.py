@@ -25,7 +25,7 @@ _CLOCK = pytest.StashKey[_WindowClock]()
 
 
 def add_clock(item: pytest.Item, group: str) -> None:
-    """Have pytest-benchmark time an item by the ranks' clock, in the table of this title."""
+    """Make pytest-benchmark time an item by the ranks' clock, and list it under this title."""
     item.stash[_CLOCK] = clock = _WindowClock()
     item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
 

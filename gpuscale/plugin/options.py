@@ -155,7 +155,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """The value of what argparse collected: a text, several, or True for a switch."""
+        """Convert what argparse collected: a text, a list of texts, or True for a switch."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         try:

@@ -95,7 +95,7 @@ class RunMaker:
         return self._left_text(self._seconds_left(plans))
 
     def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run, with the time that these plans, its own first, may take on the terminal."""
+        """Make a run, and show meanwhile how long these plans, its own first, may take."""
         left_s = self._seconds_left(plans)
 
         def text_after(seconds: float) -> str:
