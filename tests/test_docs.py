@@ -9,7 +9,7 @@ import pytest
 from measuring import REPOSITORY
 
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.reports import FORMATS, SHOWN_FORMATS
+from gpuscale.reports import COMPARISON_FORMATS, SHOWN_FORMATS
 from gpuscale.reports.figures import FIGURES
 
 PAGES = sorted(
@@ -63,7 +63,7 @@ def test_the_index_leads_to_every_page() -> None:
     [
         ("measuring.md", STRATEGIES),
         ("outputs.md", [*SHOWN_FORMATS, *FIGURES]),
-        ("tools.md", FORMATS),
+        ("tools.md", COMPARISON_FORMATS),
     ],
 )
 def test_a_page_names_all_that_its_registry_has(page: str, names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.cli.compare import outputs_of, validate_outputs
-from gpuscale.reports import FORMATS
+from gpuscale.reports import COMPARISON_FORMATS
 from gpuscale.store import write_report
 
 
@@ -39,7 +39,7 @@ def test_a_file_that_cannot_be_written_is_named_after_all_else_was(tmp_path: Pat
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        (["xml"], f"--format: 'xml' is not one of {', '.join(FORMATS)}"),
+        (["xml"], f"--format: 'xml' is not one of {', '.join(COMPARISON_FORMATS)}"),
         (["JSON=a"], "--format: 'JSON' is not one of"),
         (["\x1b[31m"], "--format: '\\x1b[31m' is not one of"),
         (["json="], "--format: no file after 'json='; give json or json=FILE"),

@@ -32,14 +32,14 @@ from gpuscale.judge.recording import as_baseline, baseline_of_results
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
-from gpuscale.reports import FORMATS
+from gpuscale.reports import COMPARISON_FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store import write_report
 
 
-class Output(NamedTuple):
+class RequestedFormat(NamedTuple):
     """One value of `--format`."""
 
     format: str
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "judge against the earlier nights whose results lie below this folder"
     parser.add_argument("--history", metavar="DIR", help=text)
     add_selection(parser, "judge")
-    *names, last = FORMATS
+    *names, last = COMPARISON_FORMATS
     text = (
         f"{', '.join(names)} or {last}, to standard output or into a file; may be given several "
         "times, such as --format junit=report.xml --format markdown=comment.md (default: text to "
@@ -137,7 +137,7 @@ def judged(
     )
 
 
-def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
+def outputs_of(options: Sequence[str] | None) -> tuple[RequestedFormat, ...]:
     """Parse the values of `--format`; exactly one goes to standard output, text by default."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
@@ -147,19 +147,21 @@ def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
             f"--format: {first} and {second} cannot both go to standard output; "
             f"give one a file, such as {second}=FILE"
         )
-    return (*([] if printed else [Output(format="text", path=None)]), *outputs)
+    return (*([] if printed else [RequestedFormat(format="text", path=None)]), *outputs)
 
 
-def _output(option: str) -> Output:
+def _output(option: str) -> RequestedFormat:
     name, separator, path = option.partition("=")
-    if name not in FORMATS:
-        raise UsageError(f"--format: '{visible(name)}' is not one of {', '.join(FORMATS)}")
+    if name not in COMPARISON_FORMATS:
+        raise UsageError(
+            f"--format: '{visible(name)}' is not one of {', '.join(COMPARISON_FORMATS)}"
+        )
     if separator and not path:
         raise UsageError(f"--format: no file after '{name}='; give {name} or {name}=FILE")
-    return Output(format=name, path=Path(path) if separator else None)
+    return RequestedFormat(format=name, path=Path(path) if separator else None)
 
 
-def validate_outputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
+def validate_outputs(outputs: Iterable[RequestedFormat], inputs: Sequence[Path]) -> None:
     """Raise a UsageError if an output would replace an input or another output."""
     others = [*inputs]
     for path in (output.path for output in outputs if output.path is not None):
@@ -167,7 +169,7 @@ def validate_outputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
         others.append(path)
 
 
-def _write(outputs: Iterable[Output], view: View) -> None:
+def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
     """Write the verdict in every format, and raise the first error only then."""
     problems: list[FileError] = []
     printed = ""

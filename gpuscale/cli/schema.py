@@ -7,7 +7,7 @@ import sys
 from gpuscale.base.errors import ExitCode
 from gpuscale.store.codec import BASELINE_FORMAT, RESULTS_FORMAT, schema
 
-_FORMATS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
+_SCHEMAS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Print the JSON Schema of a file format. That of results describes a line: the header "
         "(without its format and version) or a run."
     )
-    parser.add_argument("kind", choices=tuple(_FORMATS), help="results or baseline")
+    parser.add_argument("kind", choices=tuple(_SCHEMAS), help="results or baseline")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(f"{json.dumps(schema(_FORMATS[arguments.kind]), indent=2)}\n")
+    sys.stdout.write(f"{json.dumps(schema(_SCHEMAS[arguments.kind]), indent=2)}\n")
     return ExitCode.OK

@@ -1,11 +1,11 @@
 """Results and verdicts as text and data.
 
 A report format of a comparison is a module `comparison/as_….py`, with `render(view: View) -> str`,
-and its line in `FORMATS`. A format of `gpuscale show` is a module `show/as_….py`, with
+and its line in `COMPARISON_FORMATS`. A format of `gpuscale show` is a module `show/as_….py`, with
 `render(shown: Shown) -> str`, and its line in `SHOWN_FORMATS`.
 """
 
-FORMATS = {
+COMPARISON_FORMATS = {
     "text": "a terminal or a log; the default",
     "json": "scripts",
     "csv": "spreadsheets and data frames, a line for each row",
