@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import References, geometric_mean
-from gpuscale.analysis.statistics.estimates import FURTHER_RUNS, Difference, difference, log_sample
+from gpuscale.analysis.scaling import References
+from gpuscale.analysis.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.analysis.statistics.significance import benjamini_hochberg, detectable_loss
 from gpuscale.judge.compare.decision import (
     NAMING_SIGNIFICANCE,
@@ -151,10 +151,7 @@ class _Pairing:
     def _usual(self, ends: int) -> Estimate:
         """T(n), or T(n)/T(1), of the baseline's runs or nights that the change is relative to."""
         before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
-        if estimates_allocations(before, after):
-            return geometric_mean(before.usual_means)
-        runs = ([run for logs in end.values.values() for run in logs] for end in before.ends)
-        return difference(before.value, [log_sample(logs).term() for logs in runs]).exponential()
+        return before.own_estimate(estimates_allocations(before, after)).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
         """The spread that keeps T(n), or S(n), uncertain however many runs are added."""

@@ -52,19 +52,14 @@ def notes_of(
         *_emptiness(baseline, rows, after.entries),
         *_idle_overrides(baseline),
         *_allocations(baseline, judged),
-        *_few_runs(judged),
-        *_newer_baseline(rows),
-        *_same_allocation(rows),
-        *_outlying_runs(pairs),
-        *_outlying_allocations(pairs),
+        *_kinds_of_runs(judged, rows),
+        *_outliers(pairs),
         *_pooled_allocations(rows, baseline),
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
         *_left_out(rows, after),
-        *_unchecked_training(rows),
-        *_unit_errors(entries),
-        *_unlikely_changes(entries),
+        *_unlikely_numbers(rows, entries),
         *_few_sessions(rows, entries, baseline),
     )
 
@@ -130,19 +125,18 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
         yield Statement.of(code, count=max(counts))
 
 
-def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
+def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+    """Note too few runs of the baseline, and runs that cannot be earlier or independent ones."""
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
-        yield Statement.of(
-            "few_runs",
-            row=few[0].key,
-            runs=few[0].valid_runs,
-            others=len(few) - 1,
-            enough=ENOUGH_RUNS,
-        )
-
-
-def _same_allocation(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+        row, runs = few[0].key, few[0].valid_runs
+        yield Statement.of("few_runs", row=row, runs=runs, others=len(few) - 1, enough=ENOUGH_RUNS)
+    befores, afters = (
+        [run.started_at_s for run in side if run.started_at_s is not None]
+        for side in _runs_of_sides(rows)
+    )
+    if befores and afters and min(befores) > max(afters):
+        yield Statement.of("newer_baseline")
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
         yield Statement.of("same_allocation", name=min(shared))
@@ -150,59 +144,41 @@ def _same_allocation(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
     """The valid runs of all rows, before and now."""
-    before, after = (
-        [run for entry in entries if entry for run in entry.valid]
-        for entries in ([row.before for row in rows], [row.after for row in rows])
-    )
-    return before, after
+    before = [run for row in rows if row.before for run in row.before.valid]
+    return before, [run for row in rows if row.after for run in row.after.valid]
 
 
-def _newer_baseline(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    befores, afters = (
-        [run.started_at_s for run in side if run.started_at_s is not None]
-        for side in _runs_of_sides(rows)
-    )
-    if befores and afters and min(befores) > max(afters):
-        yield Statement.of("newer_baseline")
-
-
-def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """All outlying runs in one note, by the one that differed most."""
-    found = [
-        (abs(apart), apart, entry, night, place)
+def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
+    """Outlying runs in one note, and outlying allocations in another, by the largest distance."""
+    far_runs = [
+        (apart, entry, night, place)
         for entry, tonight in pairs
         for (night, place), apart in outlying_runs(entry, tonight).items()
     ]
-    if found:
-        _, apart, entry, night, place = max(found, key=lambda item: item[0])
+    if far_runs:
+        apart, entry, night, place = max(far_runs, key=lambda found: abs(found[0]))
         yield Statement.of(
             "outlying_runs",
             run=entry.runs[night][place].index,
             name=night,
             row=entry.point.key,
             difference=exponential(apart) - 1,
-            other_runs=len(found) - 1,
+            other_runs=len(far_runs) - 1,
         )
-
-
-def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """All outlying allocations in one note, by the row that differed most."""
-    found = []
+    far_nights = []
     for entry, tonight in pairs:
         usual = usual_logs(entry, tonight)
         means = {name: statistics.fmean(logs) for name, logs in usual.items()}
-        apart = outlying_allocations(means)
-        found += [
-            (abs(distance), distance, name, entry.point.key) for name, distance in apart.items()
-        ]
-    if found:
-        _, apart_most, _, key = max(found)
+        apart_by_name = outlying_allocations(means).items()
+        far_nights += [(abs(apart), apart, name, entry.point.key) for name, apart in apart_by_name]
+    if far_nights:
+        _, apart, _, key = max(far_nights)
         yield Statement.of(
             "outlying_allocations",
-            names=tuple(dict.fromkeys(name for _, _, name, _ in found)),
+            names=tuple(dict.fromkeys(name for _, _, name, _ in far_nights)),
             row=key,
-            difference=exponential(apart_most) - 1,
-            others=len({row for _, _, _, row in found}) - 1,
+            difference=exponential(apart) - 1,
+            others=len({row for _, _, _, row in far_nights}) - 1,
         )
 
 
@@ -281,14 +257,17 @@ def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
                 yield Statement.of("not_judged", row=row.key, differences=found)
 
 
-def _unchecked_training(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+def _unlikely_numbers(
+    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
+) -> Iterable[Statement]:
+    """Note unchecked training, and efficiencies and changes that suggest a unit error."""
     after = (row.after.key.configuration for row in rows if row.after is not None)
     if note := unchecked_training_note(after):
         yield note
-
-
-def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
-    """Note the largest change of throughput if a unit error is likelier than such a change."""
+    for entry in entries:
+        for side, scaling in (("baseline", entry.baseline), ("results", entry.current)):
+            if note := unit_error_note(entry.key, scaling.efficiency):
+                yield Statement.of("unit_error_of_side", side=side, error=note)
     found = [
         (max(factor, 1 / factor if factor else math.inf), factor, entry.key)
         for entry in entries
@@ -311,10 +290,3 @@ def _few_sessions(
         if before < MINIMUM_ALLOCATIONS:
             deviation = baseline.tolerances.allocation_deviation_time
             yield Statement.of("few_sessions", sessions=before, now=now, deviation_time=deviation)
-
-
-def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
-    for entry in entries:
-        for side, pair in (("baseline", entry.baseline), ("results", entry.current)):
-            if note := unit_error_note(entry.key, pair.efficiency):
-                yield Statement.of("unit_error_of_side", side=side, error=note)

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from gpuscale.analysis.scaling import Entry
 from gpuscale.analysis.statistics.estimates import (
     Difference,
-    Sample,
-    difference,
     exponential,
-    log_sample,
 )
 from gpuscale.judge.compare.decision import (
     ErrorRates,
@@ -21,7 +18,6 @@ from gpuscale.judge.compare.decision import (
 )
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import (
-    RunSample,
     SideSample,
     estimates_allocations,
     gain_of,
@@ -95,36 +91,26 @@ def metric_changes(
         for row, changes in zip(rows, found, strict=True):
             key = None if row.before is None else row.before.key
             if key in samples[1]:
-                pair = samples[0][key], samples[1][key]
-                old, new = (
-                    _value(spec, sample, steps_s[key])
-                    for sample in _judged_samples(*(SideSample((sample,)) for sample in pair))
+                old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
+                by_allocation = estimates_allocations(old, new)
+                change = MetricChange(
+                    spec=spec,
+                    before=_in_unit(spec, old.own_estimate(by_allocation), steps_s[key]),
+                    after=_in_unit(spec, new.own_estimate(), steps_s[key]),
+                    quantity=_quantity(spec, old, new, limits(row.key, spec.name), rates),
                 )
-                quantity = _quantity(spec, *pair, limits(row.key, spec.name), rates)
-                changes.append(MetricChange(spec=spec, before=old, after=new, quantity=quantity))
+                changes.append(change)
     return found
 
 
-def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Sample]:
-    """The samples that the change is from and to; of several nights, the baseline's usual ones."""
-    then, now = (
-        log_sample([value for values in side.ends[0].values.values() for value in values])
-        for side in (before, after)
-    )
-    return (before.usual_means if estimates_allocations(before, after) else then), now
-
-
-def _value(spec: MetricSpec, sample: Sample, step_s: float) -> Estimate:
-    """The metric on one side, in its unit, with the interval of its own values."""
-    mean = difference(sample.mean, [sample.term()])
+def _in_unit(spec: MetricSpec, mean: Difference, step_s: float) -> Estimate:
     return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
 
 
 def _quantity(
-    spec: MetricSpec, before: RunSample, after: RunSample, limits: Limits, rates: ErrorRates
+    spec: MetricSpec, before: SideSample, after: SideSample, limits: Limits, rates: ErrorRates
 ) -> Quantity:
-    deviation = limits.allocation_deviation
-    fall = gain_of(SideSample((before,)), SideSample((after,)), deviation=deviation)
+    fall = gain_of(before, after, deviation=limits.allocation_deviation)
     loss_of = relative_fall if spec.more_is_better else relative_rise
     return Quantity(
         name=spec.name,

@@ -13,6 +13,7 @@ from gpuscale.analysis.statistics.estimates import (
     Moderated,
     Sample,
     Term,
+    difference,
     difference_of_levels,
     exponential,
     grouped_log_sample,
@@ -225,6 +226,14 @@ class SideSample:
     def usual_means(self) -> Sample:
         """The mean of each usual allocation, which a gain may be relative to."""
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
+
+    def own_estimate(self, by_allocation: bool = False) -> Difference:
+        """The value with the variance of its own runs, or of its usual allocations."""
+        if by_allocation:
+            means = self.usual_means
+            return difference(means.mean, [means.term()])
+        ends = ([run for runs in end.values.values() for run in runs] for end in self.ends)
+        return difference(self.value, [log_sample(runs).term() for runs in ends])
 
     @property
     def allocation_share(self) -> float:
