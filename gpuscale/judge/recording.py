@@ -77,7 +77,7 @@ def baseline_from_results(
             f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
         )
     for entry, runs in entries.items():
-        _refuse_mixed_workloads(entry, runs, entries)
+        _validate_workload(entry, runs, entries)
     taken = tuple(run for runs in entries.values() for run in runs)
     return Baseline(
         name=name,
@@ -182,7 +182,7 @@ def proposals(
     for entry in [entry for entry in {**known, **entries} if entry in entries]:
         old = tuple(known.get(entry, ()))
         new = (*(old if beside else ()), *entries[entry])
-        _refuse_mixed_workloads(entry, new, entries)
+        _validate_workload(entry, new, entries)
         if _identities(old) != _identities(new):
             label, obstacle = _entry_label(entry, {**entries, **known}), ""
             if len(new) < MINIMUM_RUNS:
@@ -302,9 +302,7 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
     ]
 
 
-def _refuse_mixed_workloads(
-    entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]
-) -> None:
+def _validate_workload(entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]) -> None:
     workloads = {f"batch {run.batch_per_gpu} of shape {run.sample_shape}": run for run in runs}
     if len(workloads) > 1:
         raise UsageError(
@@ -338,9 +336,9 @@ def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, 
     found = {result.allocation: result.environment for result in results}
     for result in results:
         for run in result.runs:
-            host = run.ranks[0].host if run.ranks else result.environment.host
-            resumed = replace(result.environment, job_id=run.allocation, host=host)
-            found.setdefault(result.allocation_of(run), resumed)
+            if (name := result.allocation_of(run)) not in found:
+                host = run.ranks[0].host if run.ranks else result.environment.host
+                found[name] = replace(result.environment, job_id=run.allocation, host=host)
     return {allocation: where for allocation, where in found.items() if allocation in used}
 
 

@@ -201,25 +201,20 @@ def nights_of(
 
     Results with injected faults and those left out on purpose are ignored.
     """
-    runs: dict[str, list[Run]] = {}
-    environments: dict[str, Environment] = {}
-    began: dict[str, datetime] = {}
+    placed: dict[str, list[tuple[Run, Results]]] = {}
     for result in results:
         for run in () if result.injections or result.left_out else result.runs:
             if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
-                name = result.allocation_of(run)
-                runs.setdefault(name, []).append(run)
-                environments.setdefault(name, result.environment)
-                began[name] = min(began.get(name, _began(run, result)), _began(run, result))
+                placed.setdefault(result.allocation_of(run), []).append((run, result))
     nights = [
         Night(
             allocation=name,
-            began_at=began[name],
-            environment=environments[name],
-            runs=tuple(made),
-            log_step_times=_means(made),
+            began_at=min(_began(run, result) for run, result in made),
+            environment=made[0][1].environment,
+            runs=tuple(run for run, _ in made),
+            log_step_times=_means(run for run, _ in made),
         )
-        for name, made in runs.items()
+        for name, made in placed.items()
     ]
     return tuple(sorted(nights, key=lambda night: night.began_at))
 

@@ -50,7 +50,7 @@ class Choice:
         )
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
-    def refuse_unknown(self, keys: Collection[EntryKey]) -> None:
+    def validate(self, keys: Collection[EntryKey]) -> None:
         """Raise UsageError for a case or number of GPUs that neither side has.
 
         Otherwise a comparison of the remaining rows could pass.
@@ -112,7 +112,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
     assessment = assess(sides, choice, rates)
     if sides.keys:
-        choice.refuse_unknown(sides.keys)
+        choice.validate(sides.keys)
     return assessment.comparison([judgement.entry for judgement in assessment.judgements])
 
 
