@@ -225,11 +225,9 @@ class _Watch:
         shown = "its last lines are below"
         if not words.lines:
             shown = "it printed nothing, and the last lines of others are below"
-        error = self._reader.failed(f"{who} {end}; {shown}", kind, lines=words.lines)
         number = words.source.removeprefix("rank ")
         rank = int(number) if number.isdigit() else self._rank
-        error.failure = replace(error.failure, rank=rank)
-        return error
+        return self._reader.failed(f"{who} {end}; {shown}", kind, lines=words.lines, rank=rank)
 
 
 def _report(directory: RunDirectory, done: int, total: int) -> None:

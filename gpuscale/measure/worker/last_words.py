@@ -1,7 +1,7 @@
 """Find which process ended a command, and why, by the last lines of each of its processes."""
 
 import signal
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from gpuscale.base.foreign_texts import (
@@ -38,6 +38,7 @@ class _Traceback(NamedTuple):
     first_line: int
     arrived_s: float
     exception: str
+    lost_peer: bool
 
 
 def last_words(
@@ -54,7 +55,7 @@ def last_words(
     if codes or len(raised) > 1:
         raised.pop(COMMAND_SOURCE, None)
     own = sorted(
-        (source for source, found in raised.items() if not LOST_PEER_LINES.search(found.exception)),
+        (source for source, found in raised.items() if not found.lost_peer),
         key=lambda source: raised[source].arrived_s,
     )
     killed = [source for source, code in codes.items() if -code in _FAULT_SIGNALS]
@@ -91,16 +92,13 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
     """The last traceback of a process, preferably one that is not about a lost peer."""
-    found = [one for one in _tracebacks(lines) if not STARTER_EXCEPTION.match(one.exception)]
-    own = [one for one in found if not LOST_PEER_LINES.search(one.exception)]
-    return next(reversed(own or found), None)
-
-
-def _tracebacks(lines: Iterable[Line]) -> Iterator[_Traceback]:
-    begin = None
+    last, begin = dict[bool, _Traceback](), None
     for number, line in enumerate(lines):
         if TRACEBACK.match(line.text):
             begin = number, line.arrived_s
         elif begin is not None and (found := EXCEPTION.fullmatch(line.text)):
-            yield _Traceback(*begin, found["exception"])
+            lost_peer = LOST_PEER_LINES.search(found["exception"]) is not None
+            if not STARTER_EXCEPTION.match(found["exception"]):
+                last[lost_peer] = _Traceback(*begin, found["exception"], lost_peer)
             begin = None
+    return last.get(False) or last.get(True)

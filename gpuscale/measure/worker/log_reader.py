@@ -308,9 +308,14 @@ class LogReader:
         return last_words(self._latest_of, exit_codes) or of_command
 
     def failed(
-        self, message: str, kind: FailureKind = "invalid", *, lines: Sequence[str] = ()
+        self,
+        message: str,
+        kind: FailureKind = "invalid",
+        *,
+        lines: Sequence[str] = (),
+        rank: int | None = None,
     ) -> CommandError:
         """The error with this message and these lines, by default the last ones of the output."""
-        series = self._leading()
-        failure = Failure(kind=kind, message=message, detail="\n".join(lines or self._latest))
+        series, detail = self._leading(), "\n".join(lines or self._latest)
+        failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)

@@ -48,7 +48,7 @@ class Strategy(Peers, Protocol):
         """The model on its device, made parallel with the options of its case."""
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which a step does not synchronise gradients, and all else as usual."""
+        """A context in which a step does everything except synchronise gradients."""
         return nullcontext()
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -72,7 +72,7 @@ class Strategy(Peers, Protocol):
         return
 
     def verify(self, training: "Training") -> None:
-        """Raise an InvalidTrainingError unless the ranks trained together; the training ends here.
+        """Raise an InvalidTrainingError unless the ranks trained together; called after training.
 
         Strategies whose ranks keep whole copies need no check: their digests are compared.
         """
