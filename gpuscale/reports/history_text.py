@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpuscale.analysis.history import History, HistoryEvent, LostLevel, Night, RowHistory
+from gpuscale.analysis.history import History, HistoryEvent, Night, RowHistory
 from gpuscale.analysis.history.device_paces import DeviceChange
 from gpuscale.analysis.statistics.levels import REMEMBERED
 from gpuscale.base.units import format_percent, format_seconds
@@ -96,11 +96,18 @@ def nights_text(history: History) -> str:
 
 def verdict(history: History) -> tuple[str, str] | None:
     """The verdict on the history with the rows concerned; None if the nights are too few."""
-    rows, names, last = history.rows, _row_names(history), len(history.nights) - 1
+    rows, names, nights = history.rows, _row_names(history), night_names(history.nights)
+    last = len(nights) - 1
     if all(row.nights_missing for row in rows):
         return None
     lost = sorted(
-        (loss.throughput.value, names[row.point], _when(loss, history))
+        (
+            loss.throughput.value,
+            names[row.point],
+            f"slowly until {nights[loss.onset]}"
+            if loss.kind == "drift" and loss.since == loss.onset
+            else f"from {nights[loss.since]} on",
+        )
         for row in rows
         if (loss := row.recent_loss)
     )
@@ -134,13 +141,7 @@ def verdict(history: History) -> tuple[str, str] | None:
         return next(iter(told)), "; ".join(told.values())
     steady = sum(not row.nights_missing for row in rows)
     since = max((event.night for event in history.events), default=0)
-    return "STEADY", f"{steady} of {count}: no change since {night_names(history.nights)[since]}"
-
-
-def _when(loss: LostLevel, history: History) -> str:
-    if loss.kind == "drift" and loss.since == loss.onset:
-        return f"slowly until {night_names(history.nights)[loss.onset]}"
-    return f"from {night_names(history.nights)[loss.since]} on"
+    return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
@@ -167,9 +168,13 @@ def standings(history: History) -> list[dict[str, Cell]]:
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     rows = []
     for row in history.rows:
-        standing = f"last measured {nights[row.nights[-1]]}"
-        if row.nights[-1] == len(nights) - 1:
-            standing = _standing(row)
+        if row.nights[-1] < len(nights) - 1:
+            standing = f"last measured {nights[row.nights[-1]]}"
+        elif row.departure is None:
+            standing = "too few nights"
+        else:
+            standing = phrases.percent_text(row.departure)
+            standing += ", stands out" if row.stands_out else ""
         texts = {
             "case": cases[row.point.configuration],
             "GPUs": str(row.point.gpus),
@@ -206,14 +211,6 @@ def _row_names(history: History) -> dict[PointKey, str]:
     return {
         each: f"{cases[each.configuration]} on {phrases.gpus_text(each.gpus)}" for each in points
     }
-
-
-def _standing(row: RowHistory) -> str:
-    """The last night against those before, and whether it stands out."""
-    if row.departure is None:
-        return "too few nights"
-    text = phrases.percent_text(row.departure)
-    return f"{text}, stands out" if row.stands_out else text
 
 
 class EventText(NamedTuple):

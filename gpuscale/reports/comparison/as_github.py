@@ -8,7 +8,7 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
-from gpuscale.reports.comparison.rows import detail_lines, finding_text
+from gpuscale.reports.comparison.rows import Row, detail_lines, finding_text
 from gpuscale.reports.comparison.view import Explanation, View
 
 SHOWN_OF_A_KIND = 10
@@ -30,7 +30,7 @@ def render(view: View) -> str:
     lost, doubted, _ = by_weight
     errors = [
         (_title(loss), "\n".join((loss.reason, *detail_lines(loss.lost_metrics, loss.causes))))
-        for loss in sorted(lost, key=_largest_loss, reverse=True)
+        for loss in sorted(lost, key=lambda loss: max(map(_size, loss.rows)), reverse=True)
     ]
     warnings = [("gpuscale", view.warning)] if view.warning else []
     warnings += [] if view.ranked else [(title, notes)]
@@ -47,9 +47,8 @@ def _title(explanation: Explanation) -> str:
     return f"{explanation.subject}: {row.verdict} {why}".rstrip()
 
 
-def _largest_loss(explanation: Explanation) -> float:
-    changes = (row.change for row in explanation.rows)
-    return max((abs(change.value) for change in changes if change is not None), default=0.0)
+def _size(row: Row) -> float:
+    return 0.0 if row.change is None else abs(row.change.value)
 
 
 def _annotations(kind: str, messages: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from gpuscale.records import (
     Configuration,
     EntryVerdict,
     Estimate,
-    ScalingPoint,
     Verdict,
 )
 from gpuscale.reports.comparison.view import View
@@ -73,7 +72,12 @@ def _lines(view: View) -> Iterator[str]:
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
     measured = scaling_points([run for result in view.results for run in result.runs])
-    points = [({**cluster, **_point_labels(point)}, point) for point in measured]
+    points = []
+    for point in measured:
+        shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
+        labels = {**cluster, **_fields(point.configuration), **point.key._asdict()}
+        labels |= {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
+        points.append((labels, point))
     entries = list(_labelled(cluster, comparison.entries))
     for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
         for gauge in gauges:
@@ -128,12 +132,6 @@ def _labelled(
         number = seen[same] if seen[same] > 1 else None
         configuration = _fields(entry.configuration)
         yield {**cluster, **configuration, **entry.key._asdict(), "row": number}, entry
-
-
-def _point_labels(point: ScalingPoint) -> dict[str, object]:
-    shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
-    measured = {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
-    return {**_fields(point.configuration), **point.key._asdict(), **measured}
 
 
 def _fields(configuration: Configuration | None) -> dict[str, object]:

@@ -29,8 +29,11 @@ def _lines(view: View) -> Iterator[str]:
         yield from _table(rows, view.screen)
         yield ""
         yield from wrapped(_legend(rows), columns)
-    if explained := [*_explanations(view)]:
-        yield from ("", *explained)
+    for number, each in enumerate(view.unsaid):
+        yield from [""] if number == 0 else []
+        yield from wrapped(f"{each.subject}: {each.reason}", columns)
+        for line in detail_lines(each.lost_metrics, each.causes):
+            yield from wrapped(f"{_INDENT}{line}", columns)
     if view.notes:
         yield ""
     for note in view.notes:
@@ -47,14 +50,6 @@ def _headline(view: View) -> Iterator[str]:
             word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
             first = word + first[len(label) :]
         yield from (first, *rest)
-
-
-def _explanations(view: View) -> Iterator[str]:
-    columns = view.screen.columns
-    for found in view.unsaid:
-        yield from wrapped(f"{found.subject}: {found.reason}", columns)
-        for line in detail_lines(found.lost_metrics, found.causes):
-            yield from wrapped(f"{_INDENT}{line}", columns)
 
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:

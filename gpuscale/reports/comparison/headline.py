@@ -42,9 +42,12 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now, changed = comparison.before, comparison.after, _changed(comparison)
     name = listed(before.files) or comparison.baseline_name
+    cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
+    # The most serious ones come first in the table of words.
+    cautions.sort(key=lambda note: [*WORDS].index(note.code))
     lines = (
         _verdict_line(rows),
-        ("beware", "; ".join(_cautions(comparison))),
+        ("beware", "; ".join(map(statement_text, cautions))),
         ("cause", _first_cause(rows)),
         ("changed", changed),
         ("baseline", _side(name, before, comparison.baseline_machine)),
@@ -57,13 +60,6 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
 def is_headlined(note: Statement) -> bool:
     """True for a note that is part of the headline."""
     return note.code == "environment_changed" or WORDS[note.code].caution is not None
-
-
-def _cautions(comparison: Comparison) -> list[str]:
-    """The texts of the notes that make every verdict doubtful, the most serious first."""
-    found = [note for note in comparison.notes if WORDS[note.code].caution is not None]
-    found.sort(key=lambda note: [*WORDS].index(note.code))
-    return [statement_text(note) for note in found]
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
@@ -169,7 +165,8 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         parts.append("no worse than the published figures, within the tolerance")
     if Verdict.OK in verdicts:
         passed = [row for row in rows if row.entry.verdict is Verdict.OK]
-        bounded = [found for row in passed if (found := _bounded(row.entry.reason))]
+        parts_of_rows = (parts_of(row.entry.reason) for row in passed)
+        bounded = [part for each in parts_of_rows for part in each if "bound" in part.facts]
         worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
             gain = max(row.change.value if row.change else 0.0 for row in passed)
@@ -181,11 +178,6 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             parts.append("no loss was found")
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
     return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
-
-
-def _bounded(reason: Statement) -> Statement | None:
-    """The part of a passing row's reason that states the excluded loss."""
-    return next((part for part in parts_of(reason) if "bound" in part.facts), None)
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
@@ -248,21 +240,18 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     if step:
         return step
     # If there are too few runs for a forecast, as many again are suggested.
-    needed = [
-        (more, row.valid_runs + more)
-        for row in rows
-        if (more := row.entry.further_runs or (_is_unforetold(row) and row.valid_runs))
-    ]
+    needed = []
+    for row in rows:
+        more = row.entry.further_runs
+        if not more and any("too_few" in part.facts for part in parts_of(row.entry.reason)):
+            more = row.valid_runs
+        needed += [(more, row.valid_runs + more)] if more else []
     if not needed:
         return ""
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
-
-
-def _is_unforetold(row: Row) -> bool:
-    return any("too_few" in part.facts for part in parts_of(row.entry.reason))
 
 
 def _words(row: Row) -> list[Words]:

@@ -11,8 +11,9 @@ import msgspec
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import FileError, require_packages
 from gpuscale.base.units import counted
-from gpuscale.records import Results, Run, ScalingPoint
+from gpuscale.records import Estimate, Results, Run
 from gpuscale.records.environment import gpu_places
+from gpuscale.reports.columns import SCALING
 from gpuscale.reports.phrases import set_apart
 from gpuscale.store.files import file_errors
 
@@ -62,16 +63,12 @@ def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
     of_rows: dict[str, list[_Scalar]] = {}
     for point in scaling_points(result.runs):
         folder = f"{rows[point.configuration]}/scaling"
-        of_rows.setdefault(folder, []).extend(_of_point(point, measured_s))
-    yield from ((folder, scalars) for folder, scalars in of_rows.items() if scalars)
-
-
-def _of_point(point: ScalingPoint, measured_s: float) -> Iterator[_Scalar]:
-    """The numbers of a point; the number of GPUs takes the place of the step."""
-    for name in ("step_time_s", "samples_per_s", "speedup", "efficiency"):
-        estimate = getattr(point, name)
-        if estimate is not None:
-            yield f"over_gpus/{name}", estimate.value, point.key.gpus, measured_s
+        for column in SCALING:
+            # The number of GPUs takes the place of the step.
+            if isinstance(estimate := column.value_in(point), Estimate):
+                scalar = f"over_gpus/{column.field}", estimate.value, point.gpus, measured_s
+                of_rows.setdefault(folder, []).append(scalar)
+    yield from of_rows.items()
 
 
 def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:

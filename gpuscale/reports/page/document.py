@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from gpuscale.analysis.history import History, HistoryEvent, RowChange, RowHistory
+from gpuscale.analysis.history import RowChange, RowHistory
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Tone
@@ -34,7 +34,8 @@ def losses(subject: Subject) -> list[str]:
     shared = {event: len(lost & {*event.changes}) for event in history.events}
     found = [event for event in history.events if shared[event] and event.night >= begun]
     most = sorted(found, key=lambda event: -shared[event])[:_MOST_LOSSES]
-    return [_loss_text(event, history) for event in found if event in most]
+    texts = (event_text(event, history) for event in found if event in most)
+    return [f"{text.when.removeprefix('from ')}: {text.rows}; {text.details[-1]}" for text in texts]
 
 
 def _unmended(row: RowHistory) -> list[RowChange]:
@@ -46,11 +47,6 @@ def _unmended(row: RowHistory) -> list[RowChange]:
         elif found:
             found.pop()
     return found
-
-
-def _loss_text(event: HistoryEvent, history: History) -> str:
-    told = event_text(event, history)
-    return f"{told.when.removeprefix('from ')}: {told.rows}; {told.details[-1]}"
 
 
 def told_by_nights(subject: Subject) -> tuple[str, str] | None:

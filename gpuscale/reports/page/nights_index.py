@@ -17,6 +17,8 @@ PAGE = "report.html"
 _LINKED = (PAGE, "comparison.txt", RECORD_TEXT)
 """Files that a line may link to; the first that exists wins."""
 
+_TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+
 
 def write_index(folder: Path) -> None:
     """Rewrite the index of the nights in a folder atomically."""
@@ -49,7 +51,7 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
         code = "" if record.exit is None else str(record.exit)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
         reason = left_out_reason(night / "results.jsonl") or ""
-        tone: Tone = "doubt" if reason else _tone(record.exit)
+        tone: Tone = "doubt" if reason else _TONES.get(record.exit, "doubt")
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
             "verdict": Cell(record.night, reason and f"left out: {reason}", tone),
@@ -57,9 +59,3 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
             "job": Cell(job),
             "host": Cell(record.host or ""),
         }
-
-
-def _tone(code: int | None) -> Tone:
-    if code == ExitCode.OK:
-        return "pass"
-    return "loss" if code == ExitCode.REGRESSED else "doubt"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from gpuscale.analysis.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.typical_step import typical_steps
 from gpuscale.base.units import format_seconds, significant, whole_percent
-from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
+from gpuscale.records import GpuSummary, RankReport, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.figures import FIGURES
@@ -107,7 +107,10 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 def windows(subject: Subject) -> Section | None:
     """The slowest run of each row, window by window, as long as there is room."""
-    chosen = _slowest_runs(subject)
+    # The worst rows come last, so that of one key the worst row decides.
+    ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
+    order = {row.entry.key: place for place, row in ranked}
+    chosen = sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
     if not chosen:
         return None
     names = phrases.set_apart([run.configuration for run in chosen])
@@ -133,14 +136,6 @@ def windows(subject: Subject) -> Section | None:
     )
 
 
-def _slowest_runs(subject: Subject) -> list[Run]:
-    """The slowest run of each row, as in the picture; rows that got worse come first."""
-    order: dict[EntryKey, int] = {}
-    for place, row in enumerate(subject.view.ranked if subject.view else ()):
-        order.setdefault(row.entry.key, place)
-    return sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
-
-
 def _table(run: Run, name: str) -> Table:
     assert run.steps_per_window is not None, "only runs with windows are chosen"
     times_s = [[each / run.steps_per_window for each in window.busy_s] for window in run.windows]
@@ -161,7 +156,10 @@ def _table(run: Run, name: str) -> Table:
             cells[str(number)] = _timed(window_s[position], median_s, factor)
         cells |= {label: Cell(_counter(devices, field, form)) for field, label, form in shown}
         if held:
-            cells["held back by"] = Cell(_held(devices))
+            reasons = [each.clock_event_reasons or {} for each in devices]
+            shares = ((name, share) for each in reasons for name, share in each.items())
+            texts = (f"{name.replace('_', ' ')} {whole_percent(share)}" for name, share in shares)
+            cells["held back by"] = Cell(", ".join(texts))
         rows.append(cells)
     return Table(
         caption=(
@@ -196,8 +194,3 @@ def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float]
     ] or [each.values[field] for each in summaries if field in each.values]
     texts = dict.fromkeys(form(value) for value in (min(values), max(values))) if values else {}
     return " – ".join(texts) or phrases.UNKNOWN
-
-
-def _held(summaries: Sequence[GpuSummary]) -> str:
-    reasons = [reason for each in summaries for reason in (each.clock_event_reasons or {}).items()]
-    return ", ".join(f"{name.replace('_', ' ')} {whole_percent(share)}" for name, share in reasons)
