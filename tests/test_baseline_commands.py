@@ -179,15 +179,6 @@ def test_a_baseline_that_changes_under_the_question_is_not_overwritten(shell: Sh
     assert path.read_text() == other
 
 
-def test_who_leaves_the_question_open_changes_nothing(shell: Shell) -> None:
-    path = shell.recorded()
-    before = path.read_bytes()
-    code, shown = in_a_terminal(shell.folder, update(), "y\n\x04")
-    assert code == 3, shown
-    assert "nothing was written" in shown
-    assert path.read_bytes() == before
-
-
 def added(*names: str) -> Sequence[str]:
     return ("baseline", "update", "--add", "b.json", *(f"{name}.jsonl" for name in names))
 

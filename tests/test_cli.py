@@ -227,15 +227,3 @@ def test_an_error_that_nobody_can_be_told_is_no_regression(closed: bool) -> None
         text=True,
     )
     assert (told.returncode, told.stderr.count("standard output is closed")) == (2, 1)
-
-
-def test_a_command_that_cannot_be_imported_is_no_regression() -> None:
-    code = (
-        "import sys; sys.modules['gpuscale.measure.schedulers'] = None\n"
-        "from gpuscale.cli import main; sys.exit(main(['night', 'a', 'b']))"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 2
-    assert "this is a bug" in answer.stderr

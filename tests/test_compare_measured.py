@@ -272,6 +272,14 @@ def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     ).verdict.is_pass
 
 
+def test_of_outlying_runs_the_one_that_differs_most_is_named() -> None:
+    then = baseline({1: [*QUIET, 0.11], 2: [*QUIET, 0.07]})
+    notes = compare(then, [measured({1: QUIET[:3], 2: QUIET[:3]})]).notes
+    facts = facts_of(notes, "outlying_runs")
+    assert facts["difference"] == pytest.approx(-0.3, abs=2e-3)
+    assert (facts["row"].gpus, facts["other_runs"]) == (2, 1)
+
+
 def test_a_night_that_lost_much_among_several_is_named_and_no_pass() -> None:
     nights = [measured({1: [0.1 * f for f in NOW]}, job_id=f"n{i}") for i in range(5)]
     slow = measured({1: [0.111 * f for f in NOW]}, job_id="slow")

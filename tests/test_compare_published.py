@@ -185,23 +185,6 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
     assert _last(baseline(0.85, 1.15, 1.0), slow).verdict is Verdict.INCONSISTENT
 
 
-def test_the_nights_of_a_published_speedup_are_those_that_both_figures_have() -> None:
-    shared = {f"2026-09-0{day}": f for day, f in enumerate((0.85, 1.15, 0.9, 1.1), start=1)}
-    one, two = (
-        replace(
-            figure(n, samples_per_s=1280 * n),
-            nights={night: 1280 * n * f for night, f in shared.items()},
-        )
-        for n in (1, 2)
-    )
-    # What both share cancels in the speedup.
-    row = _last(published(one, replace(two, precision="fp16")), _now(1.7))
-    assert (row.verdict, row.changed_quantity) == (Verdict.INCONSISTENT, "E(n)")
-    apart = replace(two, nights=dict(zip(shared, (2200, 2900, 2900, 2200), strict=True)))
-    row = _last(published(one, replace(apart, precision="fp16")), _now(1.7))
-    assert row.verdict is Verdict.INCONCLUSIVE
-
-
 def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
     row = _last(published(figure(2, time_s=84.5)), _now(1.8))
     assert row.verdict is Verdict.INCOMPARABLE

@@ -14,7 +14,7 @@ from changing import replace
 from nvml.library import compile_driver
 
 from ci.gpu_check import REPOSITORY, Checks, check_telemetry
-from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
+from ci.gpu_report import About, Finding, Report, make_checks
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
@@ -37,20 +37,6 @@ def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) ->
     text = (tmp_path / "report.md").read_text()
     assert "| first | **no** | the check itself failed: ZeroDivisionError: no such number" in text
     assert "| well | – | 1 / 2 |" in text
-
-
-def test_the_report_is_on_disk_before_a_check_is_over(tmp_path: Path) -> None:
-    def ended() -> Iterator[Finding]:
-        yield from found("begun")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_checks(Report(about=ABOUT), {"ended": ended}, tmp_path)
-    kept = earlier_report(tmp_path, ABOUT)
-    assert kept is not None
-    assert not kept.checks["ended"].is_over
-    assert "| begun | yes |" in (tmp_path / "report.md").read_text()
-    assert "| ended | – | not over |" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

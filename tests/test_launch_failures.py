@@ -5,14 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from commands import request_for
 from test_overhead import request_for_cpu
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.worker.entry import RankFiles, tells_of_peer
+from gpuscale.measure.worker.entry import RankFiles
 from gpuscale.records import Failure
 from gpuscale.records.request import RankFailure
 
@@ -115,24 +114,6 @@ def test_system_errors_differ_from_case_errors(tmp_path: Path, error: Exception,
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 1).leave_failure(error, lost_peer=False)
     assert directory.failure(1).read().failure.kind == kind
-
-
-def test_nccl_without_memory_is_told_as_any_other_that_has_none(tmp_path: Path) -> None:
-    error = RuntimeError(
-        OF_NCCL.format("ncclUnhandledCudaError: Call failed.", "Cuda failure 2 'out of memory'")
-    )
-
-    directory = RunDirectory(path=tmp_path)
-    RankFiles(directory, 1).leave_failure(error, lost_peer=tells_of_peer(error))
-    RankFiles(directory, 0).leave_failure(
-        lost := dist.DistBackendError("NCCL error"), lost_peer=True
-    )
-    assert tells_of_peer(lost)
-    failure = failure_of(request_for_cpu(), directory, {0: 1, 1: 1})
-    assert failure is not None
-    assert failure.kind == "out_of_memory"
-    assert failure.message.startswith("rank 1 on ")
-    assert failure.message.endswith("Last error: Cuda failure 2 'out of memory'")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import results_text
-from changing import replace
 from command_line import gpuscale
 from test_over_nights import write_nights
 
-from gpuscale.store import read_baseline, read_results
+from gpuscale.store import read_baseline
 
 REASON = "cooling failure"
 NAMED = f"2026-09-25 ({REASON})"
@@ -77,17 +75,6 @@ def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> Non
     assert answer.stdout.endswith("results.jsonl: counts again\n")
     assert nights[4].read_bytes() == before
     assert gpuscale("history", folder).stdout == first
-
-
-def test_its_runs_are_left_out_of_copies_and_bundles_too(nights: list[Path]) -> None:
-    folder = nights[0].parent.parent
-    copy = read_results(nights[4])
-    bundle = folder / "all.jsonl"
-    bundle.write_text(results_text(replace(copy, runs=(*read_results(nights[3]).runs, *copy.runs))))
-    leave_out(nights[4])
-    history = gpuscale("history", folder).stdout
-    assert "history   8 nights of" in history
-    assert "stood out" not in history
 
 
 def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: Path) -> None:

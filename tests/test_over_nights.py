@@ -20,7 +20,7 @@ from statements import known
 
 from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
-from gpuscale.cli.inputs import read_all_results, read_nights
+from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
 from gpuscale.judge.recording import baseline_of_results
@@ -325,20 +325,6 @@ def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(
     ]
     with pytest.raises(FileError, match="the path is too long"):
         read_nights([Path("x" * 300)])
-
-
-def test_runs_that_began_at_once_or_nobody_knows_when_are_not_taken_for_one(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 3, lambda night: 1.0)
-    for night in nights:
-        changed(
-            night,
-            lambda its: replace(
-                its, runs=tuple(replace(run, started_at_s=None) for run in its.runs)
-            ),
-        )
-    assert [len(its.runs) for its in read_nights([tmp_path])] == [2, 2, 2]
-    assert [len(its.runs) for its in read_all_results(nights)] == [2, 2, 2]
-    assert [len(its.runs) for its in read_all_results([nights[0], nights[0]])] == [2, 0]
 
 
 def test_overlapping_paths_count_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

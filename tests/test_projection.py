@@ -144,14 +144,6 @@ def test_exposed_communication_and_skew_are_projected_apart_where_they_were_meas
     assert abs(told - truth_s) < abs(untold - truth_s)
 
 
-def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_not() -> None:
-    short = [run(n, 0.1, configuration=replace(CNN, case="short")) for n in (1, 2)]
-    enough, refused = projections([*curve({1: 1.0, 2: 1.1, 4: 1.2}), *short], [8])
-    assert isinstance(enough, Projection)
-    assert isinstance(refused, NotProjected)
-    assert refused.configuration.case == "short"
-
-
 @pytest.mark.parametrize(
     ("runs", "gpus", "reason"),
     [

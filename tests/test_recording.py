@@ -107,8 +107,3 @@ def test_every_entry_that_is_short_is_named() -> None:
 def test_other_hardware_is_refused(one: dict[str, Any], other: dict[str, Any], named: str) -> None:
     message = refusal(night(*[valid()] * 6, **one), night(*[valid()] * 6, **other))
     assert f"different hardware ({named}); make one baseline for each" in message
-
-
-def test_runs_with_different_batches_make_no_entry() -> None:
-    message = refusal(night(*[valid()] * 5, valid(batch_per_gpu=64)))
-    assert "on 2 GPUs was measured with different samples (batch 32 of" in message

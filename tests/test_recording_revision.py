@@ -114,16 +114,6 @@ def test_environments_go_to_history_with_the_last_of_their_runs() -> None:
     assert whole.history[0] == half.history[0]
 
 
-def test_new_rows_are_named_in_history_and_versions_gathered() -> None:
-    before = recorded(night(THEN, "17"))
-    now = replace(night({4: [1.3] * 6}, "18"), gpuscale_version="9")
-    after = revise(before, now)
-    assert list(dict.fromkeys(run.gpus for run in after.runs)) == [1, 2, 4]
-    assert after.history[0].added == ("mnist_cnn/ddp on 4 GPUs",)
-    assert after.history[0].replaced == ()
-    assert after.gpuscale_version == "0, 9"
-
-
 def test_a_loss_is_kept_out_of_a_growing_baseline_and_good_nights_are_not() -> None:
     # Nights deviate by 1%, runs by 0.3%; in 800 such baselines 2% of the good nights were refused.
     noise = random.Random(7)

@@ -23,7 +23,6 @@ from gpuscale.workload.command_case import (
     CommandCase,
     filled,
     joined,
-    validate_command,
     validate_scaling,
 )
 
@@ -195,28 +194,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 )
 def test_a_command_is_named_by_what_it_runs(words: tuple[str, ...], name: str) -> None:
     assert name_of_command(words) == name
-
-
-def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
-    class Unclear(CommandCase):
-        command = "python 'train.py"
-
-    class Uneven(CommandCase):
-        command = "python {global_batch}"
-        global_batch = 9
-
-    class Listed(CommandCase):
-        command = ("python", "train.py")  # type: ignore[assignment] # as mistaken
-
-    with pytest.raises(CaseError, match="see its quotes"):
-        validate_command(Unclear)
-    with pytest.raises(CaseError, match="it takes a text, such as"):
-        validate_command(Listed)
-    validate_command(Uneven)
-    assert Uneven.batch_per_gpu(3) == 3
-    assert Uneven.batch_per_gpu(2, batch=8) == 4
-    with pytest.raises(CaseError, match="divides it"):
-        Uneven.batch_per_gpu(2)
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,6 @@ def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[Train
     assert (report.runs, report.failed_runs) == (20 * 3 * 2, 0)
 
 
-def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> None:
-    report = tried(KnownMachine(deaf=True), case, pairs=2, trials=1)
-    for its in report.faults:
-        assert (counts(its.found), its.named) == ((0, 1), None)
-    assert "0 of 1" in trials_text(report)
-
-
 def test_a_machine_that_is_never_steady_gives_no_rates(case: type[TrainingCase]) -> None:
     session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS, after_run=lambda: None)
     for _ in range(BASELINE_BLOCKS + 1):
@@ -129,16 +122,6 @@ def test_a_machine_that_is_never_steady_gives_no_rates(case: type[TrainingCase])
     stall = Fault(name="data stall", size=0.2, injection="data", kind=CauseKind.DATA)
     with pytest.raises(GpuscaleError, match="no run of tiny gave a number"):
         session.make(stall)
-
-
-def test_faulty_blocks_are_spread_over_the_time_of_the_clean_ones() -> None:
-    faults, _ = possible_faults(CNN, GPUS)
-    plan = list(blocks(faults, pairs=4, trials=2))
-    clean = [number for number, fault in enumerate(plan) if fault is None]
-    assert len(clean) == BASELINE_BLOCKS + 4
-    # Three of twelve after each clean block that is judged.
-    assert clean == [0, 1, 2, 6, 10, 14]
-    assert [plan.count(fault) for fault in faults] == [2] * 6
 
 
 SLOW_RANK = ("slow-rank=3:1.2", "slow-rank=3:1.4")

@@ -51,12 +51,6 @@ def test_quick_steps_print_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
     assert told[-1].step == 200_000
 
 
-def test_a_loss_that_is_no_number_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with report() as step_done:
-        step_done(float("nan"))
-    assert 'loss": "nan"' in capfd.readouterr().out
-
-
 def test_the_loss_of_a_step_may_be_a_tensor(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(), report() as step_done:
         warnings.simplefilter("error")

@@ -272,18 +272,6 @@ def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> No
     assert newest_results(tmp_path, NOW) == [ahead]
 
 
-def test_results_in_a_parent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / RESULTS_FOLDER
-    folder.mkdir(parents=True)
-    default_results_path(folder, datetime.now(UTC)).touch()
-    below = tmp_path / "docs" / "pictures"
-    below.mkdir(parents=True)
-    monkeypatch.chdir(below)
-    message = refusal(newest_results, RESULTS_FOLDER, NOW)
-    assert message.startswith(f"{below / RESULTS_FOLDER}: there are no results yet; ")
-    assert f"{folder} has some, so run this in {tmp_path}" in message
-
-
 def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: Path) -> None:
     path = default_results_path(tmp_path / RESULTS_FOLDER, NOW)
     path.parent.mkdir(parents=True)

@@ -7,14 +7,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pynvml  # type: ignore[import-untyped]
 import pytest
 import torch
 from measuring import BENCH_CASES, run_pytest
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.measure import nvml
 from gpuscale.measure.run_directory import RecordFile
 from gpuscale.measure.worker import machine
 from gpuscale.measure.worker.machine import validate_kernels
@@ -138,18 +136,6 @@ def test_amd_gpus_have_rocm_and_no_cuda(tmp_path: Path, monkeypatch: pytest.Monk
     assert "CUDA" not in said
     options = parse_options({"gpus": "1"})
     assert "1× AMD Instinct MI250X, RCCL" in next(header_lines(found, options, None))
-
-
-def test_amd_gpus_have_no_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_AMD_DRIVER", tmp_path)
-    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    with pytest.raises(nvml.DriverAbsentError, match="AMD") as caught, nvml.open_nvml():
-        pass
-    assert not isinstance(caught.value, nvml.DriverBrokenError)
-
-
-def no_library() -> None:
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 @pytest.mark.parametrize(
