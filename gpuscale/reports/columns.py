@@ -13,7 +13,7 @@ from gpuscale.reports.phrases import UNKNOWN, bounds_text, spread_text
 from gpuscale.reports.screen import table
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
-"""Meaning that a colour repeats; the words have it too."""
+"""The meaning of a colour, which the words of a cell give too."""
 _Row = TypeVar("_Row")
 _ENDS = ("low", "high")
 # A spreadsheet runs texts that begin like this.
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[_Row]):
-    """A column: CSV and JSON have the value under `field`, people read it below the header."""
+    """A column of a table: scripts know it by its field, people by its header."""
 
     field: str
     header: str = ""

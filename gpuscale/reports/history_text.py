@@ -33,8 +33,8 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     yield text_table(standings(history), screen.columns, first=("step time", STANDING))
     yield ""
     for event in reversed(history.events):
-        told = event_text(event, history)
-        for line in (screen.bold(f"{told.when}  {told.rows}"), *map("    {}".format, told.details)):
+        text = event_text(event, history)
+        for line in (screen.bold(f"{text.when}  {text.rows}"), *map("    {}".format, text.details)):
             yield from wrapped(line, screen.columns)
     for note in notes(history):
         yield from wrapped(note, screen.columns)
@@ -55,8 +55,8 @@ def notes(history: History) -> Iterator[str]:
     last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
     alone = Counter(night for row in rows for night in {*row.outlying, *last[row.point]})
     if alone:
-        told = _spans(alone, names, f" of {len(rows)}")
-        yield f"far from the other nights of their level (rows): {', '.join(told)}"
+        spans = _spans(alone, names, f" of {len(rows)}")
+        yield f"far from the other nights of their level (rows): {', '.join(spans)}"
     for night in sorted(alone):
         for device in history.slower_devices(night):
             yield f"    {names[night]}: {_device_text(device)}"
@@ -132,13 +132,13 @@ def verdict(history: History) -> tuple[str, str] | None:
         ("UNCLEAR", unclear, " with too few nights to tell, throughput"),
     )
     count = phrases.counted(len(rows), "row")
-    told = {
+    verdicts = {
         word: f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}"
         for word, texts, what in found
         if texts
     }
-    if told:
-        return next(iter(told)), "; ".join(told.values())
+    if verdicts:
+        return next(iter(verdicts)), "; ".join(verdicts.values())
     steady = sum(not row.nights_missing for row in rows)
     since = max((event.night for event in history.events), default=0)
     return "STEADY", f"{steady} of {count}: no change since {nights[since]}"

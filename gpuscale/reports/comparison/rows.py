@@ -30,7 +30,7 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
 _MOST_FOUND = 0.5
-"""Loss of throughput beyond which the smallest detectable loss is not a useful number."""
+"""Detectable loss of throughput above which no number is shown."""
 _NAMED_SUBJECTS = 3
 
 

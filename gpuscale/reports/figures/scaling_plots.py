@@ -97,7 +97,7 @@ def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
 
 
 def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
-    """The curves that were measured, each followed by those of the same in the baseline.
+    """The measured curves, each followed by the baseline's curves of its configuration.
 
     Without runs they are the curves of the baseline.
     """

@@ -49,7 +49,7 @@ def _unmended(row: RowHistory) -> list[RowChange]:
     return found
 
 
-def told_by_nights(subject: Subject) -> tuple[str, str] | None:
+def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
     """The verdict of the nights for the headline; None if the page is not about the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
@@ -70,11 +70,11 @@ def nights(subject: Subject) -> Section | None:
     table = Table(caption="The last night of each row against the nights before", rows=rows)
     blocks = []
     for event in reversed(history.events):
-        told = event_text(event, history)
+        text = event_text(event, history)
         blocks.append(
             Block(
-                title=f"{told.when}: {told.rows}",
-                items=[*map(Item, told.details)],
+                title=f"{text.when}: {text.rows}",
+                items=[*map(Item, text.details)],
                 tone="loss" if event.changes[0].is_loss else "pass",
             )
         )
@@ -110,8 +110,8 @@ def report_html(subject: Subject) -> str:
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
     tone: Tone = "" if view is None else _TONES.get(view.comparison.exit_code, "doubt")
-    if view is None and (told := told_by_nights(subject)):
-        word, first = told
+    if view is None and (of_nights := verdict_of_nights(subject)):
+        word, first = of_nights
         tone = _TONES_OF_NIGHTS.get(word, "doubt")
         facts.append(("baseline", "none was given; this is from the nights alone"))
     if view or word == "SLOWER":
