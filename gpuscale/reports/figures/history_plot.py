@@ -103,7 +103,7 @@ def _environment_changes(
 
 
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
-    """Draw the nights of a row, its levels and changes.
+    """Draw the nights of a row, its levels, and changes of the environment.
 
     Nights are evenly spaced: with dates, one wrong clock would leave no room for the others.
     """
@@ -156,8 +156,15 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
             color=INK,
             label="environment changed",
         )
-    label_nights = _LABEL_WIDTH * len(history.nights)
-    axes.set_xlim(-label_nights / 4 - 0.5, len(history.nights) + label_nights)
+    _draw_changes(axes, row, len(history.nights))
+    label_ticks(axes.yaxis, MaxNLocator(_MOST_RATES, steps=[1, 2, 5, 10]).tick_values(low, high))
+    axes.set_ylim(low, high)
+
+
+def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
+    """Draw a line with a label at each change of level, and make room for the last label."""
+    label_nights = _LABEL_WIDTH * nights
+    axes.set_xlim(-label_nights / 4 - 0.5, nights + label_nights)
     free_from: list[float] = []
     for change in row.changes:
         before = row.nights[row.nights.index(change.onset) - 1]
@@ -176,8 +183,6 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
             bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
         )
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
-    label_ticks(axes.yaxis, MaxNLocator(_MOST_RATES, steps=[1, 2, 5, 10]).tick_values(low, high))
-    axes.set_ylim(low, high)
 
 
 def _is_of_too_few(row: RowHistory) -> bool:
