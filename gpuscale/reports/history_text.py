@@ -216,12 +216,18 @@ def _row_names(history: History) -> dict[PointKey, str]:
 class EventText(NamedTuple):
     """A change of several rows in words."""
 
-    when: str
-    """`from 2096-03-13`, or `drifted until 2096-03-13`."""
+    night: str
+    """`2096-03-13`."""
+    is_drift: bool
     rows: str
     """`2 of 4 rows slower`."""
     details: Sequence[str]
     """The changes of the first rows, then what else changed."""
+
+    @property
+    def when(self) -> str:
+        """`from 2096-03-13`, or `drifted until 2096-03-13`."""
+        return f"{'drifted until' if self.is_drift else 'from'} {self.night}"
 
 
 def event_text(event: HistoryEvent, history: History) -> EventText:
@@ -242,10 +248,10 @@ def event_text(event: HistoryEvent, history: History) -> EventText:
         details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
     elif not event.devices:
         details.append("nothing that is recorded of the environment changed that night")
-    night = night_names(history.nights)[event.night]
     rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
     return EventText(
-        when=f"{'drifted until' if is_drift else 'from'} {night}",
+        night=night_names(history.nights)[event.night],
+        is_drift=is_drift,
         rows=f"{rows} {'slower' if is_slower else 'faster'}",
         details=details,
     )
