@@ -31,7 +31,9 @@ APART = (
 )
 # The ranks see what they share with who starts them, and nothing sees the ranks.
 RANKS = "measure.worker"
-RANKS_MAY_IMPORT = ("measure.nvml", "measure.run_directory", "measure.schedulers")
+RANKS_MAY_IMPORT = tuple(
+    f"measure.{part}" for part in ("nvml", "run_directory", "schedulers", "waits")
+)
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}
 THIRD_PARTY = {

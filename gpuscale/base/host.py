@@ -22,6 +22,8 @@ VARIABLE_PREFIXES = (
 JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 """Variables among these that hold the devices of one job on one node."""
 
+FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+"""Signals that never follow from the end of another process, as SIGABRT and SIGTERM may."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -66,14 +68,16 @@ def descendants() -> set[int]:
     return found
 
 
-def end_descendants(grace_s: float) -> None:
-    """End all descendants of this process, which adopts orphans: SIGTERM, and SIGKILL later."""
+def living_descendants() -> set[int]:
+    """The descendants of this process that still run; those that have ended are reaped."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return descendants()
 
-    def living() -> set[int]:
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        return descendants()
+
+def end_descendants(grace_s: float) -> None:
+    """End all descendants of this process, which adopts orphans: by SIGTERM, then by SIGKILL."""
 
     def signal_all(processes: set[int], number: signal.Signals) -> None:
         for process in processes:
@@ -81,8 +85,8 @@ def end_descendants(grace_s: float) -> None:
                 os.kill(process, number)
 
     deadline_s = time.monotonic() + grace_s
-    signal_all(living(), signal.SIGTERM)
-    while left := living():
+    signal_all(living_descendants(), signal.SIGTERM)
+    while left := living_descendants():
         if time.monotonic() > deadline_s:
             signal_all(left, signal.SIGKILL)
         time.sleep(0.02)

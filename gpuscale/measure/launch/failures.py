@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.base.foreign_texts import OUT_OF_MEMORY
+from gpuscale.base.host import FAULT_SIGNALS
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
@@ -16,7 +17,6 @@ _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
 )
-_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
 def failure_of(
@@ -61,7 +61,7 @@ def _of_command(
     failed = {rank: code for rank, code in exit_codes.items() if code}
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
-    if not own and (died := {r: code for r, code in failed.items() if -code in _FAULT_SIGNALS}):
+    if not own and (died := {r: code for r, code in failed.items() if -code in FAULT_SIGNALS}):
         return _unwatched(directory, died)
     if reports and not own and (silent := _silent(request, directory, exit_codes)):
         return _vanished(directory, silent)
@@ -118,7 +118,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
     # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
     # NCCL's watchdog aborts a rank whose peer has failed, and one that has raised by itself can
     # abort on its way out.
-    for signals in (_FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
+    for signals in (FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
         for rank, code in exit_codes.items():
             if -code in signals:
                 reason = " (out of memory?)" if -code == signal.SIGKILL else ""

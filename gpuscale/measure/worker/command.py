@@ -14,13 +14,17 @@ from types import FrameType
 from msgspec.structs import replace
 
 from gpuscale.base.foreign_texts import LOST_PEER_LINES
-from gpuscale.base.host import adopt_orphans, signal_at_parent_death
-from gpuscale.base.units import counted
-from gpuscale.measure.run_directory import RunDirectory, write_atomically
-from gpuscale.measure.worker.command_process import (
-    RANK_COUNT_VARIABLES,
+from gpuscale.base.host import (
+    adopt_orphans,
     end_descendants,
     living_descendants,
+    signal_at_parent_death,
+)
+from gpuscale.base.units import counted
+from gpuscale.measure.run_directory import RunDirectory, write_atomically
+from gpuscale.measure.waits import COMMAND_S
+from gpuscale.measure.worker.command_process import (
+    RANK_COUNT_VARIABLES,
     rank_counts,
     start_command,
 )
@@ -51,7 +55,9 @@ def main(folder: str) -> None:
         _leave_failure(error, directory, rank)
         raise SystemExit(1) from None
     finally:
-        end_descendants()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        end_descendants(COMMAND_S)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

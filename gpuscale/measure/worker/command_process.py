@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,6 @@ from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
 from gpuscale.records import Failure, RunRequest
 from gpuscale.workload.command_case import filled
 
-_GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
 RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """The number of ranks as torchrun, DeepSpeed, Open MPI and MPICH pass it to each of them."""
 _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
@@ -148,29 +145,3 @@ def rank_counts() -> set[int]:
                 if (count := variables.get(name, "")).isdigit() and count != os.environ.get(name):
                     counts.add(int(count))
     return counts
-
-
-def living_descendants() -> set[int]:
-    """The descendants of this process that still run; those that have ended are reaped."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    return descendants()
-
-
-def end_descendants() -> None:
-    """End all that was started, also in other sessions: by SIGTERM, then by SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    deadline_s = time.monotonic() + _GRACE_S
-    _signal_all(descendants(), signal.SIGTERM)
-    while left := living_descendants():
-        if time.monotonic() > deadline_s:
-            _signal_all(left, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def _signal_all(processes: set[int], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, number)

@@ -1,6 +1,5 @@
 """Find which process ended a command, and why, by the last lines of each of its processes."""
 
-import signal
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from gpuscale.base.foreign_texts import (
     TORCHRUN_SUMMARY,
     TRACEBACK,
 )
+from gpuscale.base.host import FAULT_SIGNALS
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 
 KEPT_LINES = 500
@@ -18,8 +18,6 @@ KEPT_LINES = 500
 SHOWN_LINES = 20
 _MOST_SHOWN_LINES = 100
 """The most lines that are shown of a long traceback."""
-_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-"""Signals that never follow from the end of another process, as SIGABRT and SIGTERM may."""
 
 
 class LastWords(NamedTuple):
@@ -58,7 +56,7 @@ def last_words(
         (source for source, found in raised.items() if not found.lost_peer),
         key=lambda source: raised[source].arrived_s,
     )
-    killed = [source for source, code in codes.items() if -code in _FAULT_SIGNALS]
+    killed = [source for source, code in codes.items() if -code in FAULT_SIGNALS]
     if exit_codes:
         suspects = [*killed, *own, *codes, *raised]
     else:
