@@ -25,17 +25,13 @@ class Side:
     by_row: Mapping[EntryKey, Sequence[Entry]]
     by_point: Mapping[PointKey, Entry]
     """The entries that have a valid run."""
-    files: Sequence[tuple[Environment, frozenset[int]]]
-    """The environments, each with the identities (`id`) of the runs that were made in it."""
-    environments: Mapping[str, Environment]
-    """The environments by allocation."""
+    environments: Sequence[Environment]
+    """All environments, one a file of results or an allocation of a baseline."""
+    environments_of: Mapping[PointKey, Sequence[Environment]]
+    """The environments of the valid runs of each entry."""
+    by_allocation: Mapping[str, Environment]
     written_at: str | None
     """When the side was written: ISO 8601, whose offset holds for all its times."""
-
-    def environments_of(self, entry: Entry) -> tuple[Environment, ...]:
-        """The environments in which the valid runs of an entry were made."""
-        used = {id(run) for run in entry.valid}
-        return tuple(where for where, runs in self.files if not used.isdisjoint(runs))
 
     def origin_of(self, entries: Iterable[Entry]) -> Origin:
         """Where and when these entries were measured."""
@@ -49,8 +45,8 @@ class Side:
                 starts = [run.started_at_s for run in runs if run.started_at_s is not None]
                 began[name] = min([began.get(name, float("inf")), *starts])
         # If no run is valid, the side is known by its files alone.
-        ordered = sorted(began, key=began.__getitem__) or [*self.environments]
-        known = [where for name in ordered if (where := self.environments.get(name)) is not None]
+        ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
+        known = [where for name in ordered if (where := self.by_allocation.get(name)) is not None]
         written_at = self.written_at
         zone = None if written_at is None else datetime.fromisoformat(written_at).tzinfo
         times = [
@@ -61,7 +57,7 @@ class Side:
         jobs = (
             name
             for name in ordered
-            if name in self.environments and self.environments[name].job_id is not None
+            if name in self.by_allocation and self.by_allocation[name].job_id is not None
         )
         return Origin(
             hosts=tuple(hosts) or tuple(dict.fromkeys(where.host for where in known if where.host)),
@@ -93,8 +89,7 @@ class Sides:
     @property
     def environments(self) -> tuple[list[Environment], list[Environment]]:
         """All environments of the baseline, and all of the results."""
-        before, after = ([where for where, _ in side.files] for side in (self.before, self.after))
-        return before, after
+        return [*self.before.environments], [*self.after.environments]
 
 
 def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
@@ -116,7 +111,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
             (where, [run for run in baseline.runs if run.allocation == name])
             for name, where in baseline.environments.items()
         ],
-        environments=baseline.environments,
+        by_allocation=baseline.environments,
         written_at=baseline.recorded_at,
     )
 
@@ -132,7 +127,7 @@ def side_of_results(results: Sequence[Results]) -> Side:
         [run for _, run, _ in placed],
         [name for name, _, _ in placed],
         files=[(result.environment, result.runs) for result in results],
-        environments={name: where for name, _, where in placed},
+        by_allocation={name: where for name, _, where in placed},
         written_at=results[0].created_at if results else None,
     )
 
@@ -142,18 +137,24 @@ def _side(
     allocations: Sequence[str],
     *,
     files: Sequence[tuple[Environment, Sequence[Run]]],
-    environments: Mapping[str, Environment],
+    by_allocation: Mapping[str, Environment],
     written_at: str | None,
 ) -> Side:
     entries = grouped(runs, allocations)
     by_row: dict[EntryKey, list[Entry]] = {}
     for entry in entries:
         by_row.setdefault(entry.point.key, []).append(entry)
+    made_in = [(where, frozenset(map(id, made))) for where, made in files]
+    used = {entry.key: set(map(id, entry.valid)) for entry in entries}
     return Side(
         entries=entries,
         by_row=by_row,
         by_point={entry.key: entry for entry in entries if entry.logs},
-        files=[(where, frozenset(map(id, made))) for where, made in files],
-        environments=environments,
+        environments=[where for where, _ in files],
+        environments_of={
+            key: [where for where, made in made_in if not runs.isdisjoint(made)]
+            for key, runs in used.items()
+        },
+        by_allocation=by_allocation,
         written_at=written_at,
     )

@@ -78,7 +78,7 @@ class Assessment:
     def comparison(self, entries: Sequence[EntryVerdict]) -> Comparison:
         """The record of these entries, with both machines and the notes on the runs."""
         baseline, after = self.sides.baseline, self.sides.after
-        machines = dict.fromkeys(where.hardware_label for where, _ in after.files)
+        machines = dict.fromkeys(where.hardware_label for where in after.environments)
         rows = [judgement.row for judgement in self.judgements]
         return Comparison(
             cluster=baseline.cluster,

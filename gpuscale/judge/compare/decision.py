@@ -94,7 +94,7 @@ class Quantity:
 
     @property
     def ok_bound(self) -> float:
-        """The bound of `ok`: at least the margin, so that every loss is either ok or regressed."""
+        """At least the margin: otherwise some losses could be neither ok nor regressed."""
         return max(self.limits.ok_bound, self.limits.margin)
 
     @property

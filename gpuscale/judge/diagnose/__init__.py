@@ -74,6 +74,8 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
     if not configurations:
         return comparison
+    before, after = sides.environments
+    all_places = gpu_places((*before, *after))
     points = points_of(sides, configurations)
     measured = budgets_of(sides.after.entries if sides.published else ())
     budgets = {(budget.configuration, budget.key): budget for budget in reversed(measured)}
@@ -98,15 +100,16 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
         for entry in comparison.entries
     )
+    named = _named_devices(entries)
     notes = comparison.notes
-    if places := _places(sides, entries):
+    if places := {uuid: at for uuid, at in all_places.items() if uuid in named}:
         notes += (Statement.of("gpu_places", places=places),)
     return replace(comparison, entries=entries, notes=notes)
 
 
-def _places(sides: Sides, entries: Sequence[EntryVerdict]) -> dict[str, str]:
-    """The places of the GPUs that causes name."""
-    named = {
+def _named_devices(entries: Sequence[EntryVerdict]) -> set[str]:
+    """The UUIDs of the devices that causes name."""
+    return {
         uuid
         for entry in entries
         for cause in entry.causes
@@ -115,8 +118,6 @@ def _places(sides: Sides, entries: Sequence[EntryVerdict]) -> dict[str, str]:
             *(found.uuid for found in cause.evidence if isinstance(found, DeviceSymptom)),
         )
     }
-    before, after = sides.environments
-    return {uuid: at for uuid, at in gpu_places((*before, *after)).items() if uuid in named}
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:

@@ -105,8 +105,8 @@ def points_of(
             before=before,
             after=after,
             changes=changes_of(before, after, deviation),
-            environments_before=sides.before.environments_of(then),
-            environments_after=sides.after.environments_of(now) if now else (),
+            environments_before=tuple(sides.before.environments_of[key]),
+            environments_after=tuple(sides.after.environments_of.get(key, ())),
             loads_before=tuple(run.host_load for run in runs if run.host_load),
             loads_after=tuple(run.host_load for run in runs_after if run.host_load),
         )
