@@ -35,7 +35,10 @@ def losses(subject: Subject) -> list[str]:
     found = [event for event in history.events if shared[event] and event.night >= begun]
     most = sorted(found, key=lambda event: -shared[event])[:_MOST_LOSSES]
     texts = (event_text(event, history) for event in found if event in most)
-    return [f"{text.when.removeprefix('from ')}: {text.rows}; {text.details[-1]}" for text in texts]
+    return [
+        f"{text.when if text.is_drift else text.night}: {text.rows}; {text.details[-1]}"
+        for text in texts
+    ]
 
 
 def _unmended(row: RowHistory) -> list[RowChange]:
