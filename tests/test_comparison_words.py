@@ -30,8 +30,8 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.rows import smallest_losses
-from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.phrases import change_text
 from gpuscale.reports.show.step_time import budget_findings
 from gpuscale.store import write_baseline

@@ -10,8 +10,7 @@ from changing import replace
 
 from gpuscale.judge.compare import compare
 from gpuscale.records import Verdict
-from gpuscale.reports.comparison import as_openmetrics
-from gpuscale.reports.comparison.view import View, view_of
+from gpuscale.reports.comparison import View, as_openmetrics, view_of
 
 BF16 = replace(CNN, precision="bf16")
 

@@ -21,7 +21,7 @@ from gpuscale.analysis.projection import Projection, projections
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports.comparison import as_csv
-from gpuscale.reports.show.scaling_rows import Shown
+from gpuscale.reports.show import Shown
 from gpuscale.store import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"

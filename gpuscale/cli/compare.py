@@ -33,7 +33,7 @@ from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import COMPARISON_FORMATS
-from gpuscale.reports.comparison.view import View, view_of
+from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store import write_report

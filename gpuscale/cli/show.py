@@ -13,7 +13,7 @@ from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.screen import Screen
-from gpuscale.reports.show.scaling_rows import Shown
+from gpuscale.reports.show import Shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,7 @@ from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.plugin.terminal import relative
 from gpuscale.records import Comparison, Results, Run
-from gpuscale.reports.comparison import as_text
-from gpuscale.reports.comparison.view import view_of
+from gpuscale.reports.comparison import as_text, view_of
 from gpuscale.reports.phrases import counted, injection_warning, spread_text
 from gpuscale.reports.screen import Screen, fitted
 from gpuscale.reports.show.scaling_table import scaling_lines

@@ -29,8 +29,7 @@ from gpuscale.records import (
     with_measured,
     without_windows,
 )
-from gpuscale.reports.show import as_text
-from gpuscale.reports.show.scaling_rows import Shown
+from gpuscale.reports.show import Shown, as_text
 from gpuscale.store.codec import encode_header, encode_run
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)

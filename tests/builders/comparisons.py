@@ -22,7 +22,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Cause, CauseKind, Onset, PhaseChange, Remedy
-from gpuscale.reports.comparison.view import View, view_of
+from gpuscale.reports.comparison import View, view_of
 
 PEAK_MEMORY = METRICS_BY_NAME["peak_memory_bytes"]
 ALL_REDUCE = Cause(

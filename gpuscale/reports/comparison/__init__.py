@@ -1,1 +1,179 @@
-"""The view of a comparison (`view`), and the formats that render it (`as_…`)."""
+"""The view of a comparison: ordered, in words, and common to all report formats."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpuscale.base.errors import ExitCode
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Estimate,
+    Finding,
+    QuantityName,
+    Results,
+    Statement,
+    Verdict,
+)
+from gpuscale.reports import phrases
+from gpuscale.reports.comparison.headline import headline_of, is_headlined
+from gpuscale.reports.comparison.rows import Row, ShownCause, likeness_of_cause, rows_of, subject_of
+from gpuscale.reports.reason_words import WORDS, statement_text
+from gpuscale.reports.screen import Screen
+
+_OUTCOMES = {
+    ExitCode.OK: "no regression",
+    ExitCode.REGRESSED: "regressed",
+    ExitCode.INCONCLUSIVE: "not shown to be fine",
+    ExitCode.NOTHING_COMPARABLE: "nothing comparable was measured",
+}
+
+
+class Explanation(NamedTuple):
+    """An explanation of one or more rows."""
+
+    subject: str
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
+    reason: str
+    lost_metrics: tuple[str, ...]
+    causes: tuple[ShownCause, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything that the formats show of a comparison."""
+
+    comparison: Comparison
+    results: Sequence[Results]
+    headline: tuple[tuple[str, str], ...]
+    """The headline: labels with their texts.
+
+    The first label is the verdict, then come `beware`, `cause`, `changed`, `baseline`, `now` and
+    `next`, each if known.
+    """
+    rows: tuple[Row, ...]
+    """The rows in the order of the baseline."""
+    ranked: tuple[Row, ...]
+    """The rows by weight: losses first, then open ones, then passes."""
+    explanations: tuple[Explanation, ...]
+    """The explanations of the ranked rows."""
+    injections: tuple[str, ...]
+    """The faults that were injected into the results on purpose."""
+    warning: str
+    """The first line of the report if faults were injected; else empty."""
+    notes: tuple[str, ...]
+    """The notes that are not part of the headline."""
+    all_notes: tuple[str, ...]
+    """All notes, after the one on injected faults."""
+    summary: str
+    """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
+    outcome: str
+    """The verdict in a few words."""
+    exit_code: int
+    """Exit code of the comparison; a session's may have other reasons."""
+    screen: Screen
+
+    @property
+    def unsaid(self) -> Iterator[Explanation]:
+        """The explanations that the first line of the headline does not give."""
+        (_, said), *_ = self.headline
+        return (each for each in self.explanations if each.causes or each.reason not in said)
+
+
+def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
+    """Create the view of a comparison for a file or a log."""
+    rows = rows_of(comparison.entries, results)
+    ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
+    injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
+    injected = (
+        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
+        "found, and nothing about the machine"
+    )
+    before = [injected] if injections else []
+    said = {statement_text(note): is_headlined(note) for note in comparison.notes}
+    return View(
+        comparison=comparison,
+        results=results,
+        headline=headline_of(comparison, ranked),
+        rows=tuple(rows),
+        ranked=ranked,
+        explanations=tuple(explanations(ranked)),
+        injections=injections,
+        warning=phrases.injection_warning(injections),
+        notes=(*before, *(text for text, elsewhere in said.items() if not elsewhere)),
+        all_notes=(*before, *said),
+        summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)
+        or "nothing to compare",
+        outcome=_OUTCOMES[comparison.exit_code],
+        exit_code=int(comparison.exit_code),
+        screen=Screen(),
+    )
+
+
+def explanations(rows: Sequence[Row]) -> list[Explanation]:
+    """The explanations of the verdicts; a row whose numbers say everything needs none.
+
+    Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
+    the row on the most GPUs.
+    """
+    alike: dict[object, list[Row]] = {}
+    for row in rows:
+        if row.reason and not _is_said_by_its_numbers(row.entry):
+            alike.setdefault(_likeness(row), []).append(row)
+    said_by: dict[str, str] = {}
+    found = []
+    for group in alike.values():
+        subject = subject_of(group, rows)
+        shown = max(group, key=lambda row: row.entry.key.gpus)
+        causes = []
+        for cause in shown.causes:
+            step = cause.next_step
+            if step in said_by:
+                said = said_by[step]
+                step = "as above" if said == subject else f"as for {said}"
+            elif step:
+                said_by[step] = subject
+            causes.append(cause._replace(next_step=step))
+        if len({row.reason for row in group}) > 1:
+            one_name = len({row.name for row in group}) == 1
+            subject += f" (numbers of {shown.gpus if one_name else shown.label})"
+        reason, metrics = shown.reason, shown.lost_metrics
+        found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
+    return found
+
+
+def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
+    """True for a pass without anything to add, such as an unknown speedup."""
+    if any(each.verdict.is_loss for each in entry.metrics):
+        return False
+    if entry.verdict is Verdict.OK:
+        return entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+    return entry.verdict.is_pass and WORDS[entry.reason.code].is_in_table
+
+
+def _likeness(row: Row) -> object:
+    """A value that is equal for rows that differ only in their numbers."""
+    entry = row.entry
+    # The reason names other numbers of GPUs, which a slower single GPU makes irrelevant.
+    code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
+    metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
+    causes = tuple(map(likeness_of_cause, entry.causes))
+    return entry.verdict, entry.finding, entry.since, code, metrics, causes
+
+
+def _kind(statement: Statement) -> object:
+    """The statement without its numbers; a quantity only counts as efficiency or not.
+
+    On one GPU there is no efficiency, so its sentence must not stand for the throughput there.
+    """
+    facts = []
+    for name, value in statement.facts.items():
+        if isinstance(value, Statement):
+            facts.append((name, _kind(value)))
+        elif name in ("quantity", "published"):
+            facts.append((name, value == QuantityName.EFFICIENCY))
+        elif not isinstance(value, int | float | Estimate | None):
+            facts.append((name, repr(value)))
+    code = "bounded_loss" if statement.code == "no_loss" else statement.code
+    return code, tuple(facts)

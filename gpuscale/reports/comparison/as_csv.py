@@ -7,8 +7,8 @@ from gpuscale.records import METRICS_BY_NAME
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
 from gpuscale.reports.columns import SCALING, Column, csv_text
+from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, finding_text
-from gpuscale.reports.comparison.view import View
 
 _SIDES = ("baseline", "current")
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)

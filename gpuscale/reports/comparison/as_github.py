@@ -8,8 +8,8 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
+from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, finding_text
-from gpuscale.reports.comparison.view import Explanation, View
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000

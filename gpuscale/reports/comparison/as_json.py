@@ -7,8 +7,8 @@ import msgspec
 from gpuscale.records import Scaling
 from gpuscale.records.json_text import document_text
 from gpuscale.reports import cause_words
+from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, finding_text
-from gpuscale.reports.comparison.view import View
 from gpuscale.reports.reason_words import metric_reason
 
 _OF_ENTRY = ("since", "change", "changed_quantity", "minimum_detectable_loss", "further_runs")

@@ -12,9 +12,8 @@ from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from gpuscale.reports.comparison import as_text
+from gpuscale.reports.comparison import View, as_text
 from gpuscale.reports.comparison.rows import Row, detail_lines
-from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import quantity_text
 from gpuscale.reports.screen import Screen
 

@@ -7,8 +7,8 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
+from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, losses_found, metric_change
-from gpuscale.reports.comparison.view import Explanation, View
 from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
 _SIGNS = ("❌", "⚠️", "✅")

@@ -21,7 +21,7 @@ from gpuscale.records import (
     Estimate,
     Verdict,
 )
-from gpuscale.reports.comparison.view import View
+from gpuscale.reports.comparison import View
 
 Labels = Mapping[str, object]
 """Values by label; labels whose value is None are omitted."""

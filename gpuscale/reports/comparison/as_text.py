@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from gpuscale.records import Verdict
+from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found
-from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 

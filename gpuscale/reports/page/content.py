@@ -10,7 +10,7 @@ from gpuscale.analysis.history import History
 from gpuscale.base.errors import require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
-from gpuscale.reports.comparison.view import View
+from gpuscale.reports.comparison import View
 from gpuscale.reports.phrases import UNKNOWN
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")

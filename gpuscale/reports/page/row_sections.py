@@ -10,8 +10,8 @@ from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, Tone
+from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, losses_found
-from gpuscale.reports.comparison.view import View
 from gpuscale.reports.page.content import (
     Block,
     Item,

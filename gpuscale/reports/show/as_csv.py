@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from gpuscale.records import Configuration, ScalingPoint
 from gpuscale.reports.columns import Column, csv_text
-from gpuscale.reports.show.scaling_rows import Shown, columns_with
+from gpuscale.reports.show import Shown, columns_with
 
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)

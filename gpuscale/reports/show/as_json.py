@@ -5,7 +5,7 @@ import msgspec
 from gpuscale.analysis.projection import Projection
 from gpuscale.records import Results, ScalingPoint
 from gpuscale.records.json_text import document_text
-from gpuscale.reports.show.scaling_rows import Shown, columns_with
+from gpuscale.reports.show import Shown, columns_with
 
 
 def render(shown: Shown) -> str:

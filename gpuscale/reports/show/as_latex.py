@@ -10,7 +10,7 @@ from gpuscale.base.units import significant
 from gpuscale.judge.compare.hardware import hardware_label
 from gpuscale.records import Results
 from gpuscale.reports import phrases
-from gpuscale.reports.show.scaling_rows import Shown, columns_with
+from gpuscale.reports.show import Shown, columns_with
 
 _HEADERS = {
     "Nodes": "nodes",

@@ -9,8 +9,8 @@ from gpuscale.records import Results
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import text_table
 from gpuscale.reports.screen import fitted
+from gpuscale.reports.show import Shown
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
 

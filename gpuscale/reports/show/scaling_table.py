@@ -22,7 +22,7 @@ from gpuscale.reports.columns import Cell, text_table
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted
-from gpuscale.reports.show.scaling_rows import columns_with
+from gpuscale.reports.show import columns_with
 from gpuscale.reports.show.step_time import budget_lines
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
