@@ -7,7 +7,7 @@ from statements import codes_in, known
 
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.decision import RequiredRuns
-from gpuscale.judge.compare.while_measuring import SequentialPlan, next_step
+from gpuscale.judge.compare.while_measuring import SequentialPlan, judge_session
 from gpuscale.records import (
     EntryVerdict,
     Finding,
@@ -37,7 +37,7 @@ def test_only_a_credible_number_is_advised(needed: int, made: int, credible: int
 def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
     before, now = baseline({1: NOISY}), measured({1: [0.096, 0.105, 0.102]})
     (compared,) = compare(before, [now]).entries
-    (looked,) = next_step(before, [now], SequentialPlan(fewest_runs=3, most_runs=8)).entries
+    (looked,) = judge_session(before, [now], SequentialPlan(fewest_runs=3, most_runs=8)).entries
     assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
     assert compared.further_runs == looked.entry.further_runs
 

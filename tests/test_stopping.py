@@ -123,7 +123,7 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     fine = measured({1: QUIET, 2: [0.5, 0.5005, 0.4995]})
     assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
     assert judge.reason_to_leave_out(request(index=3), fine) is None
-    assert judge.step_after(fine).comparison.exit_code == 0
+    assert judge.verdict_after(fine).comparison.exit_code == 0
 
 
 def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuscale.analysis.scaling import References, scaling_points
 from gpuscale.base.units import counted
-from gpuscale.judge.compare.while_measuring import SequentialPlan, Step, next_step
+from gpuscale.judge.compare.while_measuring import SequentialPlan, SessionVerdict, judge_session
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -87,29 +87,29 @@ class DecidedVerdict:
     """The measured cases, each as `mnist_cnn/ddp`; no others are judged. None is all."""
     configurations: Collection[Configuration] | None = None
     """The measured configurations; None is all."""
-    _judged: tuple[int, Step] | None = None
+    _judged: tuple[int, SessionVerdict] | None = None
     """The number of runs at the last verdict, and that verdict."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """The reason why a run would add nothing; None if it is needed."""
         if request.index <= self.plan.fewest_runs:
             return None
-        step = self.step_after(results)
+        verdict = self.verdict_after(results)
         wanted = (request.key, request.configuration)
-        if wanted in step.needs_runs:
+        if wanted in verdict.needs_runs:
             return None
-        for row in step.entries:
+        for row in verdict.entries:
             if (row.entry.key, row.entry.configuration) == wanted:
                 count = row.analysed_after
                 after = "" if count is None else f" after {counted(count, 'run')}"
                 return f"{row.entry.verdict.value}{after}"
         return None
 
-    def step_after(self, results: Results) -> Step:
+    def verdict_after(self, results: Results) -> SessionVerdict:
         """The verdict on everything that was measured so far, and what it still needs."""
         # Judging analyses every run again, and is asked for before each run.
         if self._judged is None or self._judged[0] != len(results.runs):
-            step = next_step(
+            verdict = judge_session(
                 self.baseline,
                 [results],
                 self.plan,
@@ -117,7 +117,7 @@ class DecidedVerdict:
                 gpus=self.gpus,
                 configurations=self.configurations,
             )
-            self._judged = len(results.runs), step
+            self._judged = len(results.runs), verdict
         return self._judged[1]
 
 

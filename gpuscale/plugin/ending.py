@@ -52,9 +52,9 @@ def verdict_lines(
     rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
 ) -> Iterator[str]:
     """The verdict against the baseline, with the exit code of the whole session."""
-    step = rule.step_after(results)
-    comparison = diagnose(step.sides, step.comparison)
-    comparison = with_validity(comparison, step.sides, today=date.today())
+    judged = rule.verdict_after(results)
+    comparison = diagnose(judged.sides, judged.comparison)
+    comparison = with_validity(comparison, judged.sides, today=date.today())
     comparison = replace(comparison, baseline_kind=rule.baseline_kind)
     screen = replace(Screen.of(sys.stdout), colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)

@@ -80,7 +80,7 @@ class RowProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SessionVerdict:
     """The verdict on a session after its runs so far."""
 
     entries: tuple[RowProgress, ...]
@@ -91,7 +91,7 @@ class Step:
     """The rows to run again, with the rows on 1 GPU that their speedups are relative to."""
 
 
-def next_step(
+def judge_session(
     baseline: Baseline,
     results: Sequence[Results],
     plan: SequentialPlan,
@@ -99,7 +99,7 @@ def next_step(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
     configurations: Collection[Configuration] | None = None,
-) -> Step:
+) -> SessionVerdict:
     """The verdict of the runs so far on each row, analysed after each run as the plan allows.
 
     Pure and without memory: past analyses are repeated from the order of the runs in the results,
@@ -129,7 +129,7 @@ def next_step(
         for entry in still_open
         for key in (entry.key, entry.key._replace(gpus=1))
     ]
-    return Step(
+    return SessionVerdict(
         entries=reported,
         sides=everything.sides,
         comparison=everything.comparison([row.entry for row in reported]),
