@@ -10,8 +10,8 @@ from test_options import GIVEN
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.base.errors import MachineError, UsageError
 from gpuscale.measure.launch.collect import job_environment, joined
-from gpuscale.measure.launch.placement import place
 from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.schedulers.placement import place
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, skip_reason

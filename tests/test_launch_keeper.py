@@ -15,7 +15,7 @@ from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
 from gpuscale.measure.launch.orders import Keepers, Outcome
-from gpuscale.measure.launch.placement import rank_variables
+from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import NodeSamples, RunDirectory
 from gpuscale.measure.telemetry.summary import RunSampling
 from gpuscale.records import SampledDevices, TimingPlan, Window

@@ -80,8 +80,8 @@ class Case(Tiny):
 STEPS = """
 import os, subprocess
 from msgspec.structs import replace
-from gpuscale.measure.launch.placement import place
-from gpuscale.measure.launch.srun import Slurm
+from gpuscale.measure.schedulers.placement import place
+from gpuscale.measure.schedulers.slurm import Slurm
 
 slurm = Slurm()
 for ranks in (1, 2, 4):

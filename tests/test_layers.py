@@ -26,7 +26,8 @@ ROOMS = (
 )
 # Parts of one room that know nothing of each other.
 APART = (
-    {"measure.launch", "measure.telemetry", "measure.schedulers"},
+    {"measure.launch", "measure.telemetry"},
+    {"measure.telemetry", "measure.schedulers"},
     {"judge.compare", "judge.diagnose"},
 )
 # The ranks see what they share with who starts them, and nothing sees the ranks.

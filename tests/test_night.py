@@ -23,8 +23,8 @@ from gpuscale.campaigns.night.attempt import (
     suspected_nodes,
 )
 from gpuscale.measure.launch.collect import joined
-from gpuscale.measure.launch.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.measure.schedulers import SCHEDULERS
+from gpuscale.measure.schedulers.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
 from gpuscale.records.run_evidence import FailureKind

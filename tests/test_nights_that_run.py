@@ -27,7 +27,7 @@ from measuring import TIMEOUT_S, run_pytest, write_case
 
 from gpuscale.campaigns.night.attempt import read_items
 from gpuscale.campaigns.night.programs import run_on_verdict
-from gpuscale.measure.launch.placement import EXCLUDED_HOSTS
+from gpuscale.measure.schedulers.placement import EXCLUDED_HOSTS
 from gpuscale.records import Failure, Run
 
 STEADY = """

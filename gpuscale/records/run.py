@@ -1,7 +1,6 @@
 """A run, one fresh start of all ranks of one (case, strategy, gpus), and the runs of a session."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -31,6 +30,7 @@ from gpuscale.records.run_evidence import (
     RankReport,
     Window,
 )
+from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -118,11 +118,8 @@ class Run(Record, frozen=True, kw_only=True):
         """
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
-        with_s, without_s = (
-            statistics.median(w.time_s for w in windows)
-            for windows in (self.windows, self.unsynced_windows)
-        )
-        return (with_s - without_s) / self.steps_per_window
+        added_s = median_window_s(self.windows) - median_window_s(self.unsynced_windows)
+        return added_s / self.steps_per_window
 
 
 def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
@@ -173,12 +170,6 @@ def deduplicated(read: Iterable[Results]) -> list[Results]:
     return [kept[at] for at in sorted(kept)]
 
 
-def _median_step_time_s(run: Run) -> float | None:
-    if not run.windows or not run.steps_per_window:
-        return None
-    return statistics.median(w.time_s for w in run.windows) / run.steps_per_window
-
-
 def _exposed_communication_s(run: Run) -> float | None:
     if len(run.ranks) < 2:
         return None
@@ -187,7 +178,7 @@ def _exposed_communication_s(run: Run) -> float | None:
         return run.synchronization_s
     # The wait of the stage that waits least: the bubble and exposed transfers.
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
-    step_time_s = _median_step_time_s(run)
+    step_time_s = median_step_time_s(run.windows, run.steps_per_window)
     return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)
 
 
@@ -207,7 +198,7 @@ def _energy_per_sample_j(run: Run) -> float | None:
 
 
 _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
-    STEP_TIME: _median_step_time_s,
+    STEP_TIME: lambda run: median_step_time_s(run.windows, run.steps_per_window),
     "exposed_communication_s": _exposed_communication_s,
     "peak_memory_bytes": _peak_memory_bytes,
     "energy_per_sample_j": _energy_per_sample_j,

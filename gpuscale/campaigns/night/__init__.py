@@ -24,9 +24,8 @@ from gpuscale.campaigns.night.attempt import (
     suspected_nodes,
 )
 from gpuscale.campaigns.night.programs import ON_VERDICT, StopRequest, run_on_verdict
-from gpuscale.measure.launch.mpirun import job_hosts
-from gpuscale.measure.launch.placement import EXCLUDED_HOSTS
-from gpuscale.measure.schedulers import scheduler_of_job
+from gpuscale.measure.schedulers import nodes_of_job, scheduler_of_job
+from gpuscale.measure.schedulers.placement import EXCLUDED_HOSTS
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.store import read_results
 from gpuscale.store.night_record import (
@@ -59,12 +58,8 @@ class NightJob:
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()
         self._scheduler = scheduler_of_job(os.environ)
-        nodes = self._scheduler.nodes(os.environ) if self._scheduler else None
-        if nodes is None:
-            with suppress(OSError):
-                nodes = job_hosts(os.environ)
-        # By the scheduler's names; empty if unknown.
-        self._nodes = nodes or ()
+        # By the scheduler's names; empty if it names none.
+        self._nodes = nodes_of_job(os.environ)
         self._retry_of = os.environ.get(RETRY_OF)
         self._first_regressed = False
         self.folder = Path()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     # Every pytest run in the environment imports this file.
-    from gpuscale.measure.launch.placement import ProcessStarter
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
+    from gpuscale.measure.schedulers.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
 
-# A launcher across nodes is a file in this folder and its line here.
+# A launcher across nodes is a ProcessStarter and its line here.
 ACROSS_NODES: Mapping[str, str] = {
-    "slurm": "gpuscale.measure.launch.srun:Slurm",
+    "slurm": "gpuscale.measure.schedulers.slurm:Slurm",
     "mpirun": "gpuscale.measure.launch.mpirun:OpenMpi",
 }
 LAUNCHERS = ("local", *ACROSS_NODES)

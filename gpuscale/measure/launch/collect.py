@@ -1,6 +1,5 @@
 """From what ranks and nodes left in a run's folder to one Run, or one Environment."""
 
-import statistics
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -14,9 +13,9 @@ from gpuscale.measure.launch.failures import text_of
 from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeProbe, RunRequest
 from gpuscale.records.environment_diff import ON_NODES, field_differences
-from gpuscale.records.request import RankWindow
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
+from gpuscale.records.step_time import median_window_s, window_of_ranks
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -53,12 +52,12 @@ def collect_run(
         return replace(empty, failure=outcomes)
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
-    # The rank that the others wait for is told by the ranks' own paces.
+    # The others wait for the rank with the slowest pace.
     paces_s = [report.pace_s or 0.0 for report in reports]
     slowest = paces_s.index(max(paces_s))
     windows: dict[bool, list[Window]] = {True: [], False: []}
     for seen in zip(*(outcome.measurement.windows for outcome in outcomes), strict=True):
-        windows[seen[0].synchronized].append(_window(seen, slowest))
+        windows[seen[0].synchronized].append(window_of_ranks(seen, slowest))
     startup_s = max(outcome.joined_at_s for outcome in outcomes) - started_at_s
     agree = STRATEGIES[request.configuration.strategy].ranks_agree
     failure = _invalidity(reports, agree=agree) or _unsteadiness(windows[True])
@@ -138,32 +137,10 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
     """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
-    times_s = [window.time_s for window in windows]
-    found = None if statistics.median(times_s) < SHORTEST_JUDGED_S else steadiness(times_s)
+    if median_window_s(windows) < SHORTEST_JUDGED_S:
+        return None
+    found = steadiness([window.time_s for window in windows])
     return None if found is None else Failure(kind="unsteady", message=f"not steady: {found}")
-
-
-def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
-    """One window out of what each rank saw of it.
-
-    In synchronised windows all ranks take as long as the slowest, so which of them took longest
-    by a hair is chance: the phases are those of one and the same rank of the run. What another
-    took longer is a wait, and in training that lies in the next backward pass, unless waits are
-    told apart.
-    """
-    time_s = max(window.busy_s for window in seen)
-    shown = seen[slowest]
-    phases, lag_s = shown.phases, time_s - shown.busy_s
-    if phases.wait_s:
-        phases = replace(phases, wait_s=phases.wait_s + lag_s)
-    else:
-        phases = replace(phases, backward_s=phases.backward_s + lag_s)
-    return Window(
-        time_s=time_s,
-        started_at_s=seen[0].started_at_s,
-        busy_s=tuple(window.busy_s for window in seen),
-        phases=phases,
-    )
 
 
 def job_environment(

@@ -23,7 +23,7 @@ import msgspec
 from gpuscale.base.host import adopt_orphans, end_descendants
 from gpuscale.measure.launch import PRELOAD, do_in_rank, process_starter
 from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
-from gpuscale.measure.launch.placement import gloo_variables
+from gpuscale.measure.launch.rendezvous import gloo_variables
 from gpuscale.measure.run_directory import RunDirectory, Sampler
 from gpuscale.measure.waits import COMMAND_S, RANK_S
 

@@ -15,7 +15,7 @@ from gpuscale.measure.launch import Launcher, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, left_by_ranks
 from gpuscale.measure.launch.failures import failure_of, text_of
 from gpuscale.measure.launch.orders import Keepers, Seats
-from gpuscale.measure.launch.placement import free_port
+from gpuscale.measure.launch.rendezvous import free_port
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, Failure, Run, RunRequest

@@ -3,11 +3,13 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import ClassVar
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
-from gpuscale.measure.launch.placement import HOST_PATTERN, Placement, ProcessStarter
+from gpuscale.measure.launch.rendezvous import HOST_PATTERN
+from gpuscale.measure.schedulers import nodes_of_job
+from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
@@ -20,7 +22,7 @@ class OpenMpi(ProcessStarter):
     """The job that this process runs in, as its scheduler's variables name the hosts."""
 
     name = "mpirun"
-    place_variables: Mapping[str, str] = {
+    place_variables: ClassVar[Mapping[str, str]] = {
         "RANK": "OMPI_COMM_WORLD_RANK",
         "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
         "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -32,7 +34,7 @@ class OpenMpi(ProcessStarter):
         """The hosts of the job, as its scheduler tells them."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
-        found = job_hosts(os.environ)
+        found = nodes_of_job(os.environ, without="slurm")
         if not found:
             raise UsageError(
                 "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE and "
@@ -44,7 +46,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Open MPI's command line for one process a rank, laid on the hosts in blocks.
 
-        No process is bound to cores, as no launcher here does: see measure/launch/srun.py.
+        No process is bound to cores, as no launcher here does: see measure/schedulers/slurm.py.
         """
         # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -70,15 +72,3 @@ class OpenMpi(ProcessStarter):
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
-
-
-def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job of LSF, PBS or SGE with these variables, each once, in its order."""
-    if lsf := given.get("LSB_MCPU_HOSTS"):
-        names = lsf.split()[::2]
-    elif path := given.get("PBS_NODEFILE") or given.get("PE_HOSTFILE"):
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        names = [line.split()[0] for line in lines if line.strip()]
-    else:
-        names = []
-    return tuple(dict.fromkeys(names))

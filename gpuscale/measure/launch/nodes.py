@@ -16,7 +16,7 @@ from gpuscale.measure.launch import Launcher, process_starter, terminations_rais
 from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
-from gpuscale.measure.launch.placement import Placement, place, rank_variables, without_excluded
+from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import (
     LAUNCHER_LOG,
     NodeSamples,
@@ -24,6 +24,7 @@ from gpuscale.measure.run_directory import (
     scratch_folder,
     write_atomically,
 )
+from gpuscale.measure.schedulers.placement import Placement, place, without_excluded
 from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
 from gpuscale.records.request import NodeProbeRequest
@@ -75,7 +76,7 @@ class NodesLauncher(Launcher):
                 placement.hosts,
                 directory,
                 self._device,
-                reached=[self._hosts[number] for number in keepers.started],
+                reached=[placement.hosts[number] for number in keepers.started],
                 timed_out=outcome.timed_out,
             )
         return replace(found, launcher=self._starter.name)

@@ -25,3 +25,9 @@ def scheduler_here() -> Scheduler | None:
         if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.questions)):
             return scheduler
     return None
+
+
+def nodes_of_job(environment: Mapping[str, str], *, without: str = "") -> tuple[str, ...]:
+    """The nodes of the job with these variables, of any scheduler but one; empty if unknown."""
+    others = (scheduler for name, scheduler in SCHEDULERS.items() if name != without)
+    return next(filter(None, (scheduler.nodes(environment) for scheduler in others)), ())

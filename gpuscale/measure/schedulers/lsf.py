@@ -26,6 +26,7 @@ class Lsf(Scheduler):
     tells_by_failing = True
     job_variable = "LSB_JOBID"
     folder_variable = "LS_SUBCWD"
+    nodes_variable = "LSB_MCPU_HOSTS"
     default_gpu_option = '-gpu "num={gpus}:j_exclusive=yes"'
     launcher = "mpirun"
 
@@ -44,6 +45,10 @@ class Lsf(Scheduler):
         "-o {job_name}-%J.log",
     )
     questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
+
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        # Each is followed by the number of its slots.
+        return tuple(dict.fromkeys(environment.get(self.nodes_variable, "").split()[::2]))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         tasks = demand.nodes * demand.tasks_per_node

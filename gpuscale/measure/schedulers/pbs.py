@@ -28,6 +28,7 @@ class Pbs(Scheduler):
     cancel_program = "qdel"
     job_variable = "PBS_JOBID"
     folder_variable = "PBS_O_WORKDIR"
+    nodes_variable = "PBS_NODEFILE"
     default_gpu_option = "ngpus={gpus}"
     launcher = "mpirun"
 

@@ -1,9 +1,11 @@
 """A scheduler as gpuscale uses it: how a job is asked for, handed over, looked at and ended."""
 
+import os
 import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -99,6 +101,8 @@ class Scheduler(ABC):
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
     """Inside of a job, the variables with its number and the folder that it was submitted from."""
+    nodes_variable: ClassVar[str]
+    """In a job, the variable that says which nodes it has."""
     default_gpu_option: ClassVar[str | None]
     """The request for GPUs where a profile has none; None where it must."""
     launcher: ClassVar[str | None]
@@ -136,9 +140,19 @@ class Scheduler(ABC):
         """A command that submits this job once more without some nodes, and its environment."""
         return None
 
-    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-        """The nodes of this job by the scheduler's names; None where a file or variable tells."""
-        return None
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """The nodes of the job with these variables, by the scheduler's names; empty if unknown.
+
+        By default the variable names a file that has a node at the beginning of each line.
+        """
+        with suppress(OSError):
+            lines = (
+                Path(environment.get(self.nodes_variable, os.devnull))
+                .read_text("utf-8")
+                .splitlines()
+            )
+            return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+        return ()
 
     def profile_values(self) -> dict[str, str]:
         """What a profile's fields `gpus`, `cores`, `partition` should be; empty if unknown."""

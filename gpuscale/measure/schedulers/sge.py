@@ -23,6 +23,7 @@ class Sge(Scheduler):
     cancel_program = "qdel"
     job_variable = "JOB_ID"
     folder_variable = "SGE_O_WORKDIR"
+    nodes_variable = "PE_HOSTFILE"
     # Every site names its GPUs in its own way, and asks for several nodes of them in its own too.
     default_gpu_option = None
     launcher = None

@@ -1,8 +1,13 @@
 """Slurm."""
 
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
+from gpuscale.base.errors import UsageError
+from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 from gpuscale.measure.schedulers.scheduler import (
     UNKNOWN,
     Demand,
@@ -33,12 +38,25 @@ _GPU_PARTITION = re.compile(
     r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
     re.MULTILINE,
 )
+_OTHERS_S = 10
+"""How long the tasks of a step go on after the first has ended."""
+_OF_THE_JOB_SCRIPT = (
+    # What the job asked for as a whole is no measure for a step on some of its nodes, and srun
+    # would take these as if they were its own options.
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK"),
+    *("SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT", "SLURM_HOSTFILE"),
+    *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_LABELIO", "SLURM_WAIT"),
+)
+_BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
 _NOTHING = "(null)"
 """Slurm's word for a value that is not there."""
 
 
-class Slurm(Scheduler):
-    """`sbatch`."""
+class Slurm(Scheduler, ProcessStarter):
+    """Slurm: `sbatch` submits a job, and `srun` starts processes on the nodes of this one."""
 
     name = "slurm"
     title = "Slurm"
@@ -50,8 +68,17 @@ class Slurm(Scheduler):
     cancel_program = "scancel"
     job_variable = "SLURM_JOB_ID"
     folder_variable = "SLURM_SUBMIT_DIR"
+    nodes_variable = "SLURM_JOB_NODELIST"
     default_gpu_option = "--gres=gpu:{gpus}"
     launcher = "slurm"
+    place_variables: ClassVar[Mapping[str, str]] = {
+        "RANK": "SLURM_PROCID",
+        "LOCAL_RANK": "SLURM_LOCALID",
+        "WORLD_SIZE": "SLURM_NTASKS",
+    }
+    limits_cores = True
+    # Slurm's name of a node need not be the one that the node has for itself.
+    node_variable = "SLURMD_NODENAME"
 
     options = (
         "--job-name={job_name}",
@@ -129,11 +156,10 @@ class Slurm(Scheduler):
         }
         return [*command, script], fresh
 
-    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-        nodes = environment.get("SLURM_JOB_NODELIST")
-        if nodes is None:
-            return None
-        return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        names = environment.get(self.nodes_variable)
+        answer = names and answer_of(["scontrol", "show", "hostnames", names])
+        return tuple((answer or "").split())
 
     def profile_values(self) -> dict[str, str]:
         answer = answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or ""
@@ -147,3 +173,59 @@ class Slurm(Scheduler):
         question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]
         lost = answer_of([*question, "--states=down,fail,no_respond"]) or ""
         return tuple(dict.fromkeys(lost.split()))
+
+    def hosts(self) -> tuple[str, ...]:
+        """The nodes of the job; a UsageError where its steps could not share their GPUs."""
+        nodes = os.environ.get("SLURM_JOB_NODELIST")
+        if nodes is None:
+            raise UsageError(
+                "--launcher slurm: this is no Slurm job (SLURM_JOB_NODELIST is not set); start it "
+                "inside of sbatch or salloc, e.g. 'salloc --nodes=2 --exclusive pytest …'"
+            )
+        if "SLURM_GPUS_PER_NODE" not in os.environ and _BY_JOB_OR_TASK & set(os.environ):
+            raise UsageError(
+                "--launcher slurm: the job has its GPUs by task or as a whole, so steps on some of "
+                "its nodes do not see all of theirs; ask for them by node, with --gpus-per-node=4 "
+                "or --gres=gpu:4 in place of --gpus and --gpus-per-task"
+            )
+        if shutil.which("srun") is None:
+            raise UsageError("--launcher slurm: 'srun' is not on PATH; load your site's Slurm")
+        hosts = self.nodes(os.environ)
+        if not hosts:
+            problem = f"'scontrol show hostnames {nodes}' does not say"
+            raise UsageError(f"cannot tell the nodes of the job: {problem}; see whether it works")
+        return hosts
+
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        """The `srun` command line for a step of one task a rank.
+
+        Every task sees all GPUs of its node, which is what srun does where the job asked for them
+        by node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm
+        22.05 then gives no GPU to steps of several tasks on a node.) Cores are as many for each
+        rank of any run, and tasks are not bound to single ones among them: binding that depends
+        on the number of ranks would give T(n) a help that T(1) does not get.
+        """
+        cores = placement.cores_per_rank
+        return [
+            "srun",
+            f"--nodes={len(placement.hosts)}",
+            f"--nodelist={','.join(placement.hosts)}",
+            f"--ntasks={placement.ranks}",
+            f"--ntasks-per-node={placement.ranks_per_host}",
+            *([] if cores is None else [f"--cpus-per-task={cores}"]),
+            "--distribution=block",
+            "--cpu-bind=none",
+            # pytest may itself run in a step of this job, which would hold the resources.
+            "--overlap",
+            *(["--overcommit"] if placement.oversubscribed else []),
+            "--mpi=none",
+            "--export=ALL",
+            # A keeper that dies takes its ranks along; those elsewhere may still say what they saw.
+            "--kill-on-bad-exit=0",
+            f"--wait={_OTHERS_S}",
+            *program,
+        ]
+
+    def reaches(self, variable: str) -> bool:
+        """It is none by which the job script's own options would tell srun something."""
+        return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
