@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def sample(self) -> Sample:
-        """The logarithms of all allocations, of which there must be one."""
+        """The sample of all logarithms; requires a valid run."""
         return log_sample([log for logs in self.logs.values() for log in logs])
 
 

@@ -264,7 +264,7 @@ class RequiredRuns:
 
     @property
     def credible(self) -> int | None:
-        """The number of runs, if it is credible."""
+        """The needed runs; None if their number is too large to be believed."""
         if self.needed is None or self.needed > CREDIBLE * self.made:
             return None
         return self.needed

@@ -126,7 +126,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
 
 
 def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note too few runs of the baseline, and runs that cannot be earlier or independent ones."""
+    """Note few runs of the baseline, a baseline newer than the results, and a shared allocation."""
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         row, runs = few[0].key, few[0].valid_runs

@@ -89,7 +89,7 @@ class RunSample:
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """The sample after further runs in the same allocation that leave its mean.
+        """The sample after further runs in the same allocation that leave its mean unchanged.
 
         They deviate by the moderated variance, which therefore stays as it is.
         """
