@@ -22,7 +22,7 @@ from gpuscale.cli.inputs import (
 )
 from gpuscale.judge.compare.over_nights import last_night
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.page.content import Subject
+from gpuscale.reports.page import Subject
 from gpuscale.reports.page.document import report_html
 from gpuscale.store import write_report
 

@@ -8,7 +8,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Tone
 from gpuscale.reports.history_text import event_text, nights_text, notes, standings, verdict
-from gpuscale.reports.page.content import Block, Item, Section, Subject, Table, rendered
+from gpuscale.reports.page import Block, Item, Section, Subject, Table, rendered
 from gpuscale.reports.page.row_sections import causes, machines, measured_headline, place_text, rows
 from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, windows
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports.columns import Cell, Tone
-from gpuscale.reports.page.content import Section, Table, rendered
+from gpuscale.reports.page import Section, Table, rendered
 from gpuscale.reports.phrases import counted
 from gpuscale.store import left_out_reason, write_report
 from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD_TEXT, NightRecord, read_night

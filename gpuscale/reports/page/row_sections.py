@@ -12,7 +12,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, losses_found
-from gpuscale.reports.page.content import (
+from gpuscale.reports.page import (
     Block,
     Item,
     Section,

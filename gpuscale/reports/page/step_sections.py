@@ -12,7 +12,7 @@ from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.figures.window_map import slowest_runs
-from gpuscale.reports.page.content import Section, Subject, Table
+from gpuscale.reports.page import Section, Subject, Table
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
 NAMED_LOSS = 0.1
