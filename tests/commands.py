@@ -1,6 +1,5 @@
 """Real scripts, started and timed by the process that watches a command, without a session."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -70,10 +69,9 @@ def measured(
 
 
 def is_living(process: int) -> bool:
-    """The process has not ended."""
+    """True if the process has not ended."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "Z"

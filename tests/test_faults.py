@@ -5,10 +5,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hosts import within_limit
 from measuring import (
     TIMEOUT_S,
     Session,
@@ -104,15 +104,6 @@ def processes_of(folder: Path) -> list[int]:
             except OSError:
                 continue
     return found
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = TIMEOUT_S) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -222,12 +213,12 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
         start_new_session=True,
         preexec_fn=heed_interrupts,
     )
-    assert wait_until((tmp_path / "hangs").exists)
+    assert within_limit((tmp_path / "hangs").exists)
     # pytest, the keeper, and two ranks, of which one hangs.
     assert len(processes_of(tmp_path)) >= 4
     os.kill(process.pid, number)
     process.wait(timeout=TIMEOUT_S)
-    assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 
 def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
@@ -237,7 +228,7 @@ def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
     session = run_pytest(tmp_path, *ONE_RUN, *loading, "--inject", "crash=1@20")
     assert session.exit_code == 1
     assert "rank 1 was killed by SIGSEGV" in session.output
-    assert wait_until(lambda: processes_of(tmp_path) == [], 20.0), processes_of(tmp_path)
+    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 
 def has_keeper(folder: Path) -> bool:
@@ -261,14 +252,14 @@ def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, afte
             preexec_fn=heed_interrupts,
         )
     # It has started, and is importing torch.
-    assert wait_until(lambda: has_keeper(tmp_path))
+    assert within_limit(lambda: has_keeper(tmp_path))
     time.sleep(after_s)
     # As a terminal does: to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=TIMEOUT_S) == 2
     output = (tmp_path / "log").read_text()
     assert "Traceback" not in output
-    assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 
 def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
@@ -281,7 +272,7 @@ def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
     )
     folder = tmp_path / ".gpuscale" / "results"
-    assert wait_until(lambda: any(folder.glob("*.jsonl")))
+    assert within_limit(lambda: any(folder.glob("*.jsonl")))
     process.terminate()
     code = process.wait(timeout=TIMEOUT_S)
     log.close()
@@ -291,4 +282,4 @@ def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
     if code > 0:
         assert "ended by SIGTERM; earlier runs are kept" in output
     assert output.count("PASSED") < 50
-    assert wait_until(lambda: processes_of(tmp_path) == [])
+    assert within_limit(lambda: processes_of(tmp_path) == [])

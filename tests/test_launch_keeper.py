@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders import CNN, request, run
 from changing import replace
+from commands import is_living
 from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
@@ -78,13 +79,6 @@ def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
     return keepers.perform("rank", directory, FIRST, timeout_s=LIMIT_S, variables=variables)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
     host = socket.gethostname()
@@ -137,10 +131,10 @@ def test_a_rank_and_its_keeper_end_with_the_daemon_that_started_the_keeper(tmp_p
     keepers = keeper(tmp_path, "sh", "-c", words, str(tmp_path / "pids"))
     rank = hanging_rank(keepers, directory)
     daemon, kept = map(int, (tmp_path / "pids").read_text().split())
-    assert is_running(rank)
-    assert is_running(kept)
+    assert is_living(rank)
+    assert is_living(kept)
     os.kill(daemon, signal.SIGKILL)
-    assert within_limit(lambda: not is_running(rank) and not is_running(kept))
+    assert within_limit(lambda: not is_living(rank) and not is_living(kept))
     keepers.close()
 
 
@@ -152,7 +146,7 @@ def test_a_rank_and_its_keeper_end_when_the_launchers_folder_is_gone(tmp_path: P
     keepers = keeper(folder)
     rank = hanging_rank(keepers, directory)
     shutil.rmtree(folder)
-    assert within_limit(lambda: not is_running(rank))
+    assert within_limit(lambda: not is_living(rank))
     assert not keepers.have_started(LIMIT_S)
 
 

@@ -14,6 +14,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 from builders import environment, request, run
 from changing import replace
+from commands import is_living
 from nvml.library import (
     BLACKWELL_GPU,
     GPU_A,
@@ -71,14 +72,6 @@ def lines_of(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which the library records its calls, as `DEVICE FUNCTION`."""
@@ -101,7 +94,7 @@ def sample(tmp_path: Path) -> Sample:
         sampler = Sampler(uuids=uuids, output=output, interval_s=0.01)
         try:
             wait_until(
-                lambda: lines_of(output) > ticks or not is_running(sampler.pid),
+                lambda: lines_of(output) > ticks or not is_living(sampler.pid),
                 f"the sampler had taken {ticks} samples or had ended",
             )
         finally:
@@ -356,7 +349,7 @@ def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path
         wait_until(lambda: asked(calls, 1)["utilization"] > 2, "some samples were taken")
         window = Window(time_s=time.time() - began, started_at_s=began, busy_s=(1.0,))
         report = sampling.summarize(replace(run(1, 0.1), windows=(window,)))
-        assert not is_running(sampling.sampler.pid)
+        assert not is_living(sampling.sampler.pid)
     assert [gpu.uuid for gpu in report.gpu_summaries] == [GPU_B]
     with sample_run(request(devices=()), environment()) as sampling:
         assert sampling is None
@@ -397,7 +390,7 @@ def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None
         header, *ticks = output.read_text().splitlines()[:4]
     finally:
         sampler.stop()
-    assert not is_running(sampler.pid)
+    assert not is_living(sampler.pid)
     sampler.stop()
     assert output.read_text().endswith("}\n")
     assert json.loads(header)["devices"][GPU_A]["name"] == "Fake V100 A"
@@ -412,7 +405,7 @@ def test_stop_ends_a_hanging_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sampler = Sampler(uuids=[GPU_A], output=output)
     wait_until(lambda: lines_of(output) == 1, "the header was there")
     sampler.stop()
-    assert not is_running(sampler.pid)
+    assert not is_living(sampler.pid)
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -429,10 +422,10 @@ def test_a_killed_parent_leaves_no_sampler_behind(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     wait_until(lambda: lines_of(output) > 1, "the first sample was there")
-    assert is_running(pid)
+    assert is_living(pid)
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    wait_until(lambda: not is_running(pid), "the sampler had ended after its parent")
+    wait_until(lambda: not is_living(pid), "the sampler had ended after its parent")
 
 
 @pytest.mark.usefixtures("fake_driver")
