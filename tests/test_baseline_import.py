@@ -143,7 +143,7 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
         ("n,img/s\n1,390 402\n", "line 2: column 'img/s': '390 402' may be one number or several"),
         ("n,img/s,date\n1,3,\n", "line 2: no date; fill its cell, or remove the column"),
         ("n,img/s,day\n1,3,09/01/2026\n", "line 2: column 'day': expected a date such as 2026-09"),
-        ("n,time,nodes\n2,9,1\n2,8,2\n", "line 3: resnet50/ddp on 2 GPUs stood before with anoth"),
+        ("n,time,nodes\n2,9,1\n2,8,2\n", "line 3: resnet50/ddp on 2 GPUs has another batch or"),
         ("n,time,nodes\n8,9,1\n", "line 2: 8 GPUs are not on 1 node of 4 GPUs; correct one of"),
         ("n,time,global batch\n3,9,256\n", "line 2: a global batch of 256 does not go evenly on 3"),
         (

@@ -62,7 +62,7 @@ def edited(old: str, new: str) -> tuple[str, int]:
         ('"gpu_name": "V100"', '"gpu_nmae": "V100"', "hardware: unknown field 'gpu_nmae'; did you"),
         ('"margin": 0.02', '"margin": 2', "tolerances.margin: expected a number up to"),
         ('"version": 2', '"version": 9', "version: version 9 is newer than this gpuscale"),
-        ('"cluster": ', '"name": ', "the field 'name' stands twice in one object"),
+        ('"cluster": ', '"name": ', "the field 'name' occurs twice in one object"),
         ('"gpus_per_node": 4,', '"gpus_per_node" 4,', "column 21: this is not JSON: Expecting ':'"),
         ('"recorded_at"', '"recorded at"', "unknown field 'recorded at'; did you mean 'recorded_"),
     ],

@@ -116,8 +116,8 @@ def _document(*overrides: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("overrides", "place", "problem"),
     [
-        ([{"margin": 0.1}], "tolerances.overrides[0]", "an override for everything"),
-        ([{"gpus": 4}], "tolerances.overrides[0]", "an override that sets no limit"),
+        ([{"margin": 0.1}], "tolerances.overrides[0]", "the override applies to every row"),
+        ([{"gpus": 4}], "tolerances.overrides[0]", "the override sets no limit"),
         (
             [{"gpus": 4, "margin": 0.1}, {"gpus": 4, "ok_bound": 0.2}],
             "tolerances.overrides[1]",

@@ -87,7 +87,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         if (times > 0) == (self.samples_per_s is not None):
             raise FieldError("", "expected exactly one of 'times_s' and 'samples_per_s'")
         if (times > 0) != (self.timed is not None):
-            problem = "'timed' says what 'times_s' spans: give it with times, and only with them"
+            problem = "'timed' belongs to 'times_s': give both, or none"
             raise FieldError("", problem)
         if self.discard_first and self.discard_first >= times:
             problem = (
@@ -164,7 +164,7 @@ def _problems(baseline: Baseline) -> Iterator[FieldError]:
             problem = f"{figure.gpus} GPUs do not fit on {nodes} of {per_node}"
             yield FieldError(f"{place}.nodes", problem)
         if figure.key in seen:
-            problem = f"{figure.key.label} stands twice; keep one, or name the cases apart"
+            problem = f"{figure.key.label} occurs twice; keep one, or name the cases apart"
             yield FieldError(place, problem)
         seen.add(figure.key)
     workloads: dict[object, object] = {}
@@ -180,5 +180,5 @@ def _problems(baseline: Baseline) -> Iterator[FieldError]:
             yield FieldError(f"{place}.configuration.device", problem)
         workload = (run.batch_per_gpu, run.sample_shape)
         if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
-            problem = f"{run.key.label} has another batch or sample shape before"
+            problem = f"{run.key.label} has another batch or sample shape in an earlier run"
             yield FieldError(place, f"{problem}; make one baseline for each")

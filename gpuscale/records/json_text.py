@@ -59,7 +59,7 @@ def from_json(kind: type[T], text: str) -> T:
     except RecursionError:
         raise DecodeError("", "nested too deeply; no gpuscale file is") from None
     except UnicodeEncodeError:
-        raise DecodeError("", "text with half a character (a lone surrogate); remove it") from None
+        raise DecodeError("", "half of a character (a lone surrogate); remove it") from None
 
 
 def from_builtins(kind: type[T], value: object) -> T:
@@ -101,7 +101,7 @@ def validate_unique_keys(text: str) -> None:
         for path, at in _members(text):
             if path in seen:
                 problem = (
-                    f"the field {shown(path[-1]).removeprefix('text ')} stands twice in one object"
+                    f"the field {shown(path[-1]).removeprefix('text ')} occurs twice in one object"
                 )
                 raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
             seen.add(path)

@@ -39,11 +39,11 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
             known = ", ".join(JUDGED)
             raise FieldError("metric", f"expected one of {known}, found '{self.metric}'")
         if not any(condition is not None for condition in self.conditions):
-            problem = "an override for everything; set the limits in 'tolerances' itself"
+            problem = "the override applies to every row; set the limits in 'tolerances' itself"
             raise FieldError("", problem)
         if (self.margin, self.ok_bound, self.allocation_deviation) == (None, None, None):
             names = "'margin', 'ok_bound' or 'allocation_deviation'"
-            raise FieldError("", f"an override that sets no limit; give {names}, or remove it")
+            raise FieldError("", f"the override sets no limit; give {names}, or remove it")
 
     @property
     def conditions(self) -> tuple[object, ...]:

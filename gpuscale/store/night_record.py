@@ -105,13 +105,13 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
     """Make the folder of a night, named by date and job, so that two jobs never share one."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
-            raise UsageError(f"{what}: '{visible(text)}' is no name of a folder; use a word for it")
+            raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")
     path = folder / name / f"{day.isoformat()}_{job}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     except FileExistsError:
-        problem = "is there already; every night needs a job name of its own"
+        problem = "exists already; give every night its own job name"
         raise FileError(visible(str(path)), problem) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -259,12 +259,12 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
     if state.remark is not None:
         return ExitCode.USAGE, state.remark
     if code == ExitCode.OK and state.ending is not Ending.COMPLETED:
-        return ExitCode.USAGE, "somebody or something ended it; see its log"
+        return ExitCode.USAGE, "somebody ended the job; see its log"
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
     # No night ends with such a code: a signal or another program ended the job.
     told = "no exit code" if code is None else f"exit code {code}"
-    return ExitCode.USAGE, f"{told}, which is none of a night's; see its log"
+    return ExitCode.USAGE, f"{told}, with which no night ends; see its log"
 
 
 def combined_exit(first: int, last: int) -> int:

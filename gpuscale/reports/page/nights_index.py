@@ -36,7 +36,7 @@ def write_index(folder: Path) -> None:
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
     """The rows of the table, the latest night first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
-    unknown = NightRecord(night="no record: it runs still, or something ended it")
+    unknown = NightRecord(night="no record: it still runs, or was ended")
     records = {
         night: read_night(night) or read_night(night / FIRST_ATTEMPT) or unknown for night in nights
     }

@@ -16,7 +16,14 @@ from gpuscale.records import EntryKey, Hardware, PublishedFigure
 from gpuscale.records.baseline import Timed
 from gpuscale.records.json_text import from_builtins
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
-from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
+from gpuscale.store.table.columns import (
+    COUNTS,
+    TIMES,
+    TableColumn,
+    columns_of,
+    has_gpus,
+    measure_in,
+)
 from gpuscale.store.table.numbers import parse_day, parse_measures, parse_whole_number
 from gpuscale.store.table.reading import Problems, TableRow, tables_in
 from gpuscale.store.table.selection import (
@@ -119,9 +126,9 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
 class _Table(NamedTuple):
     """The format of a table's rows."""
 
-    columns: Sequence[Column | None]
-    measure: Column | None
-    """Column of the figures; None if there is none, and only problems are collected."""
+    columns: Sequence[TableColumn | None]
+    measure: TableColumn | None
+    """TableColumn of the figures; None if there is none, and only problems are collected."""
     timed: Timed | None
     signs: Collection[str]
     """Possible decimal signs."""
@@ -129,7 +136,7 @@ class _Table(NamedTuple):
     hardware: Hardware
 
 
-def _timed(measure: Column | None, defaults: TableDefaults) -> Timed | None:
+def _timed(measure: TableColumn | None, defaults: TableDefaults) -> Timed | None:
     """The span of times from the header or the options; None for throughputs."""
     if measure is None or measure.meaning not in ("time", "epoch_time"):
         return None
@@ -245,7 +252,7 @@ def _missing_texts(
         yield "no date; fill its cell, or remove the column"
 
 
-def _in_records(value: float, measure: Column, gpus: int, batch_per_gpu: int) -> float:
+def _in_records(value: float, measure: TableColumn, gpus: int, batch_per_gpu: int) -> float:
     """A measured value in the unit of records: seconds, or samples per second over all GPUs."""
     match measure.meaning:
         case "throughput_per_gpu":
@@ -271,7 +278,7 @@ def _nodes(nodes: int | None, gpus: int, hardware: Hardware) -> int:
 
 def _validate_alike(earlier: _Measured, later: _Measured) -> None:
     if (earlier.nodes, earlier.batch_per_gpu) != (later.nodes, later.batch_per_gpu):
-        problem = f"{later.key.label} stood before with another batch or number of nodes"
+        problem = f"{later.key.label} has another batch or number of nodes in an earlier row"
         raise DecodeError("", f"{problem} (line {earlier.line}); name the cases apart")
 
 

@@ -68,7 +68,7 @@ _COUNT = re.compile(r"(?:#|total|(?:number|num|no|nr|nb|n)\b\.?)(?: of)? ?(gpus|
 _LONGEST_HEADER = 80
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table with a known header."""
 
     header: str
@@ -78,7 +78,7 @@ class Column(NamedTuple):
     """Seconds in one unit of a time, or one unit of a rate per second."""
 
 
-def parse_header(header: str) -> Column | None:
+def parse_header(header: str) -> TableColumn | None:
     """The column of a header; None if the header is unknown."""
     name = re.sub(r"[\s_,-]+", " ", header[: _LONGEST_HEADER + 1].strip().lower())
     if len(name) > _LONGEST_HEADER:
@@ -87,9 +87,9 @@ def parse_header(header: str) -> Column | None:
     if counted := _COUNT.fullmatch(name):
         name = f"#{counted[1]}"
     if of_unit := parse_unit(name):
-        return Column(header, *of_unit)
+        return TableColumn(header, *of_unit)
     if name in _MEANINGS:
-        return Column(header, _MEANINGS[name], SECONDS.get(name, 1.0))
+        return TableColumn(header, _MEANINGS[name], SECONDS.get(name, 1.0))
     found = _UNIT.fullmatch(name)
     meaning = None if found is None else _MEANINGS.get(found[1])
     if found is None or meaning is None:
@@ -97,17 +97,17 @@ def parse_header(header: str) -> Column | None:
     return _with_unit(header, meaning, found[2] or found[3])
 
 
-def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
+def _with_unit(header: str, meaning: str, unit: str) -> TableColumn | None:
     if meaning == "derived":
-        return Column(header, meaning)
+        return TableColumn(header, meaning)
     if meaning not in MEASURES:
         return None
     of_unit = parse_unit(unit)
     if meaning in TIMES and unit in SECONDS:
-        return Column(header, meaning, SECONDS[unit])
+        return TableColumn(header, meaning, SECONDS[unit])
     if of_unit and (of_unit[0] == meaning or (of_unit[0] in TIMES) == (meaning == "time")):
         per_gpu = meaning == "throughput_per_gpu"
-        return Column(header, meaning if per_gpu else of_unit[0], of_unit[1])
+        return TableColumn(header, meaning if per_gpu else of_unit[0], of_unit[1])
     known = "s, min, h or ms" if meaning in TIMES else "samples/s or images/s"
     raise DecodeError("", f"the unit {shown(unit)} is not {known}; leave it out: {_skip(header)}")
 
@@ -131,13 +131,13 @@ def parse_unit(unit: str) -> tuple[str, float] | None:
 
 def columns_of(
     head: TableRow, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
-) -> list[Column | None]:
+) -> list[TableColumn | None]:
     """The columns of a row of headers; None for an invalid header, whose problem is added.
 
     `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
     """
-    columns: list[Column | None] = []
-    first: dict[str, Column] = {}
+    columns: list[TableColumn | None] = []
+    first: dict[str, TableColumn] = {}
     wanted = {header.casefold(): meaning for header, meaning in asked.items()}
     for header in head.cells:
         column = None
@@ -155,17 +155,17 @@ def columns_of(
     return columns
 
 
-def _column_asked_for(header: str, meaning: str | None) -> Column:
+def _column_asked_for(header: str, meaning: str | None) -> TableColumn:
     if meaning in ("name", "skip"):
-        return Column(header, meaning)
+        return TableColumn(header, meaning)
     column = parse_header(meaning or header)
     if column is not None:
         return column._replace(header=header)
     if meaning is not None:
-        problem = f"--column: '{meaning}' is neither name nor skip nor a header that is known"
+        problem = f"--column: '{meaning}' is neither name, nor skip, nor a known header"
         raise DecodeError("", f"{problem} (docs/baselines.md)")
     if not header:
-        raise DecodeError("", "no header above what it holds; name the column, or delete it")
+        raise DecodeError("", "a column without a header; name the column, or delete it")
     name = shlex.quote(f"{header}=name")
     raise DecodeError(
         "",
@@ -184,7 +184,7 @@ def has_gpus(head: TableRow, asked: Mapping[str, str]) -> bool:
     return any(column and column.meaning == "gpus" for column in columns)
 
 
-def measure_in(columns: Sequence[Column | None]) -> Column | None:
+def measure_in(columns: Sequence[TableColumn | None]) -> TableColumn | None:
     """The column of the figures; None if no column has measurements."""
     by_meaning = {column.meaning: column for column in columns if column is not None}
     found = (by_meaning[meaning] for meaning in MEASURES if meaning in by_meaning)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.printable import shown
-from gpuscale.store.table.columns import SECONDS, TIMES, Column, parse_unit
+from gpuscale.store.table.columns import SECONDS, TIMES, TableColumn, parse_unit
 
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+"
 _PLAIN = re.compile(_NUMBER)
@@ -84,7 +84,7 @@ def parse_whole_number(text: str, signs: Collection[str]) -> int:
     return int(plain)
 
 
-def parse_measures(text: str, column: Column, signs: Collection[str]) -> tuple[float, ...]:
+def parse_measures(text: str, column: TableColumn, signs: Collection[str]) -> tuple[float, ...]:
     """The values of a cell, separated by `;` or `, `, in seconds or per second."""
     measure = _seconds if column.meaning in TIMES else _rate
     parts = (part.strip().lower() for part in _SEVERAL.split(text))
@@ -97,7 +97,7 @@ def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
     return {sign} if len(_PART.findall(part)) > 1 else signs
 
 
-def _seconds(text: str, column: Column, written: str) -> float:
+def _seconds(text: str, column: TableColumn, written: str) -> float:
     """The seconds in `145` (of the column's unit), `5:42:11.9` or `2 min 25 s`."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
@@ -112,7 +112,7 @@ def _seconds(text: str, column: Column, written: str) -> float:
     raise DecodeError("", problem)
 
 
-def _rate(text: str, column: Column, written: str) -> float:
+def _rate(text: str, column: TableColumn, written: str) -> float:
     """The rate in `1520.5` (of the column's unit) or `1520.5 img/s`."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, Column
+from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, TableColumn
 from gpuscale.store.table.numbers import SIGNS, decimal_signs, parse_measures, parse_whole_number
 from gpuscale.store.table.reading import Problems, TableRow
 
@@ -19,7 +19,7 @@ _MOST_APART = 30.0
 """Largest ratio between throughputs per GPU of one case; a misread decimal sign makes it 1000."""
 
 
-def cell_of(row: TableRow, columns: Sequence[Column | None], meaning: str) -> str | None:
+def cell_of(row: TableRow, columns: Sequence[TableColumn | None], meaning: str) -> str | None:
     """The cell in the column of that meaning; None if there is no such column."""
     for column, text in zip(columns, row.cells, strict=True):
         if column is not None and column.meaning == meaning:
@@ -28,7 +28,10 @@ def cell_of(row: TableRow, columns: Sequence[Column | None], meaning: str) -> st
 
 
 def rows_of_machine(
-    rows: Sequence[TableRow], columns: Sequence[Column | None], cluster: str, problems: Problems
+    rows: Sequence[TableRow],
+    columns: Sequence[TableColumn | None],
+    cluster: str,
+    problems: Problems,
 ) -> tuple[list[TableRow], Counter[str]]:
     """The rows of the requested machine, and the number of rows of each other machine.
 
@@ -52,7 +55,7 @@ def rows_of_machine(
 
 
 def rows_with_figure(
-    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
+    rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> tuple[list[TableRow], dict[int, str]]:
     """The rows with a measurement, and the texts of the others by line."""
     if measure is None:
@@ -72,8 +75,8 @@ def is_missing_value(text: str) -> bool:
 
 
 def unused_columns(
-    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
-) -> Iterator[tuple[Column, str]]:
+    rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
+) -> Iterator[tuple[TableColumn, str]]:
     """The columns that are not used for figures, with the reasons."""
     for at, column in enumerate(columns):
         if column is None or measure is None or column is measure:
@@ -91,13 +94,13 @@ def unused_columns(
             yield column, f"'{measure.header}' says it better"
 
 
-def _name_of(row: TableRow, columns: Sequence[Column | None]) -> tuple[str, ...]:
+def _name_of(row: TableRow, columns: Sequence[TableColumn | None]) -> tuple[str, ...]:
     named = zip(columns, row.cells, strict=True)
     return tuple(text for column, text in named if column and column.meaning in NAMES)
 
 
 def signs_of_table(
-    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column | None
+    rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> Collection[str]:
     """The decimal signs that cells prove, else the only credible one."""
     found: set[str] = set()
@@ -112,7 +115,7 @@ def signs_of_table(
 
 
 def _is_credible(
-    rows: Sequence[TableRow], columns: Sequence[Column | None], measure: Column, sign: str
+    rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn, sign: str
 ) -> bool:
     """True if the throughputs per GPU of each case differ by a credible ratio."""
     by_case: dict[object, list[float]] = defaultdict(list)
