@@ -1,4 +1,4 @@
-"""Start the processes of a command with pipes for their output, and end all that they started."""
+"""Start the processes of a command, with pipes for their output and the variables of their ranks."""
 
 import os
 import shutil
