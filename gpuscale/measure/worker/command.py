@@ -233,7 +233,7 @@ class _Watch:
             shown = "it printed nothing, and the last lines of others are below"
         number = words.source.removeprefix("rank ")
         rank = int(number) if number.isdigit() else self._rank
-        return self._reader.failed(f"{who} {end}; {shown}", kind, lines=words.lines, rank=rank)
+        return self._reader.failed(f"{who} {end}; {shown}", kind, words.lines, rank)
 
 
 def _report(directory: RunDirectory, done: int, total: int) -> None:

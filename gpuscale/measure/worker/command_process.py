@@ -1,4 +1,4 @@
-"""Start the processes of a command, with pipes for their output and the variables of their ranks."""
+"""Start the processes of a command, with pipes for their output and variables for their ranks."""
 
 import os
 import shutil

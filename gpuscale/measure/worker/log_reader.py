@@ -13,15 +13,7 @@ from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, coun
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
-from gpuscale.workload.log_formats import (
-    FORMATS,
-    STEP_REGEX_EXAMPLE,
-    LogFormat,
-    Mark,
-    Recognition,
-    by_regex,
-    plain,
-)
+from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 from gpuscale.workload.log_formats.unread import UnreadLines
 
 FEWEST_WINDOWS = 10
@@ -240,23 +232,9 @@ class LogReader:
         )
 
     def _unread_so_far(self) -> str:
-        """The reason why no line reported a step, and the remedy."""
-        reads_no = "no format knows" if self._format is None else f"{self._format.name} reads no"
-        if (counting := self._unread.counting) is not None:
-            is_batch_known = self._request.batch_per_gpu is not None or self._samples is not None
-            batch = "" if is_batch_known else ", and --batch N, the samples of a step on each GPU"
-            return (
-                f"{reads_no} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
-                f"if that number counts steps{batch}"
-            )
-        if not (shown := self._last_line()):
-            return "it printed nothing, and its steps are timed by the lines that tell them"
-        asked = f"none of the formats known ({', '.join(FORMATS)})"
-        asked = asked if self._format is None else self._format.name
-        return (
-            f"no line told a step: they fit {asked}, such as: {shown}; give --step-regex, "
-            f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
-        )
+        name = None if self._format is None else self._format.name
+        has_batch = self._request.batch_per_gpu is not None or self._samples is not None
+        return self._unread.reason(name, self._last_line(), has_batch=has_batch)
 
     def _last_line(self) -> str:
         return next((text.strip() for text in reversed(self._latest) if text.strip()), "")
@@ -311,7 +289,6 @@ class LogReader:
         self,
         message: str,
         kind: FailureKind = "invalid",
-        *,
         lines: Sequence[str] = (),
         rank: int | None = None,
     ) -> CommandError:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
+from gpuscale.workload.log_formats import FORMATS, STEP_REGEX_EXAMPLE
+
 _FEWEST_RISES = 20
 _SHORTEST_S = 10.0
 _FALLS_PER_RISE = 0.1
@@ -61,6 +63,23 @@ class UnreadLines:
         """Lines that surely count something, preferably of a training; None without any."""
         found = (counting for kind in self._kinds.values() for counting in kind.counting())
         return max(found, key=lambda counting: counting.of_training, default=None)
+
+    def reason(self, format_name: str | None, last_line: str, *, has_batch: bool) -> str:
+        """The reason why no line reported a step in the named format, and the remedy."""
+        if (counting := self.counting) is not None:
+            reads_no = "no format knows" if format_name is None else f"{format_name} reads no"
+            batch = "" if has_batch else ", and --batch N, the samples of a step on each GPU"
+            return (
+                f"{reads_no} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
+                f"if that number counts steps{batch}"
+            )
+        if not last_line:
+            return "it printed nothing, and its steps are timed by the lines that tell them"
+        asked = format_name or f"none of the formats known ({', '.join(FORMATS)})"
+        return (
+            f"no line told a step: they fit {asked}, such as: {last_line}; give --step-regex, "
+            f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
+        )
 
 
 class _Kind:
