@@ -23,13 +23,7 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
-from gpuscale.records.run_evidence import (
-    Failure,
-    GpuSummary,
-    HostLoad,
-    RankReport,
-    Window,
-)
+from gpuscale.records.run_evidence import Failure, GpuSummary, HostLoad, RankReport, Window
 from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
