@@ -585,13 +585,11 @@ def test_a_job_script_is_as_before(profile: str, folder: Path) -> None:
     check(f"submit/{profile}.txt", "\n".join(shown))
 
 
-def test_a_job_script_for_any_slurm_cluster_is_as_before(folder: Path) -> None:
-    options = ("--print", "--gpus", "1,2,8", "--gpus-per-node", "4")
-    shown = [
-        given("submit", "generic-slurm", "--print"),
-        given("submit", "generic-slurm", *options),
-    ]
-    check("submit/generic-slurm.txt", "\n".join(shown))
+@pytest.mark.parametrize("profile", ["generic-slurm", "generic-pbs"])
+def test_a_job_script_for_any_cluster_is_as_before(profile: str, folder: Path) -> None:
+    options = ("--print", "--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
+    shown = [given("submit", profile, "--print"), given("submit", profile, *options)]
+    check(f"submit/{profile}.txt", "\n".join(shown))
 
 
 OWN_CLUSTER = """\

@@ -82,6 +82,11 @@ def test_a_drift_is_found_before_it_has_cost_four_percent() -> None:
     assert share(slow) >= 0.98
 
 
+def test_a_drift_is_shown_by_the_week_that_ends_with_its_night() -> None:
+    (change,) = level_changes([0.001 * (i % 2) + 0.0015 * max(0, i - 19) for i in range(60)])
+    assert (change.kind, change.seen) == ("drift", 38)
+
+
 def test_the_onset_of_a_step_is_the_night_that_began_it() -> None:
     rng = random.Random(4)
     onsets = []

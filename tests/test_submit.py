@@ -97,55 +97,18 @@ def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     assert demand.gpus_per_node == 8
 
 
-def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
-    script = job_script(request("juwels-booster", (1, 4, 16), account="budget"))
-    assert directives(script) == [
-        "--job-name=gpuscale-juwels-booster",
-        "--partition=booster",
-        "--account=budget",
-        "--nodes=4",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=24",
-        "--gres=gpu:4",
-        "--time=01:00:00",
-        "--no-requeue",
-        "--no-kill",
-        "--signal=B:TERM@180",
-        "--output=gpuscale-juwels-booster-%j.log",
-    ]
-    assert "--gpus 1,4,16 --launcher slurm" in script
-    assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in script
-    within = job_script(request("juwels-booster", (1, 4)))
-    assert "--launcher" not in within
-    assert "--no-kill" not in within
+def test_a_short_job_of_slurm_is_not_signalled() -> None:
     # Slurm may signal a minute early, which would end such a job before it has begun.
+    assert "--signal" in job_script(request("juwels-booster", (1, 4)))
     assert "--signal" not in job_script(request("juwels-booster", (1, 4), time="00:02:00"))
 
 
-def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
-    known = replace(profile("generic-pbs"), node=GpuNodes(gpus=4, cores=64))
-    script = job_script(request(known, (1, 8), partition="gpu", account="budget"))
-    assert directives(script) == [
-        "-S /bin/bash",
-        "-N gpuscale-generic-pbs",
-        "-q gpu",
-        "-A budget",
-        "-l select=2:ncpus=64:ngpus=4:mpiprocs=4",
-        "-l place=scatter",
-        "-l walltime=01:00:00",
-        "-r n",
-        "-j oe",
-        "-k doe",
-    ]
-    assert "--launcher mpirun" in script
-    assert 'cd "${PBS_O_WORKDIR:?submit this file with qsub}"' in script
-    assert 'gpuscale night generic-pbs "${PBS_JOBID:?submit this file with qsub}"' in script
-    checked = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
-    assert checked.returncode == 0
+def test_pbs_is_asked_for_whole_nodes_or_none_of_its_gpus() -> None:
+    known = profile("generic-pbs")
     alone = replace(known, node=GpuNodes(gpus=4, whole=True))
     found = directives(job_script(request(alone, (1, 2))))
     assert {"-l select=1:ncpus=4:ngpus=4:mpiprocs=1", "-l place=scatter:excl"} <= set(found)
-    without = replace(known, job=replace(known.job, gpu_option=""))
+    without = replace(known, node=GpuNodes(gpus=4, cores=64), job=replace(known.job, gpu_option=""))
     assert "-l select=1:ncpus=32:mpiprocs=1" in directives(job_script(request(without, (1, 2))))
 
 
