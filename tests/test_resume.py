@@ -21,8 +21,10 @@ from gpuscale.plugin.results_file import (
     is_recorded,
     validate_configurations,
     validate_environment,
+    with_printed_batch,
 )
 from gpuscale.records import Environment, GpuDevice, RunRequest
+from gpuscale.records.request import CommandRequest
 from gpuscale.store import ResultsWriter, ResumedResults, read_results
 
 HERE = Path("night.jsonl")
@@ -173,6 +175,25 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
     assert not is_recorded(request(index=3), runs)
     assert is_recorded(request(gpus=2, index=3), runs)
     assert is_recorded(request(index=2), (*runs, made(1, 1.0, index=2)))
+
+
+@pytest.mark.parametrize(("tells_batch", "batch"), [(True, 32), (False, None)])
+def test_a_command_has_the_batch_that_an_earlier_run_printed(
+    tells_batch: bool, batch: int | None
+) -> None:
+    command = CommandRequest(
+        words=("train",),
+        folder="/",
+        launch="plain",
+        log_format=None,
+        step_regex=None,
+        tells_batch=tells_batch,
+    )
+    failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
+    earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))
+    asked = request(command=command, batch_per_gpu=None)
+    assert with_printed_batch(asked, earlier).batch_per_gpu == batch
+    assert with_printed_batch(request(), earlier) == request()
 
 
 @pytest.mark.parametrize(
