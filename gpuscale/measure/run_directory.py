@@ -47,11 +47,11 @@ class RecordFile(Generic[R]):
         write_atomically(self.path, to_json(record))
 
     def read(self) -> R:
-        """The record; OSError where there is no file, DecodeError where it holds something else."""
+        """Read the record; raises OSError without a file, DecodeError if it holds other text."""
         return from_json(self.kind, self.path.read_text(encoding="utf-8"))
 
     def read_if_left(self) -> R | None:
-        """The record; None where nobody has left one."""
+        """The record; None if there is none."""
         try:
             return self.read()
         except (OSError, DecodeError):
@@ -59,7 +59,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """The way to the file of a rank, or of a host, with its number or name in place of `{}`."""
+    """Make a method that returns the file of a rank or host, whose number or name replaces `{}`."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -68,22 +68,22 @@ def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], R
 
 
 class RunDirectory:
-    """The names of the files; each has one writer and is complete as soon as it exists."""
+    """The files of a run; each has one writer and is complete as soon as it exists."""
 
     def __init__(self, *, path: Path) -> None:
         self.path = path
         self.request = RecordFile(path / "request.json", RunRequest)
         self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
-        """Beside the request, to measure the overhead."""
+        """Present besides the request if the overhead is measured."""
         self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
         self.sampled = RecordFile(path / "sampled.json", SampledDevices)
         """Absent without GPUs."""
         self.progress = path / "progress"
-        """How far rank 0 is: stage, done, total, separated by tabs, then blanks."""
+        """The progress of rank 0: stage, done, total, separated by tabs, then blanks."""
         self.hosts = path / "hosts"
-        """The hosts of the run by the launcher's names, a line each, where there are several."""
+        """The hosts of the run by the launcher's names, a line each; present across nodes."""
         self.enough = path / "enough"
-        """It is there once a command has told steps enough: it is ended on all nodes then."""
+        """Present once a command has reported enough steps; it is then ended on all nodes."""
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
@@ -92,33 +92,33 @@ class RunDirectory:
     environment = _record("environment-{}.json", Environment)
     """A node's description of itself, by the launcher's name for it."""
     refusal = _path("environment-{}.refusal")
-    """In place of it what must be mended on the node, in a line."""
+    """Present instead of a description: what must be mended on the node, in a line."""
     host = _path("rank-{}.host")
     """The name of the host that the rank was started on."""
     output = _path("rank-{}.log")
     """The rank's standard output and errors."""
     pid = _path("rank-{}.pid")
     stacks = _path("rank-{}.stacks")
-    """Where the rank was when its time was up."""
+    """The stacks of the rank at the timeout."""
     outcome = _record("rank-{}.outcome.json", RankOutcome)
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
-    """In place of that of a rank, where a command was started."""
+    """The outcome of a command, in place of that of a rank."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's view of its node."""
     failure = _record("rank-{}.failure.json", RankFailure)
-    """The end of the rank, as it tells it itself."""
+    """The end of the rank, as it reports it."""
 
     def host_names(self) -> list[str]:
         """The hosts of the run by the launcher's names."""
         return self.hosts.read_text(encoding="utf-8").split()
 
     def ranks_per_host(self, ranks: int) -> int:
-        """The most on one host of so many ranks, which lie on the run's hosts in blocks."""
+        """The largest number of ranks on one host; they lie on the run's hosts in blocks."""
         return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     def read_progress(self) -> tuple[str, int, int] | None:
-        """How far rank 0 says it is: stage, done, total; None where it said nothing yet."""
+        """Stage, done and total of rank 0; None if it has not reported yet."""
         try:
             stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
         except (OSError, ValueError):
@@ -126,7 +126,7 @@ class RunDirectory:
         return stage, int(done), int(total)
 
     def failures(self) -> list[RankFailure]:
-        """Those of all ranks that left one, the first one first."""
+        """The failures that ranks left, in the order in which they failed."""
         paths = self.path.glob("rank-*.failure.json")
         in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
         return [RecordFile(path, RankFailure).read() for path in in_order]
@@ -139,7 +139,7 @@ class NodeSamples:
     host: str
     path: Path
     uuids: tuple[str, ...]
-    """The devices that it was asked for."""
+    """UUIDs of the sampled devices."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -155,7 +155,7 @@ def stderr_path(samples: Path) -> Path:
 
 
 class Sampler:
-    """A process that samples at least one device into a file, until it is stopped or we end."""
+    """A process that samples at least one device into a file until it, or this process, ends."""
 
     def __init__(self, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> None:
         command = [sys.executable, "-P", "-m", "gpuscale.measure.telemetry.sampler"]
@@ -169,7 +169,7 @@ class Sampler:
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """Have the last sample written and wait for the end, a few seconds at most."""
+        """Let the sampler write its last sample, and wait a few seconds at most for its end."""
         for end in (self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(TimeoutExpired):
@@ -179,13 +179,13 @@ class Sampler:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """A new folder, removed at the end; those that killed processes of this host left go first."""
+    """Make a folder and remove it at the end; first remove those that killed processes left."""
     place = Path(tempfile.gettempdir()) if within is None else within
-    # Where the file system of several hosts keeps locks on each by itself, those of another host
-    # look free. No name of a host has an underscore.
+    # If each host keeps the locks of a shared file system by itself, those of another host look
+    # free. No host name has an underscore.
     on_this_host = f"{prefix}{socket.gethostname()}_"
     for folder in place.glob(f"{on_this_host}*"):
-        # The system gives the lock back when a process ends, however that comes about.
+        # The system releases the lock when a process ends, however that comes about.
         with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

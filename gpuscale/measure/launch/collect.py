@@ -1,4 +1,4 @@
-"""From what ranks and nodes left in a run's folder to one Run, or one Environment."""
+"""Read what ranks and nodes left in a run's folder into one Run, or one Environment."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
@@ -31,9 +31,10 @@ def collect_run(
     started_at_s: float,
     wall_s: float,
 ) -> Run:
-    """The run that the ranks made, or the reason why there is none: a failure tells how they ended.
+    """The run that the ranks made; with a failure if it has no valid result.
 
-    It started at a Unix time, and all ranks had ended `wall_s` later.
+    It started at a Unix time, and all ranks had ended `wall_s` later. A failure that is given
+    says how the ranks ended.
     """
     empty = Run(
         configuration=request.configuration,
@@ -46,7 +47,7 @@ def collect_run(
         wall_s=wall_s,
     )
     if request.command is not None:
-        return _of_command(request, directory, failure, empty)
+        return _command_run(request, directory, failure, empty)
     outcomes = failure or left_by_ranks(request, directory.outcome)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
@@ -69,17 +70,17 @@ def collect_run(
         ranks=reports,
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
-        # Where the wall clock was set back meanwhile, nobody knows how long it took.
+        # Unknown if the wall clock was set back meanwhile.
         startup_s=startup_s if startup_s >= 0 else None,
         failure=failure,
     )
     return with_measured(run) if failure is None else run
 
 
-def _of_command(
+def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """The run by the lines of a command: what they do not tell is left out."""
+    """The run as the lines of a command report it; unknown fields are left out."""
     left = map(directory.command_outcome, range(request.processes))
     told = next(filter(None, (file.read_if_left() for file in left)), None)
     if told is None and failure is None:
@@ -107,7 +108,7 @@ def _of_command(
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """The ranks of a command and their hosts; none on one node, where it may start its own."""
+    """The ranks of a command and their hosts; empty on one node, where it starts its own ranks."""
     hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
     return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
 
@@ -115,7 +116,7 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
 def left_by_ranks(
     request: RunRequest, file_of: Callable[[int], RecordFile[R]]
 ) -> list[R] | Failure:
-    """The records that all ranks left, or why there are none."""
+    """The records that all ranks left, or the reason why one is missing."""
     try:
         return [file_of(rank).read() for rank in range(request.processes)]
     except (OSError, DecodeError) as error:
@@ -124,19 +125,19 @@ def left_by_ranks(
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
-    """The reason why a run that ended has no valid result: its ranks did not train together."""
+    """The failure of ranks that did not train together, by their parameters; None if they did."""
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
     message = (
         f"the parameters of {len(ranks)} ranks differ after training: their gradients "
-        "were not synchronised, so this speedup is none"
+        "were not synchronised, so the speedup is meaningless"
     )
     return Failure(kind="invalid", message=message, detail="\n".join(groups))
 
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
-    """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
+    """The failure of a run whose windows do not repeat one step time; None if they do."""
     if median_window_s(windows) < SHORTEST_JUDGED_S:
         return None
     found = steadiness([window.time_s for window in windows])
@@ -190,7 +191,7 @@ def job_environment(
 def joined(found: dict[str, Environment], device: str) -> Environment:
     """The environments of a job's nodes as one: the first one's, with all nodes in it.
 
-    An error where only some nodes have GPUs, and where GPUs or software differ between them.
+    Raises an error if only some nodes have GPUs, or if GPUs or software differ between nodes.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]
@@ -207,10 +208,15 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
                 f"{change.after[0]} on {host}; measure on nodes of one kind"
             )
     nodes = []
-    for name, its in found.items():
-        host = its.host or name
+    for name, environment in found.items():
+        host = environment.host or name
         nodes.append(
-            Node(host=host, cpu_model=its.cpu_model, cpu_count=its.cpu_count, gpus=its.gpus)
+            Node(
+                host=host,
+                cpu_model=environment.cpu_model,
+                cpu_count=environment.cpu_count,
+                gpus=environment.gpus,
+            )
         )
     return replace(first, nodes=tuple(nodes))
 
@@ -218,7 +224,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """The answers of the ranks that looked at their nodes and links, in the order of the hosts."""
+    """The answers of the ranks that tried their nodes and links, in the order of the hosts."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
     if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""

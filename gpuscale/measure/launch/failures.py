@@ -1,4 +1,4 @@
-"""Why a run has no result: one cause out of all that its ranks left, where, and what to do."""
+"""Find why a run has no result: one cause among all that its ranks left, its place, the remedy."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -32,13 +32,13 @@ def failure_of(
     Args:
         request: The request for the run.
         directory: The folder with what the ranks left.
-        exit_codes: Of all ranks that are known to have ended, in the order in which they did;
-            minus the signal's number if one ended it, 0 also if the launcher ended it.
+        exit_codes: The exit codes of all ranks that are known to have ended, in that order: minus
+            the number of a signal, and 0 also for a rank that the launcher ended.
         timed_out: The time was up, and the launcher ended the ranks.
         launcher: The launcher across nodes, if the end of some ranks is not known.
     """
     failed = {rank: code for rank, code in exit_codes.items() if code}
-    if request.command is not None and (found := _of_command(request, directory, exit_codes)):
+    if request.command is not None and (found := _command_failure(request, directory, exit_codes)):
         return found
     if timed_out:
         return _timeout(request, directory)
@@ -54,10 +54,10 @@ def failure_of(
     return _vanished(directory, _silent(request, directory, exit_codes) or range(request.processes))
 
 
-def _of_command(
+def _command_failure(
     request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
 ) -> Failure | None:
-    """What those who watched the command tell, or why one of them did not live to tell it."""
+    """The failure that the watching processes report, or the end of one that could not report."""
     failed = {rank: code for rank, code in exit_codes.items() if code}
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
@@ -72,7 +72,7 @@ def _of_command(
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
-    """The failure of a command that was not done in time: of several ranks nobody knows whose."""
+    """The failure of a command that timed out; which of several ranks caused it is unknown."""
     by_rank = sorted(reports, key=lambda report: report.failure.rank or 0)
     best = max(by_rank, key=lambda report: report.steps_told).failure
     if best.rank is None:
@@ -85,7 +85,7 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
 
 
 def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The failure of a process that watched a command, and ended before it could tell of it."""
+    """The failure of a process that watched a command and ended before it could report."""
     rank, code = next(iter(exit_codes.items()))
     if code == 128 + signal.SIGTERM:
         message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
@@ -98,7 +98,7 @@ def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    """The failure of ranks whose time was up, with the stack of each."""
+    """The failure of ranks that timed out, with the stack of each."""
     stacks = []
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
@@ -112,12 +112,12 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
 
 
 def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted."""
+    """The first cause: a rank killed by a signal, else the first rank that raised or aborted."""
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
-    # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
-    # NCCL's watchdog aborts a rank whose peer has failed, and one that has raised by itself can
-    # abort on its way out.
+    # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
+    # an exception: NCCL's watchdog aborts a rank whose peer has failed, and a rank that has raised
+    # can abort on its way out.
     for signals in (FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
         for rank, code in exit_codes.items():
             if -code in signals:
@@ -136,7 +136,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
 
 
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
-    """A failure of a rank that could not tell it; its last words are what it printed."""
+    """The failure of a rank that left no report, with the end of what it printed."""
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
     tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
@@ -148,12 +148,12 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
 def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -> Failure:
     failure = report.failure
     if not failure.detail:
-        # It is told for the user, and tells all.
+        # The message is written for the user and complete.
         return failure
     line = "" if report.line is None else f"{report.line}: "
     said = f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
     if OUT_OF_MEMORY.search(failure.message):
-        # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
+        # The message says which memory: a GPU's allocator reports how much it has.
         said = (
             f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "
             f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
@@ -164,10 +164,10 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
 
 
 def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
-    """The ranks across nodes whose end is not known, since their keepers did not live to see it.
+    """The ranks across nodes whose end is unknown, because their keepers ended first.
 
-    If the keepers of some hosts did and those of others did not, only the ranks of the latter
-    count: the scheduler may have ended the rest.
+    If keepers of some hosts reported, only the ranks of the other hosts count: the scheduler may
+    have ended the rest.
     """
     hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
     silent = [rank for rank, host in hosts.items() if host and rank not in told]
@@ -191,7 +191,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
-    """The host that a rank was started on, if its task on another node says so."""
+    """The host that a rank was started on; None on this node."""
     return None if rank is None else text_of(directory.host(rank)) or None
 
 
@@ -201,7 +201,7 @@ def _on_host(directory: RunDirectory, rank: int | None) -> str:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file without the blanks around it; empty where there is no file."""
+    """The text of a file without surrounding blanks; empty if there is no file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -32,7 +32,7 @@ _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITHOUT_LOG = ("describe", "trial")
-"""Jobs that print to the keeper's own errors, if at all."""
+"""Jobs whose output goes to the keeper's own standard error."""
 
 
 class Keeper:
@@ -148,7 +148,7 @@ class Keeper:
             self._sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))
 
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
-        """Fork a rank; the id of its process."""
+        """Fork a rank and return its process id."""
         signals = {signal.SIGCHLD, *_FORWARDED}
         # The child is not to write a signal of its own into this process's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -167,7 +167,7 @@ class Keeper:
             self._be_rank(directory, rank, local_rank, ranks_here)
             code = 0
         except SystemExit as end:
-            # What watches a command ends so, after it has said all there is.
+            # The process that watches a command ends so, after its report.
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:
             traceback.print_exc()
@@ -202,9 +202,9 @@ class Keeper:
             do_in_rank(order.job, order.folder)
 
     def _is_abandoned(self) -> bool:
-        """Whether nobody waits for this process any more.
+        """True if the launcher, or the daemon that started this process, has ended.
 
-        It looks, since the kernel's signal at a parent's death comes at the end of the thread that
+        This is polled: the kernel's signal at a parent's death comes at the end of the thread that
         forked, and a scheduler's daemon forks from threads.
         """
         if self._is_ending:
@@ -216,14 +216,14 @@ class Keeper:
         return os.getppid() != self._parent
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by a certain signal or as an order would, and then this process."""
+        """End the ranks, by a signal or as the launcher's order would, and then this process."""
         self._is_ending = True
         self._end_ranks(number)
 
     def _end_ranks(self, number: int | None = None) -> None:
         if number is None:
-            # What watches a command has to end all that it started. A rank that is stopped, or
-            # in a call of the driver, heeds nothing but SIGKILL.
+            # The process that watches a command has to end all that it started. A rank that is
+            # stopped, or in a call of the driver, reacts to SIGKILL alone.
             number = signal.SIGTERM if self._order.job == "command" else signal.SIGKILL
         self._ends_ranks, self._kill_at_s = True, time.monotonic() + RANK_S
         self._signal_ranks(number)
@@ -233,7 +233,7 @@ class Keeper:
             os.kill(process, number)
 
     def _clean_up(self) -> None:
-        """End the sampler, and what ranks started and left."""
+        """End the sampler, and processes that ranks have left."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -250,7 +250,7 @@ def main(launcher: str, folder: str, preloads: str) -> NoReturn:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        # To take torch down would last a second.
+        # Torch would take a second to shut down.
         os._exit(code)
 
 

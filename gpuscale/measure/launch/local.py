@@ -85,8 +85,8 @@ class LocalLauncher(Launcher):
     def misfits(self, requests: Sequence[RunRequest]) -> Sequence[str]:
         """Try the cases without GPUs, and return how those fail whose batches do not fit.
 
-        What takes too long is left to the run. So are commands, data of a case's own, whose shapes
-        it may not know, and blocks, which need no `forward`.
+        Not tried: commands, cases with real data, whose shapes are unknown, and models in blocks,
+        which need no `forward`. A trial that takes too long is given up.
         """
         if not (tried := _one_of_each(requests)):
             return ()
@@ -152,9 +152,9 @@ class LocalLauncher(Launcher):
 def _launch(
     keeper: Keepers, request: RunRequest, directory: RunDirectory, job: str
 ) -> Failure | None:
-    """Have the ranks of a run, or its command, started and ended; why they failed."""
+    """Make a run with the ranks, or the command, of a request; return why it failed, or None."""
     seats: Seats = {0: ((0, 0),)}
-    # What watches a command ends it by itself when its time is up.
+    # The process that watches a command ends it by itself at the timeout.
     variables, timeout_s = {}, request.timeout_s + RUN_S
     if request.command is None:
         seats = {0: tuple((rank, rank) for rank in range(request.processes))}
@@ -175,7 +175,7 @@ def _launch(
 
 
 def _one_of_each(requests: Sequence[RunRequest]) -> list[RunRequest]:
-    """One request for each case, size and batch that a trial can say something of."""
+    """One request for each case, size and batch that a trial can judge."""
     found: dict[object, RunRequest] = {}
     for request in requests:
         asked = request.configuration

@@ -1,4 +1,4 @@
-"""Ranks on the nodes of a job of LSF, PBS or SGE: one process for each, started by Open MPI."""
+"""Open MPI, which starts processes on the nodes of a job of LSF, PBS or SGE."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""Where LSF has given cores, Open MPI would take this for the place of each rank."""
+"""A variable of LSF jobs with cores, from which Open MPI would place each rank."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
 class OpenMpi(ProcessStarter):
-    """The job that this process runs in, as its scheduler's variables name the hosts."""
+    """`mpirun`, in the job that this process runs in."""
 
     name = "mpirun"
     place_variables: ClassVar[Mapping[str, str]] = {
@@ -31,7 +31,7 @@ class OpenMpi(ProcessStarter):
     node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the job, as its scheduler tells them."""
+        """The hosts of the job, by its scheduler's names."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = nodes_of_job(os.environ, without="slurm")
@@ -48,10 +48,10 @@ class OpenMpi(ProcessStarter):
 
         No process is bound to cores, as no launcher here does: see measure/schedulers/slurm.py.
         """
-        # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
+        # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
         exported = (settings - JOB_VARIABLES) | (_NEEDED & set(os.environ))
-        # The launcher gives this to mpirun also where this process has none.
+        # The launcher gives this to mpirun even if this process has none.
         exported.add("PYTHONPATH")
         places = enumerate(placement.hosts)
         slots = (f"{host}:{placement.ranks_on(place)}" for place, host in places)
@@ -68,7 +68,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """It is none that would tell mpirun where ranks go, or who started it."""
+        """True unless the variable would tell mpirun where ranks go, or who started it."""
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)

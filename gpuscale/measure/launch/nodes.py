@@ -31,7 +31,7 @@ from gpuscale.records.request import NodeProbeRequest
 
 _START_S = _DESCRIBE_S = 180.0
 _FILES_S = 30.0
-"""How long files that another node has written may take to be seen on this one."""
+"""How long files written on another node may take to become visible on this one."""
 
 
 class NodesLauncher(Launcher):
@@ -92,7 +92,7 @@ class NodesLauncher(Launcher):
         if not is_fresh:
             package = STRATEGIES[request.configuration.strategy].package
             self._keepers_on(placement.hosts, package)
-        # What watches a command ends it by itself when its time is up.
+        # The process that watches a command ends it by itself at the timeout.
         patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
@@ -122,7 +122,7 @@ class NodesLauncher(Launcher):
             return probes_left(directory, placement.hosts, timed_out=outcome.timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """The files that samplers on the nodes left in the last run; they last until the next."""
+        """The files that samplers on the nodes left in the last run, kept until the next run."""
         return self._samples
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class NodesLauncher(Launcher):
         is_fresh: bool | None = None,
         **details: object,
     ) -> tuple[Keepers, Outcome]:
-        """Have ranks do a job; if all goes well, the files that they leave can be read here."""
+        """Have ranks do a job, and wait until the files of successful ranks can be read here."""
         write_atomically(directory.hosts, "\n".join(placement.hosts))
         is_fresh = self._fresh_tasks if is_fresh is None else is_fresh
         with terminations_raised():
@@ -212,7 +212,7 @@ class NodesLauncher(Launcher):
     def _seats(
         self, keepers: Keepers, placement: Placement, directory: RunDirectory, *, is_fresh: bool
     ) -> Seats:
-        """The ranks of each keeper that has started; leaves the host of each in the folder."""
+        """Assign ranks to keepers that have started, and leave each rank's host in the folder."""
         hosts = placement.hosts if is_fresh else self._hosts
         per_host = placement.ranks_per_host if is_fresh else 1
         seats: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -273,11 +273,11 @@ class NodesLauncher(Launcher):
 
 
 def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Path]:
-    """The files that a job leaves where all goes well."""
+    """The files that a successful job leaves."""
     ranks = range(placement.ranks)
     if job == "describe":
         return [directory.environment(host).path for host in placement.hosts]
     if job == "rank":
         return [directory.outcome(rank).path for rank in ranks]
-    # One rank of a command has said enough for all.
+    # One rank of a command has reported for all.
     return [directory.enough] if job == "command" else [directory.probe(r).path for r in ranks]

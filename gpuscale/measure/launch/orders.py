@@ -27,10 +27,10 @@ from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
 END, IMPORT = "end", "import"
 """Orders for the keepers themselves; all others are jobs for ranks."""
 _SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-"""Signals that end a process whose memory is broken: it may have come so from its keeper."""
+"""Signals of a process with broken memory, which it may have inherited from its keeper."""
 _LEAVING_STACKS = ("rank", "overhead")
 _STACKS_S = 10.0
-"""How long after the timeout ranks may take to leave their stacks: they started later."""
+"""How long ranks may take after the timeout to leave their stacks: they started later."""
 _LOOK_S = 0.05
 _CHUNK_BYTES = 65536
 
@@ -50,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: Mapping[str, str] = {}
     """The environment variables that all ranks share."""
     cores_per_rank: int | None = None
-    """None: ranks use all cores of the keeper."""
+    """None if ranks may use all cores of the keeper."""
     device: str = "auto"
     """The device to describe."""
 
@@ -77,7 +77,7 @@ class Outcome:
     """How the ranks of an order ended."""
 
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Of all ranks that are known to have ended, in the order in which they did."""
+    """Exit codes by rank, of all ranks that are known to have ended, in that order."""
     timed_out: bool = False
 
 
@@ -107,7 +107,7 @@ class Keepers:
         self.started: dict[int, Answer] = {}
         self.refusals: dict[int, str] = {}
         self.said = ""
-        """What keepers that were lost, or the command that started them, printed."""
+        """Output of lost keepers, or of the command that started them."""
         self.is_usable = True
         """False once a keeper is lost, or may be broken: the next run needs new ones."""
         self._lines: deque[bytes] = deque()
@@ -130,7 +130,7 @@ class Keepers:
                 break
         if len(ready) < self._count:
             self.is_usable = False
-            # Before their end is told there, too.
+            # The log will also report the end of the other keepers.
             self.said = "\n".join(self.refusals.values()) or text_of(self._log)
             self.close()
         return self.is_usable
@@ -188,7 +188,7 @@ class Keepers:
         return outcome
 
     def send(self, **fields: object) -> int:
-        """Send an order without waiting for answers; its number."""
+        """Send an order without waiting for answers, and return its number."""
         self._orders += 1
         text = msgspec.json.encode(msgspec.convert({"number": self._orders, **fields}, Order))
         assert self._process.stdin is not None
@@ -221,7 +221,7 @@ class Keepers:
 
 
 def wait_for(paths: Iterable[Path], patience_s: float) -> None:
-    """Wait until files written on other nodes are there and not empty, or the patience ends."""
+    """Wait until files written on other nodes are there and not empty, for a limited time."""
     deadline_s = time.monotonic() + patience_s
     for path in paths:
         while time.monotonic() < deadline_s:

@@ -13,13 +13,13 @@ HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
 whose nodes have a second name for InfiniBand."""
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _RENDEZVOUS_PORTS = range(12_000, 32_000)
-"""Where the first rank may wait for the others: below what systems hand out by themselves."""
+"""Ports on which the first rank may wait for the others, below the range of ephemeral ports."""
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 
 
 def free_port() -> int:
-    """A port for the first rank of a run, free on this host; the last run's may not be so again."""
+    """A random port that is free on this host; the last run's port may still be in use."""
     while True:
         port = random.choice(_RENDEZVOUS_PORTS)
         with suppress(OSError), socket.socket() as tried:
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def rank_variables(ranks: int, host: str) -> dict[str, str]:
-    """The variables by which ranks find one another; the first of them is on the host."""
+    """The variables by which ranks find one another, if the first of them is on the host."""
     pattern = os.environ.get(HOST_PATTERN, "{host}")
     return {
         "WORLD_SIZE": str(ranks),
@@ -38,7 +38,7 @@ def rank_variables(ranks: int, host: str) -> dict[str, str]:
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """`GLOO_SOCKET_IFNAME` where gloo needs it to reach the other hosts; nothing otherwise.
+    """`GLOO_SOCKET_IFNAME` if gloo needs it to reach the other hosts; empty otherwise.
 
     By itself gloo listens where the host's own name leads. On many machines that is 127.0.1.1
     (Debian writes it into /etc/hosts), which is of no use to the other hosts.
@@ -56,13 +56,13 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 
 
 def _interface_towards(host: str) -> str | None:
-    """The interface by which this host sends to another; None where it cannot."""
+    """The interface by which this host sends to another; None if it cannot reach it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Nothing is sent: this only asks the system for its route.
         probe.connect((host, _ANY_PORT))
         address = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
-            # One without an address has no answer.
+            # An interface without an address raises an error.
             with suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == address:

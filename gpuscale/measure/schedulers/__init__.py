@@ -9,12 +9,14 @@ from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.measure.schedulers.sge import Sge
 from gpuscale.measure.schedulers.slurm import Slurm
 
-SCHEDULERS: Mapping[str, Scheduler] = {its.name: its for its in (Slurm(), Sge(), Lsf(), Pbs())}
-"""By the names that profiles have for them."""
+SCHEDULERS: Mapping[str, Scheduler] = {
+    scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
+}
+"""The schedulers by their names in profiles."""
 
 
 def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:
-    """The scheduler in one of whose jobs a process with these variables is; None for none."""
+    """The scheduler of the job in which a process has these variables; None outside of jobs."""
     return next((one for one in SCHEDULERS.values() if one.is_here(environment)), None)
 
 

@@ -11,7 +11,7 @@ _RUNS = ("RUN", "USUSP", "SSUSP")
 
 
 class Lsf(Scheduler):
-    """`bsub`."""
+    """LSF, whose `bsub` submits a job."""
 
     name = "lsf"
     title = "LSF"

@@ -10,20 +10,20 @@ _ENDINGS = {
     # A node's daemon began anew, could not be reached, or memory ran out.
     **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
 }
-"""By PBS's own exit codes."""
+"""The ends of jobs by PBS's own exit codes."""
 _KILLED = 256
-"""From here on an exit code stands for the signal that killed the job's shell."""
+"""The first exit code that stands for a signal that killed the job's shell."""
 
 
 class Pbs(Scheduler):
-    """`qsub` of PBS."""
+    """PBS, whose `qsub` submits a job."""
 
     name = "pbs"
     title = "PBS"
     directive = "#PBS"
     script_ending = "pbs"
     submit_command = ("qsub",)
-    # With the server's name behind it, as PBS_JOBID has it.
+    # The server's name follows, as in PBS_JOBID.
     job_number = re.compile(r"^(\d+(?:\.\S+)?)\s*$", re.MULTILINE)
     cancel_program = "qdel"
     job_variable = "PBS_JOBID"
@@ -52,7 +52,7 @@ class Pbs(Scheduler):
     questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        # Where nobody knows the cores, one for each GPU: PBS would give one in all.
+        # One core for each GPU if the number is unknown: PBS would give one in all.
         cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
         return {
             "chunk": f"ncpus={cores}:{gpus}" if gpus else f"ncpus={cores}",

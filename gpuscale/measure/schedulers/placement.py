@@ -1,4 +1,4 @@
-"""Where the processes of a run go on the hosts of a job, and the programs that start them there."""
+"""The places of a run's processes on the hosts of a job, and the programs that start them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,19 @@ import msgspec
 from gpuscale.base.errors import UsageError
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
-"""The variable that names hosts of a job that no rank is to be started on, between commas."""
+"""Environment variable with hosts of a job on which no rank is started, separated by commas."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where processes are started, in blocks: the first host has the first ranks."""
+    """The hosts of processes, which lie there in blocks: the first host has the first ranks."""
 
     hosts: tuple[str, ...]
-    """By the scheduler's names and in its order."""
+    """Host names as the scheduler has them, in its order."""
     ranks: int
     ranks_per_host: int
-    """Of every host but the last ones, which may have fewer."""
+    """Ranks per host; the last hosts may have fewer."""
     cores_per_rank: int | None = None
-    """None for all cores of the node."""
+    """None if a rank may use all cores of its node."""
     oversubscribed: bool = False
     """Ranks may share cores: there are more of them than the nodes have."""
 
@@ -52,15 +52,16 @@ class ProcessStarter(Protocol):
         """The command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """Whether that command is to have a variable of this process, too."""
+        """Return True if that command is to have a variable of this process, too."""
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
     """The smallest number of hosts that hold the ranks, evenly filled.
 
-    A host has room for as many ranks as it has slots; where all together have too few, each takes
-    more. Hosts are counted round from the `first`: successive runs take different ones in turn, as
-    they do with devices, so that T(1) is not always that of the first node.
+    A host has room for as many ranks as it has slots; if all together have too few, each takes
+    more.
+    Hosts are counted round from the `first`: successive runs take different ones in turn, as they
+    do with devices, so that T(1) is not always that of the first node.
     """
     needed = min(len(hosts), math.ceil(ranks / slots))
     chosen = {(first + offset) % len(hosts) for offset in range(needed)}
@@ -72,7 +73,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job that may be used: a night that tries again leaves out a bad one."""
+    """The hosts of a job without those that a night leaves out when it tries again."""
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:

@@ -1,4 +1,4 @@
-"""A scheduler as gpuscale uses it: how a job is asked for, handed over, looked at and ended."""
+"""A scheduler as gpuscale uses it: the text of a job, and its submission, state and end."""
 
 import os
 import re
@@ -23,22 +23,22 @@ TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demands of a job on its scheduler; all of its nodes alike."""
+    """The demands of a job on its scheduler; they are the same for all of its nodes."""
 
     job_name: str
     nodes: int
     whole_nodes: bool
-    """True where the job is to be alone on them."""
+    """True if the job shares its nodes with no other."""
     gpus_per_node: int
     tasks_per_node: int
     cores_per_task: int | None
-    """None where the profile does not know how many cores a node has."""
+    """None if the profile does not say how many cores a node has."""
     gpu_option: str | None
-    """The site's request for GPUs, `{gpus}` being those of a node; None is the scheduler's."""
+    """The site's request for GPUs, with `{gpus}` for their number; None for the scheduler's own."""
     partition: str | None
     account: str | None
     time_limit: str
-    """As `TIME_LIMIT` has it."""
+    """A text that matches `TIME_LIMIT`."""
 
     @property
     def limit_s(self) -> int:
@@ -48,7 +48,7 @@ class Demand:
 
 
 class Ending(Enum):
-    """Why a job has ended, as far as its scheduler tells."""
+    """The reason why a job has ended, as far as its scheduler reports it."""
 
     COMPLETED = "by itself, and well"
     FAILED = "by itself or by somebody"
@@ -58,62 +58,62 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Where a job is, as its scheduler said when it was asked."""
+    """The state of a job, as its scheduler reports it."""
 
     stage: Literal["waiting", "running", "ended", "unknown"]
     word: str = "unknown"
-    """The scheduler's own, such as COMPLETED, qw or EXIT."""
+    """The scheduler's own word, such as COMPLETED, qw or EXIT."""
     exit_code: int | None = None
-    """Of a job that has ended, above 128 for a signal; None where the scheduler does not tell."""
+    """Exit code of a job that has ended, above 128 for a signal; None if unknown."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
-    """Said of an end that is none of the job's own."""
+    """Explanation of an end that has another cause than the job."""
 
 
 UNKNOWN = JobState("unknown")
 
 
 class Scheduler(ABC):
-    """One scheduler; there is one object of each, in `SCHEDULERS`."""
+    """One scheduler; `SCHEDULERS` has one object of each."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     directive: ClassVar[str]
-    """Begins its lines in a job script."""
+    """The beginning of its lines in a job script."""
     options: ClassVar[tuple[str, ...]]
-    """Of a job, in order, with `{…}` for what it demands; left out where that is not known."""
+    """Options of a job, in order, with `{…}` for its demands; left out if a demand is unknown."""
     script_ending: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
     takes_stdin: ClassVar[bool] = False
-    """True where the script is handed over by standard input, and not by its name."""
+    """True if the script is submitted by standard input, and not by its name."""
     variables_option: ClassVar[str | None] = None
-    """Gives a job variables; None where it gets all of them anyway."""
+    """The option that passes variables to a job; None if it gets all of them anyway."""
     log_name: ClassVar[str] = "{job_name}-{job}.log"
     """The job's log, in the folder that it was submitted from."""
     job_number: ClassVar[re.Pattern[str]]
     """The number of a job in what the submit command prints."""
     questions: ClassVar[tuple[tuple[str, ...], ...]]
-    """The commands that, with a job's number behind them, tell where it is: each where those
-    before do not know it."""
+    """Commands that report the state of a job whose number follows; each is a fallback for those
+    before it."""
     cancel_program: ClassVar[str]
     tells_by_failing: ClassVar[bool] = False
-    """True where its questions may be answered and end with an error."""
+    """True if a question may print its answer and still end with an error."""
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
-    """Inside of a job, the variables with its number and the folder that it was submitted from."""
+    """In a job, the variables with its number and the folder that it was submitted from."""
     nodes_variable: ClassVar[str]
     """In a job, the variable that says which nodes it has."""
     default_gpu_option: ClassVar[str | None]
-    """The request for GPUs where a profile has none; None where it must."""
+    """The request for GPUs of profiles that have none; None if a profile must have one."""
     launcher: ClassVar[str | None]
-    """The launcher of ranks across nodes; None where jobs stay within one."""
+    """The launcher of ranks across nodes; None if jobs stay within one node."""
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Where a job is, out of what the questions so far printed; empty where they failed."""
+        """The state of a job, from the answers to the questions so far; empty ones failed."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """All that `options` name beside the fields of a demand and the option for GPUs."""
+        """Further values for `options`, besides the fields of a demand and the option for GPUs."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -131,7 +131,7 @@ class Scheduler(ABC):
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """True where this process is in one of its jobs."""
+        """True if a process with these variables is in one of its jobs."""
         return self.job_variable in environment
 
     def submit_again(
@@ -155,11 +155,11 @@ class Scheduler(ABC):
         return ()
 
     def profile_values(self) -> dict[str, str]:
-        """What a profile's fields `gpus`, `cores`, `partition` should be; empty if unknown."""
+        """Values for the fields `gpus`, `cores`, `partition` of a profile; empty if unknown."""
         return {}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
+        """The nodes of this job that the scheduler reports as lost."""
         return ()
 
     def log_of(self, job_name: str, job: str) -> Path:
@@ -167,7 +167,7 @@ class Scheduler(ABC):
         return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
-        """Where a job is now."""
+        """Ask for the present state of a job."""
         answers: list[str] = []
         for question in self.questions:
             answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
@@ -177,7 +177,7 @@ class Scheduler(ABC):
         return UNKNOWN
 
     def submit(self, script: Path, environment: Mapping[str, str]) -> str:
-        """Submit a script, with the variables of gpuscale that are set; the job's number."""
+        """Submit a script with the variables of gpuscale that are set; return the job's number."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command]
@@ -204,7 +204,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """The number of the job that was submitted, out of what the command printed."""
+        """The number of the submitted job, from the output of the command."""
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(
@@ -217,7 +217,7 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """A short command's output; None where it does not answer or, unless `or_failed`, fails."""
+    """A short command's output; None if it does not answer or, unless `or_failed`, fails."""
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):

@@ -12,7 +12,7 @@ is none of the job's."""
 
 
 class Sge(Scheduler):
-    """`qsub` of Grid Engine."""
+    """Grid Engine, whose `qsub` submits a job."""
 
     name = "sge"
     title = "SGE"

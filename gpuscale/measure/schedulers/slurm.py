@@ -18,9 +18,9 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""So many seconds before its end a job is told, to compare what it has: to end ranks on other
-nodes takes longer than Slurm waits before it kills. Slurm may tell a minute too early, so short
-jobs are told nothing."""
+"""Seconds before the end of a job at which Slurm warns it, so that it can compare what it has: to
+end ranks on other nodes takes longer than Slurm waits before it kills. The warning may come a
+minute early, so jobs below the second limit get none."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 _ENDINGS = {
     "COMPLETED": Ending.COMPLETED,
@@ -39,10 +39,10 @@ _GPU_PARTITION = re.compile(
     re.MULTILINE,
 )
 _OTHERS_S = 10
-"""How long the tasks of a step go on after the first has ended."""
+"""How long the tasks of a step continue after the first has ended."""
 _OF_THE_JOB_SCRIPT = (
-    # What the job asked for as a whole is no measure for a step on some of its nodes, and srun
-    # would take these as if they were its own options.
+    # srun would take these for its own options, and what the job asked for as a whole does not fit
+    # a step on some of its nodes.
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE"),
     *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU"),
@@ -175,7 +175,7 @@ class Slurm(Scheduler, ProcessStarter):
         return tuple(dict.fromkeys(lost.split()))
 
     def hosts(self) -> tuple[str, ...]:
-        """The nodes of the job; a UsageError where its steps could not share their GPUs."""
+        """The nodes of the job; raises a UsageError if its steps could not share their GPUs."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
@@ -199,7 +199,7 @@ class Slurm(Scheduler, ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """The `srun` command line for a step of one task a rank.
 
-        Every task sees all GPUs of its node, which is what srun does where the job asked for them
+        Every task sees all GPUs of its node, which is what srun does if the job asked for them
         by node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm
         22.05 then gives no GPU to steps of several tasks on a node.) Cores are as many for each
         rank of any run, and tasks are not bound to single ones among them: binding that depends
@@ -227,5 +227,5 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """It is none by which the job script's own options would tell srun something."""
+        """True unless the variable passes an option of the job script on to srun."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")

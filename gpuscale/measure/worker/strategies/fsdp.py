@@ -97,7 +97,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         if off_by > _TOLERANCE:
             raise InvalidTrainingError(
                 f"the gradients of fsdp are off by {off_by:.0%} from the mean over the ranks of "
-                "plain backward passes, so this speedup is none"
+                "plain backward passes, so the speedup is meaningless"
             )
 
     def _gradient_error(self, training: Training) -> float:

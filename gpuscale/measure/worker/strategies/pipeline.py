@@ -162,7 +162,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         if not off <= (_SAME_ON_GPUS if self.devices else 0.0):
             raise InvalidTrainingError(
                 "the pipeline's gradients and buffers differ from those of the same micro-batches "
-                f"one after another, by {off:.2g} of their size, so this speedup is none"
+                f"one after another, by {off:.2g} of their size, so the speedup is meaningless"
             )
 
     def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
