@@ -153,7 +153,7 @@ def test_a_rank_and_its_keeper_end_when_the_launchers_folder_is_gone(tmp_path: P
 def test_a_keeper_that_does_not_see_the_launchers_folder_says_so(tmp_path: Path) -> None:
     keepers = keeper(tmp_path / "nowhere")
     assert not keepers.have_started(LIMIT_S)
-    assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.said
+    assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.output
 
 
 def test_the_ranks_of_other_hosts_are_not_counted_with_those_of_this_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
     launcher = NodesLauncher(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
-    request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
-    probes = launcher.probe(request)
+    with closing(launcher):
+        request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
+        probes = launcher.probe(request)
     findings = find_slow(probes)
     document = document_text(
         "gpuscale-doctor-nodes",

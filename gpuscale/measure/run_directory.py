@@ -199,6 +199,6 @@ def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]
         with contextlib.suppress(OSError):
             claim = Path(name) / f"new-{_OWNER}"
             fcntl.flock(held.enter_context(claim.open("wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under its name only once it is locked, so that nobody finds it free.
+            # Under its name only once it is locked, so that no process finds it free.
             claim.rename(claim.with_name(_OWNER))
         yield Path(name)

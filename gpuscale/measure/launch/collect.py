@@ -82,26 +82,26 @@ def _command_run(
 ) -> Run:
     """The run as the lines of a command report it; unknown fields are left out."""
     left = map(directory.command_outcome, range(request.processes))
-    told = next(filter(None, (file.read_if_left() for file in left)), None)
-    if told is None and failure is None:
+    outcome = next(filter(None, (file.read_if_left() for file in left)), None)
+    if outcome is None and failure is None:
         message = "the command ended without leaving its measurement"
         failure = Failure(kind="launch", message=message)
-    if told is None or failure is not None:
+    if outcome is None or failure is not None:
         return replace(empty, failure=failure)
     windows = tuple(
-        Window(time_s=each.time_s, started_at_s=each.started_at_s, busy_s=())
-        for each in told.windows
+        Window(time_s=window.time_s, started_at_s=window.started_at_s, busy_s=())
+        for window in outcome.windows
     )
     failure = _unsteadiness(windows)
     run = replace(
         empty,
-        batch_per_gpu=told.batch_per_gpu,
-        steps_per_window=told.steps_per_window,
+        batch_per_gpu=outcome.batch_per_gpu,
+        steps_per_window=outcome.steps_per_window,
         windows=windows,
         ranks=_started_ranks(request, directory),
-        warmup_steps=told.warmup_steps,
-        warmup_s=told.warmup_s,
-        reported_step_s=told.reported_step_s,
+        warmup_steps=outcome.warmup_steps,
+        warmup_s=outcome.warmup_s,
+        reported_step_s=outcome.reported_step_s,
         failure=failure,
     )
     return with_measured(run) if failure is None else run
@@ -175,17 +175,17 @@ def job_environment(
             hosts=missing,
         )
     for host in missing:
-        if said := text_of(directory.refusal(host)):
-            raise MachineError(f"{host}: {said}", hosts=[host])
-    said = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
+        if output := text_of(directory.refusal(host)):
+            raise MachineError(f"{host}: {output}", hosts=[host])
+    output = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
     if reached:
         raise MachineError(
             f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
             "nodes run; put the results on a file system that all nodes share, with --results "
-            f"({said or 'no message'})",
+            f"({output or 'no message'})",
             hosts=missing,
         )
-    raise MachineError(f"no node could be looked at ({said or 'no message'})")
+    raise MachineError(f"no node could be looked at ({output or 'no message'})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
@@ -229,9 +229,9 @@ def probes_left(
     if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""
         outputs = map(directory.output, range(len(hosts)))
-        said = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
+        output = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
         raise GpuscaleError(
             f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
-            f"whether they reach one another, and leave out one that does not: {' | '.join(said)}"
+            f"whether they reach one another, and leave out one that does not: {' | '.join(output)}"
         )
     return tuple(probe for probe in left if probe is not None)

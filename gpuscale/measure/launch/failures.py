@@ -49,8 +49,8 @@ def failure_of(
     absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
     if absent:
         message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
-        said = text_of(directory.launcher_log)
-        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
+        log = text_of(directory.launcher_log)
+        return Failure(kind="launch", message=message, rank=absent[0], detail=log)
     return _vanished(directory, _silent(request, directory, exit_codes) or range(request.processes))
 
 
@@ -78,8 +78,8 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
     if best.rank is None:
         return best
     last_words = (
-        f"rank {each.rank} on {each.host} printed last:\n{each.detail}"
-        for each in (report.failure for report in by_rank)
+        f"rank {failure.rank} on {failure.host} printed last:\n{failure.detail}"
+        for failure in (report.failure for report in by_rank)
     )
     return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
 
@@ -151,16 +151,18 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
         # The message is written for the user and complete.
         return failure
     line = "" if report.line is None else f"{report.line}: "
-    said = f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
+    message = (
+        f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
+    )
     if OUT_OF_MEMORY.search(failure.message):
         # The message says which memory: a GPU's allocator reports how much it has.
-        said = (
+        message = (
             f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "
             f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
             f"a smaller --size or batch: {failure.message}"
         )
         failure = replace(failure, kind="out_of_memory")
-    return replace(failure, message=said)
+    return replace(failure, message=message)
 
 
 def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
@@ -182,8 +184,8 @@ def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
         f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
-    said = text_of(directory.launcher_log)
-    return Failure(kind="launch", message=message, rank=ranks[0], host=hosts[0], detail=said)
+    log = text_of(directory.launcher_log)
+    return Failure(kind="launch", message=message, rank=ranks[0], host=hosts[0], detail=log)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -150,7 +150,7 @@ class Keeper:
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
         """Fork a rank and return its process id."""
         signals = {signal.SIGCHLD, *_FORWARDED}
-        # The child is not to write a signal of its own into this process's pipe.
+        # A signal to the child must not be written into this process's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         child = os.fork()
         if child:

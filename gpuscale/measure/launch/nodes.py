@@ -204,7 +204,7 @@ class NodesLauncher(Launcher):
                 if is_fresh:
                     keepers.close()
         if len(outcome.exit_codes) < placement.ranks:
-            write_atomically(directory.launcher_log, keepers.said)
+            write_atomically(directory.launcher_log, keepers.output)
         elif not any(outcome.exit_codes.values()):
             wait_for(_left_by(job, directory, placement), _FILES_S)
         return keepers, outcome
@@ -243,9 +243,9 @@ class NodesLauncher(Launcher):
                 needed = {*self._each_host.hosts}
             self._session.close()
             self._hosts = tuple(host for host in self._each_host.hosts if host in needed)
-            each = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
+            everywhere = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
             folder = scratch_folder(".keepers-", within=self._folder)
-            known = self._started(each, self._session.enter_context(folder), preloads=True)
+            known = self._started(everywhere, self._session.enter_context(folder), preloads=True)
             self._session.callback(known.close)
             self._keepers = known
         if package is not None and known.is_usable:

@@ -106,7 +106,7 @@ class Keepers:
         self._count, self._log = count, log or Path(os.devnull)
         self.started: dict[int, Answer] = {}
         self.refusals: dict[int, str] = {}
-        self.said = ""
+        self.output = ""
         """Output of lost keepers, or of the command that started them."""
         self.is_usable = True
         """False once a keeper is lost, or may be broken: the next run needs new ones."""
@@ -131,7 +131,7 @@ class Keepers:
         if len(ready) < self._count:
             self.is_usable = False
             # The log will also report the end of the other keepers.
-            self.said = "\n".join(self.refusals.values()) or text_of(self._log)
+            self.output = "\n".join(self.refusals.values()) or text_of(self._log)
             self.close()
         return self.is_usable
 
@@ -158,7 +158,7 @@ class Keepers:
             timeout_s: After this time the ranks are ended, once they have left their stacks.
             details: Further fields of the order.
         """
-        ranks = {rank for each in seats.values() for rank, _ in each}
+        ranks = {rank for pairs in seats.values() for rank, _ in pairs}
         outcome = Outcome()
         number = self.send(job=job, folder=str(directory.path), seats=seats, **details)
 
@@ -184,7 +184,7 @@ class Keepers:
                 self.is_usable = False
             if not self.is_usable:
                 self.close()
-                self.said = text_of(self._log)
+                self.output = text_of(self._log)
         return outcome
 
     def send(self, **fields: object) -> int:

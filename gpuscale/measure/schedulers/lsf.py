@@ -55,10 +55,10 @@ class Lsf(Scheduler):
         return {"tasks": tasks, "minutes": math.ceil(demand.limit_s / 60)}
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        told = re.match(r"\s*([A-Z]+):(\S*)", answers[0])
-        if told is None:
+        found = re.match(r"\s*([A-Z]+):(\S*)", answers[0])
+        if found is None:
             return UNKNOWN
-        word, code = told[1], told[2]
+        word, code = found[1], found[2]
         if word == "DONE":
             return JobState("ended", word, 0, Ending.COMPLETED)
         if word == "EXIT":

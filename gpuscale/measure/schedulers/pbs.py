@@ -60,12 +60,12 @@ class Pbs(Scheduler):
         }
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        told = re.search(r"^\s*job_state = (\w)", answers[-1], re.MULTILINE)
+        found = re.search(r"^\s*job_state = (\w)", answers[-1], re.MULTILINE)
         status = re.search(r"^\s*Exit_status = (-?\d+)", answers[-1], re.MULTILINE)
-        if told is None:
+        if found is None:
             return UNKNOWN
-        if told[1] != "F":
-            return JobState("running" if told[1] in "RESB" else "waiting", told[1])
+        if found[1] != "F":
+            return JobState("running" if found[1] in "RESB" else "waiting", found[1])
         if status is None:
             return JobState("ended", "F")
         code, word = int(status[1]), f"F, Exit_status {status[1]}"

@@ -185,8 +185,8 @@ class Scheduler(ABC):
             command += [self.variables_option, ",".join(ours)]
         command += [] if self.takes_stdin else [str(script)]
         try:
-            told = script.read_text("utf-8") if self.takes_stdin else ""
-            answer = _run(command, environment, told=told)
+            text = script.read_text("utf-8") if self.takes_stdin else ""
+            answer = _run(command, environment, text=text)
         except FileNotFoundError:
             remedy = "submit from a login node of the cluster, or keep the script with --print"
             raise SchedulerError(f"{program} is not here; {remedy}") from None
@@ -226,12 +226,12 @@ def answer_of(
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, told: str = ""
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, text: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command,
         env=environment,
-        input=told,
+        input=text,
         capture_output=True,
         encoding="utf-8",
         errors="replace",

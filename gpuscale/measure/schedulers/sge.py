@@ -7,8 +7,8 @@ from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, Sch
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
-"""Of a job that `failed`: in its epilog, at its time limit, by a signal. Elsewhere `exit_status`
-is none of the job's."""
+"""Values of `failed` for jobs that ran: an error in the epilog, the time limit, a signal. For
+others `exit_status` is not of the job."""
 
 
 class Sge(Scheduler):

@@ -89,7 +89,7 @@ class Slurm(Scheduler, ProcessStarter):
         "--cpus-per-task={cores_per_task}",
         "{gpus}",
         "--time={time_limit}",
-        # Never begun again under the same job number: each night has a directory of its own.
+        # Never started again under the same job number: each night has its own directory.
         "--no-requeue",
         "{when_a_node_fails}",
         "--signal=B:TERM@{warning_s}",
@@ -117,12 +117,12 @@ class Slurm(Scheduler, ProcessStarter):
         yield 'export GPUSCALE_JOB_SCRIPT="$0"'
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        told = re.search(r"\bJobState=(\w+)(?:.*?\bExitCode=(\d+):(\d+))?", answers[0])
-        if told is None and len(answers) > 1:
-            told = re.match(r"\s*(\w+)[^|]*\|(\d+):(\d+)", answers[1])
-        if told is None:
+        found = re.search(r"\bJobState=(\w+)(?:.*?\bExitCode=(\d+):(\d+))?", answers[0])
+        if found is None and len(answers) > 1:
+            found = re.match(r"\s*(\w+)[^|]*\|(\d+):(\d+)", answers[1])
+        if found is None:
             return UNKNOWN
-        word, code, signal = told.groups()
+        word, code, signal = found.groups()
         if word not in _ENDINGS:
             return JobState("running" if word in _RUNS else "waiting", word)
         exit_code = None if code is None else 128 + int(signal) if int(signal) else int(code)
