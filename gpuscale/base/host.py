@@ -112,7 +112,7 @@ def die_with_parent() -> None:
 def end_at_interrupt() -> None:
     """Let Ctrl-C end this process at once, even inside a collective that Python cannot leave.
 
-    The fork server blocks the signal, and the processes that it forks inherit that.
+    The process that forked this one may block the signal, which is inherited.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

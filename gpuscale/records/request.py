@@ -94,7 +94,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampledDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that the tasks of a run sample, by host."""
+    """The GPUs that the keepers of a run sample, by host."""
 
     uuids: Mapping[str, tuple[str, ...]]
 

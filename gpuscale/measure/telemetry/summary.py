@@ -82,7 +82,7 @@ def sample_run(
 ) -> Iterator[RunSampling | None]:
     """Sample the GPUs of a run while the context lasts; yields None on CPU.
 
-    On several nodes the tasks of the ranks sample, and `samples_on_nodes` returns their files.
+    On several nodes the keepers of the ranks sample, and `samples_on_nodes` returns their files.
     """
     gpus = gpus_of_run(request, environment)
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
