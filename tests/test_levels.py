@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpuscale.analysis.statistics.levels import (
+    REMEMBERED,
     departure,
+    is_far,
     level_changes,
     outlying,
     stands_out,
@@ -137,6 +139,16 @@ def test_nights_that_lie_far_are_outlying_unless_they_are_more_than_a_quarter() 
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.0]) == (2,)
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.5]) == ()
     assert outlying([math.log(rate) for rate in (251, 261, 309, 582, 576, 586)]) == ()
+
+
+def test_a_night_is_far_by_the_differences_of_all_remembered_nights() -> None:
+    values = [0.0]
+    for night in range(REMEMBERED):
+        step = 0.1 if night <= REMEMBERED // 2 else 0.01
+        values.append(values[-1] + (step if night % 2 else -step))
+    # Their median is 10%; without the first one it would be 5.5%.
+    assert not is_far([5.0, *values], 0.3)
+    assert is_far([5.0, *values], 0.5)
 
 
 def test_a_lasting_loss_is_shown_though_no_two_nights_show_it() -> None:
