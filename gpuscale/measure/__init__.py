@@ -1,1 +1,1 @@
-"""How runs are made: ranks, launchers, schedulers, telemetry, the largest batch."""
+"""Make runs: ranks, launchers, schedulers, telemetry, and the search for the largest batch."""

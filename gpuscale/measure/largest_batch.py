@@ -9,28 +9,28 @@ from gpuscale.base.foreign_texts import NO_ENGINE
 from gpuscale.records import Run, TimingPlan
 
 FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
-"""As few steps as possible, with and without synchronisation."""
+"""Timing plan with as few steps as possible, for finding out whether a batch fits."""
 _FITS = (None, "unsteady")
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
-    """One fresh start of all ranks with a batch; None for unknown values."""
+    """The outcome of a run that tries one batch, with freshly started ranks; None if unknown."""
 
     batch: int
-    """Samples per GPU, or over all GPUs under strong scaling, as `--batch` takes them."""
+    """Batch size as given to `--batch`: samples per GPU or, for strong scaling, over all GPUs."""
     fits: bool
     failed_rank: int | None
     """The rank that ran out of memory first."""
     peak_memory_bytes: int | None
-    """The largest peak of any rank: of the CUDA allocator, or on CPU of the resident set."""
+    """Highest peak memory of any rank: in the CUDA allocator or, on CPU, resident in RAM."""
     wall_s: float | None
 
 
 def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -> Iterator[Try]:
-    """Yield each try, until the largest batch that fits lies one unit below one that does not.
+    """Search for the largest batch that fits into memory, and yield every try.
 
-    The first try is the largest power of two up to `first`. Batches are multiples of `unit`, up to
-    `most`. Raises a GpuscaleError if a run fails for another reason than memory.
+    Batches are multiples of `unit` up to `most`; the first is the largest power of two of units up
+    to `first`. Raises GpuscaleError if a run fails for any reason other than memory.
     """
     fits, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)
@@ -47,7 +47,7 @@ def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two up to a number."""
+    """Return the largest power of two that does not exceed a number."""
     return 1 << (number.bit_length() - 1)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's driver and the handles of its devices; the only module that imports the NVML binding."""
+"""Access to NVIDIA's driver and GPUs; the only module that imports the Python binding of NVML."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +11,7 @@ from gpuscale.base.errors import GpuscaleError
 
 NvmlError = pynvml.NVMLError
 DEVICE_GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired)
-"""Errors after which no further call is worth it: calls to a lost GPU can take seconds."""
+"""Errors after which a GPU is not queried again: calls to a lost GPU can take seconds."""
 NEVER_OFFERED = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
@@ -19,29 +19,29 @@ NEVER_OFFERED = (
     pynvml.NVMLError_InvalidArgument,
     pynvml.NVMLError_ArgumentVersionMismatch,
 )
-"""Errors that the same call will always raise on this device."""
+"""Errors that a call which has raised them will always raise on the same device."""
 NOT_FOUND, TIMED_OUT = pynvml.NVMLError_NotFound, pynvml.NVMLError_Timeout
 NO_SUCH_LINK = (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported)
 
 _AMD_DRIVER = Path("/dev/kfd")
-"""Exists if the kernel has AMD's driver for computing."""
+"""Path that exists if AMD's compute driver is loaded."""
 
 
 class DriverAbsentError(GpuscaleError):
-    """There is no usable driver on this machine; the message is the reason to record."""
+    """This machine has no usable NVIDIA driver; the message says why."""
 
 
 class DriverBrokenError(DriverAbsentError):
-    """There is a driver on this machine, but it does not work."""
+    """This machine has an NVIDIA driver, but the driver does not work."""
 
 
 class DeviceAbsentError(GpuscaleError):
-    """The driver does not offer the device that was asked for; the message says why."""
+    """The driver does not offer the requested device; the message says why."""
 
 
 @contextmanager
 def open_nvml() -> Iterator[str | None]:
-    """Keep NVML started in this process; yields the driver's version, None if unknown."""
+    """Keep NVML open while the context lasts; yield the driver's version, or None if unknown."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -62,7 +62,7 @@ def open_nvml() -> Iterator[str | None]:
 
 
 def named(name: str) -> Any:
-    """A function or constant of the binding; an older release may lack it, as a driver may."""
+    """Return a function or constant of the NVML binding; NvmlError if this release lacks it."""
     found = getattr(pynvml, name, None)
     if found is None:
         raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -70,33 +70,33 @@ def named(name: str) -> Any:
 
 
 def ask(call: str, *arguments: Any) -> Any:
-    """The answer of a function of NVML; NvmlError if it fails."""
+    """Call a function of NVML and return the result; NvmlError if the call fails."""
     return named(call)(*arguments)
 
 
 def ask_or_none(call: str, *arguments: Any) -> Any:
-    """The answer of a function of NVML; None if it fails."""
+    """Call a function of NVML and return the result; None if the call fails."""
     with suppress(NvmlError):
         return ask(call, *arguments)
     return None
 
 
 def field_value(field: Any) -> float:
-    """The number in an answer of nvmlDeviceGetFieldValues."""
+    """Return the number in one of the values that nvmlDeviceGetFieldValues returned."""
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         raise NvmlError(field.nvmlReturn)
     return union_value(field.value, field.valueType)
 
 
 def union_value(value: Any, value_type: int) -> float:
-    """The number in NVML's union of number types."""
+    """Return the number in an NVML union, stored as the given type."""
     members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     number: float = getattr(value, members[value_type])
     return number
 
 
 def find_handle(uuid: str) -> Any:
-    """The handle of the GPU or MIG device with that UUID: `GPU-…`, `MIG-…`, or bare as in CUDA.
+    """Return the handle of a GPU or MIG device by UUID: `GPU-…`, `MIG-…`, or bare as in CUDA.
 
     A run's device is never looked up by number: NVML counts physical devices, while
     CUDA_VISIBLE_DEVICES renumbers them.
@@ -113,9 +113,9 @@ def find_handle(uuid: str) -> Any:
 
 
 def all_handles() -> Iterator[tuple[int, Any]]:
-    """NVML's number and the handle of every GPU of this job, without MIG devices.
+    """Yield NVML's index and the handle of every GPU of this job, without MIG devices.
 
-    A GPU that cannot be reached has a DeviceAbsentError in place of its handle.
+    For a GPU that cannot be reached, a DeviceAbsentError takes the place of the handle.
     """
     for number in range(pynvml.nvmlDeviceGetCount()):
         try:

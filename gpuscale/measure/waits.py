@@ -1,4 +1,4 @@
-"""How long a process waits for another to end before it uses force; each wait holds those above it.
+"""How long a process waits for another to end before using force; each wait covers those above.
 
 processes of a command    SIGTERM from the process that watches it; SIGKILL after COMMAND_S
 a rank, or that process   SIGKILL, or SIGTERM, from its keeper; SIGKILL after RANK_S
@@ -13,4 +13,4 @@ RUN_S = 20.0
 KEEPERS_S = 10.0
 STEP_S = 20.0
 SAMPLER_S = 2.0
-"""For the sampler's last line, and again for its end: it has no processes of its own."""
+"""Wait for the sampler to end after SIGTERM, and again after SIGKILL; it has no child processes."""

@@ -1,4 +1,4 @@
-"""Starting ranks: a launcher on one node, one across nodes, and the tables of both."""
+"""Interface and registry of the launchers, which start ranks on one node or across nodes."""
 
 import pkgutil
 import signal
@@ -37,7 +37,7 @@ _JOBS: Mapping[str, str] = {
 
 
 class RunTerminated(BaseException):
-    """A signal asked this process to end while ranks were running; they have ended."""
+    """A signal asked this process to end while ranks were running; the ranks have been ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -46,7 +46,7 @@ class RunTerminated(BaseException):
 
 @contextmanager
 def terminations_raised() -> Iterator[None]:
-    """Raise RunTerminated in the main thread when SIGTERM or SIGHUP comes."""
+    """While the context lasts, raise RunTerminated in the main thread on SIGTERM or SIGHUP."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise RunTerminated(number)
@@ -60,57 +60,57 @@ def terminations_raised() -> Iterator[None]:
 
 
 class Launcher(Protocol):
-    """Starts all the ranks of a run and returns what they measured."""
+    """Starts all ranks of a run and returns their measurements."""
 
     running: "RunDirectory | None" = None
-    """The folder of the run under way."""
+    """The folder of the run in progress; None if no run is."""
 
     @property
     def environment(self) -> "Environment":
-        """The machine, or the nodes of the job, as ranks see it; found out at the first use."""
+        """The machine or the nodes of the job, as seen by ranks; determined on first use."""
 
     def run(self, request: "RunRequest") -> "Run":
-        """Make one run; a failure of a rank is in `Run.failure`, not raised.
+        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised.
 
-        No rank is left when it returns.
+        All ranks have ended when this method returns.
         """
 
     def misfits(self, requests: "Sequence[RunRequest]") -> Sequence[str]:
-        """Try the cases, and return how those fail whose batches surely do not fit their models.
+        """Try the cases, and return an error message for each whose batch has the wrong shape.
 
         Empty if the launcher does not try cases.
         """
         return ()
 
     def progress(self) -> tuple[str, int, int] | None:
-        """Stage, done and total of the run under way; None if unknown.
+        """Return the stage, done count and total count of the run in progress; None if unknown.
 
-        May be asked from another thread than that of `run`.
+        This method may be called from a different thread than `run`.
         """
         directory = self.running
         return None if directory is None else directory.read_progress()
 
     def samples(self) -> "Sequence[NodeSamples]":
-        """The files that samplers on the nodes left in the last run; they last until the next run.
+        """Return the files that the nodes' samplers wrote in the last run, kept until the next run.
 
-        Empty on one node, which the session samples by itself.
+        Empty on a single node, where the session itself starts the sampler.
         """
         return ()
 
     def close(self) -> None:
-        """End the processes that start ranks, and delete what the last run left."""
+        """End the processes that start ranks, and delete the files of the last run."""
 
 
 def launcher_by_name(
     name: str, *, device: str, folder: Path, fresh_tasks: bool = False
 ) -> Launcher:
-    """The launcher of a name in `LAUNCHERS`.
+    """Return the launcher with a name from `LAUNCHERS`.
 
     Args:
         name: The value of `--launcher`.
         device: `auto`, `cuda` or `cpu`.
-        folder: The folder of the results; across nodes, ranks leave their files there.
-        fresh_tasks: Start each rank of each run as a task of its own; only across nodes.
+        folder: The folder for results; a launcher across nodes also puts the runs' files there.
+        fresh_tasks: Start every rank of every run as a separate task; only across nodes.
     """
     found: Launcher
     if name == "local":
@@ -122,7 +122,7 @@ def launcher_by_name(
 
 
 def process_starter(name: str) -> "ProcessStarter | None":
-    """The starter of processes on nodes for a launcher; None for the local one."""
+    """Return the ProcessStarter of the launcher with this name; None for `local`."""
     if name not in ACROSS_NODES:
         return None
     starter: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
@@ -130,5 +130,5 @@ def process_starter(name: str) -> "ProcessStarter | None":
 
 
 def do_in_rank(job: str, *arguments: str) -> None:
-    """Do a job in this process, which was forked for it: the way into the worker."""
+    """Run a job from the worker package in this process, which was forked for it."""
     pkgutil.resolve_name(_JOBS[job])(*arguments)

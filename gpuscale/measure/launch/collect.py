@@ -1,4 +1,4 @@
-"""Read what ranks and nodes left in a run's folder into one Run, or one Environment."""
+"""Combine the files that ranks or nodes left in a run's folder into a Run or an Environment."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
@@ -31,10 +31,10 @@ def collect_run(
     started_at_s: float,
     wall_s: float,
 ) -> Run:
-    """The run that the ranks made; with a failure if it has no valid result.
+    """Return the run that the ranks made, with a failure if there is no valid result.
 
-    It started at a Unix time, and all ranks had ended `wall_s` later. A failure that is given
-    says how the ranks ended.
+    `failure` is None if all ranks ended normally. The ranks were started at the Unix time
+    `started_at_s`, and `wall_s` later all had ended.
     """
     empty = Run(
         configuration=request.configuration,
@@ -80,7 +80,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """The run as the lines of a command report it; unknown fields are left out."""
+    """Return the run of a command, as far as the lines that it printed show it."""
     left = map(directory.command_outcome, range(request.processes))
     outcome = next(filter(None, (file.read_if_left() for file in left)), None)
     if outcome is None and failure is None:
@@ -108,7 +108,7 @@ def _command_run(
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """The ranks of a command and their hosts; empty on one node, where it starts its own ranks."""
+    """Return a command's ranks with their hosts; empty on one node, where it starts the ranks."""
     hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
     return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
 
@@ -116,7 +116,7 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
 def left_by_ranks(
     request: RunRequest, file_of: Callable[[int], RecordFile[R]]
 ) -> list[R] | Failure:
-    """The records that all ranks left, or the reason why one is missing."""
+    """Return the records left by all ranks, or a failure that says why one is missing."""
     try:
         return [file_of(rank).read() for rank in range(request.processes)]
     except (OSError, DecodeError) as error:
@@ -125,7 +125,7 @@ def left_by_ranks(
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
-    """The failure of ranks that did not train together, by their parameters; None if they did."""
+    """Return a failure if the parameters of the ranks differ but should agree, or else None."""
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
@@ -137,7 +137,7 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
 
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
-    """The failure of a run whose windows do not repeat one step time; None if they do."""
+    """Return a failure if the step times of the windows are not steady, or else None."""
     if median_window_s(windows) < SHORTEST_JUDGED_S:
         return None
     found = steadiness([window.time_s for window in windows])
@@ -152,14 +152,14 @@ def job_environment(
     reached: Collection[str],
     timed_out: bool,
 ) -> Environment:
-    """The environment of a job, from the descriptions of its hosts in the directory.
+    """Return the environment of a job, combined from the descriptions that the hosts left.
 
     Args:
         hosts: The scheduler's names of the hosts.
         directory: The folder in which each host described itself.
         device: `auto`, `cuda` or `cpu`.
         reached: The hosts on which a process has started.
-        timed_out: The time was up.
+        timed_out: True if not all hosts finished within the time limit.
     """
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
@@ -189,7 +189,7 @@ def job_environment(
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
-    """The environments of a job's nodes as one: the first one's, with all nodes in it.
+    """Combine the environments of a job's nodes: the first node's environment, listing all nodes.
 
     Raises an error if only some nodes have GPUs, or if GPUs or software differ between nodes.
     """
@@ -224,7 +224,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """The answers of the ranks that tried their nodes and links, in the order of the hosts."""
+    """Return the measurements that the rank on each host left, in the order of the hosts."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
     if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""

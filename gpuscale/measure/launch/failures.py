@@ -1,4 +1,4 @@
-"""Find why a run has no result: one cause among all that its ranks left, its place, the remedy."""
+"""Find out why a run has no result: the one cause, where it occurred, and the remedy."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -27,15 +27,15 @@ def failure_of(
     timed_out: bool = False,
     launcher: str | None = None,
 ) -> Failure | None:
-    """Why the ranks of a run did not end well; None if they did.
+    """Return the reason why the ranks of a run did not end normally, or None if they did.
 
     Args:
         request: The request for the run.
-        directory: The folder with what the ranks left.
-        exit_codes: The exit codes of all ranks that are known to have ended, in that order: minus
-            the number of a signal, and 0 also for a rank that the launcher ended.
-        timed_out: The time was up, and the launcher ended the ranks.
-        launcher: The launcher across nodes, if the end of some ranks is not known.
+        directory: The folder with the files of the ranks.
+        exit_codes: Exit code of each rank known to have ended, in the order of ending: negative
+            for the number of a signal, and 0 also for a rank that the launcher ended.
+        timed_out: True if the launcher ended the ranks because their time was up.
+        launcher: Name of the launcher across nodes, if it is unknown how some ranks ended.
     """
     failed = {rank: code for rank, code in exit_codes.items() if code}
     if request.command is not None and (found := _command_failure(request, directory, exit_codes)):
@@ -57,7 +57,7 @@ def failure_of(
 def _command_failure(
     request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
 ) -> Failure | None:
-    """The failure that the watching processes report, or the end of one that could not report."""
+    """Return a command's failure, as reported by the processes that watch it or by their end."""
     failed = {rank: code for rank, code in exit_codes.items() if code}
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
@@ -98,7 +98,7 @@ def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    """The failure of ranks that timed out, with the stack of each."""
+    """The failure of ranks that timed out, with the stack of each rank."""
     stacks = []
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
@@ -112,7 +112,7 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
 
 
 def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The first cause: a rank killed by a signal, else the first rank that raised or aborted."""
+    """The first cause of a crash: a rank killed by a signal, else the first that raised."""
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
     # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
@@ -136,7 +136,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
 
 
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
-    """The failure of a rank that left no report, with the end of what it printed."""
+    """The failure of a rank that left no report, with the last part of the rank's output."""
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
     tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
@@ -166,10 +166,10 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
 
 
 def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
-    """The ranks across nodes whose end is unknown, because their keepers ended first.
+    """Return the ranks across nodes whose end is unknown because their keepers ended first.
 
-    If keepers of some hosts reported, only the ranks of the other hosts count: the scheduler may
-    have ended the rest.
+    Ranks on a host whose keeper reported are left out if there are others: the scheduler may have
+    ended them because of the failure elsewhere.
     """
     hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
     silent = [rank for rank, host in hosts.items() if host and rank not in told]
@@ -193,7 +193,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
-    """The host that a rank was started on; None on this node."""
+    """The host on which a rank was started; None if unknown, as on a single node."""
     return None if rank is None else text_of(directory.host(rank)) or None
 
 
@@ -203,7 +203,7 @@ def _on_host(directory: RunDirectory, rank: int | None) -> str:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file without surrounding blanks; empty if there is no file."""
+    """The text of a file without surrounding whitespace; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

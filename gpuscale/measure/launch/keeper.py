@@ -1,8 +1,8 @@
 """`python -m gpuscale.measure.launch.keeper`: the process on a node that forks and watches ranks.
 
-It imports torch once and never touches CUDA, so that the ranks of every run start by a fork. It
-takes orders and gives answers (orders.py), samples the node's GPUs during a run, and ends with
-whoever started it.
+The keeper imports torch once and never touches CUDA, so that it can fork the ranks of every run. It
+carries out and answers orders (orders.py), samples the node's GPUs during a run, and ends when the
+process that started it ends.
 """
 
 import gc
@@ -36,12 +36,12 @@ _WITHOUT_LOG = ("describe", "trial")
 
 
 class Keeper:
-    """The keeper of a node, or of a single rank if each rank has a task of its own.
+    """The keeper of a node, or of a single rank if every rank is a separate task.
 
     Args:
-        launcher: The name of the launcher that started it.
-        folder: A folder of the launcher. Once it is gone the launcher has ended, and the daemon
-            that should have said so on this node has not.
+        launcher: The name of the launcher that started this process.
+        folder: A folder of the launcher. If it disappears, the launcher has ended without the
+            scheduler's daemon on this node ending the keeper.
     """
 
     def __init__(self, launcher: str, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Keeper:
         self._rest = b""
         self._order = Order(number=0, job=END)
         self._ranks: dict[int, int] = {}
-        """The living ranks by their process ids."""
+        """Ranks that are still running, keyed by process id."""
         self._sampler: Sampler | None = None
         self._is_ending = self._ends_ranks = False
         self._kill_at_s = 0.0
@@ -72,7 +72,7 @@ class Keeper:
         adopt_orphans()
 
     def serve(self, *, preloads: bool) -> None:
-        """Do as ordered until the orders end."""
+        """Carry out orders until the launcher ends or closes the pipe."""
         host = socket.gethostname()
         if not self._folder.is_dir():
             refusal = f"{host}: there is no folder {self._folder} here"
@@ -204,8 +204,8 @@ class Keeper:
     def _is_abandoned(self) -> bool:
         """True if the launcher, or the daemon that started this process, has ended.
 
-        This is polled: the kernel's signal at a parent's death comes at the end of the thread that
-        forked, and a scheduler's daemon forks from threads.
+        This is polled, because the kernel signals a parent's death as soon as the forking thread
+        ends, and a scheduler's daemon forks from threads.
         """
         if self._is_ending:
             return False
@@ -216,7 +216,7 @@ class Keeper:
         return os.getppid() != self._parent
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by a signal or as the launcher's order would, and then this process."""
+        """End the ranks, with the given signal or the usual one, and then this process."""
         self._is_ending = True
         self._end_ranks(number)
 
@@ -233,7 +233,7 @@ class Keeper:
             os.kill(process, number)
 
     def _clean_up(self) -> None:
-        """End the sampler, and processes that ranks have left."""
+        """End the sampler, and any processes that ranks have left behind."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -241,7 +241,7 @@ class Keeper:
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:
-    """Be the keeper of this node until the orders end."""
+    """Run the keeper of this node, then end the process."""
     code = 1
     try:
         Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")

@@ -1,4 +1,4 @@
-"""Ranks on this node, forked by one keeper."""
+"""The launcher for this node, where one keeper forks the ranks."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ _START_S = 180.0
 _DESCRIBE_S = 120.0
 _TRIAL_S = 20.0
 _TRIALS = 2
-"""Processes that try cases at the same time."""
+"""Maximum number of processes that try cases at the same time."""
 
 
 class LocalLauncher(Launcher):
@@ -39,7 +39,7 @@ class LocalLauncher(Launcher):
 
     @cached_property
     def environment(self) -> Environment:
-        """The machine as ranks see it; found out at the first use."""
+        """The machine as seen by ranks; determined on first use."""
         with self._directory() as directory:
             directory.hosts.write_text(_HERE)
             file = directory.environment(_HERE)
@@ -72,7 +72,7 @@ class LocalLauncher(Launcher):
         return replace(found, launcher="local")
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run; a failure of a rank is in `Run.failure`, not raised."""
+        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised."""
         keeper = self._keeper_with(STRATEGIES[request.configuration.strategy].package)
         with self._directory(request) as directory:
             started_at_s, started = time.time(), time.monotonic()
@@ -83,10 +83,10 @@ class LocalLauncher(Launcher):
             )
 
     def misfits(self, requests: Sequence[RunRequest]) -> Sequence[str]:
-        """Try the cases without GPUs, and return how those fail whose batches do not fit.
+        """Try the cases without GPUs, and return an error message for each batch of wrong shape.
 
-        Not tried: commands, cases with real data, whose shapes are unknown, and models in blocks,
-        which need no `forward`. A trial that takes too long is given up.
+        Three kinds are not tried: commands, cases with real data, whose shapes are unknown, and
+        models in blocks, which need no `forward`. Trials that take too long are abandoned.
         """
         if not (tried := _one_of_each(requests)):
             return ()
@@ -108,7 +108,7 @@ class LocalLauncher(Launcher):
     def compare_with_bare_loop(
         self, request: RunRequest, plan: OverheadPlan
     ) -> list[OverheadOutcome] | Failure:
-        """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
+        """Make one fp32 run in which windows of gpuscale and of a bare training loop alternate."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
             failure = _launch(self._keeper_with(None), request, directory, "overhead")
@@ -121,7 +121,7 @@ class LocalLauncher(Launcher):
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest | None = None) -> Iterator[RunDirectory]:
-        """The folder of a run, with its request in it, for as long as the context lasts."""
+        """Provide a folder for a run, containing the request, and remove it at the end."""
         with scratch_folder("gpuscale-run-") as folder:
             directory = RunDirectory(path=folder)
             if request is not None:
@@ -133,7 +133,7 @@ class LocalLauncher(Launcher):
                 self.running = None
 
     def _keeper_with(self, package: str | None) -> Keepers:
-        """The keeper of this session, with a package imported that a strategy needs."""
+        """Return the session's keeper after it has imported the package that a strategy needs."""
         if self._keeper is None or not self._keeper.is_usable:
             command = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
             self._keeper = Keepers([*command, "local", "/", "preload"], 1, python_environment())
@@ -152,7 +152,7 @@ class LocalLauncher(Launcher):
 def _launch(
     keeper: Keepers, request: RunRequest, directory: RunDirectory, job: str
 ) -> Failure | None:
-    """Make a run with the ranks, or the command, of a request; return why it failed, or None."""
+    """Run the ranks or the command of a request; return the failure, or None on success."""
     seats: Seats = {0: ((0, 0),)}
     # The process that watches a command ends it by itself at the timeout.
     variables, timeout_s = {}, request.timeout_s + RUN_S
@@ -175,7 +175,7 @@ def _launch(
 
 
 def _one_of_each(requests: Sequence[RunRequest]) -> list[RunRequest]:
-    """One request for each case, size and batch that a trial can judge."""
+    """Return one request for each combination of case, size and batch that a trial can judge."""
     found: dict[object, RunRequest] = {}
     for request in requests:
         asked = request.configuration

@@ -1,4 +1,4 @@
-"""Open MPI, which starts processes on the nodes of a job of LSF, PBS or SGE."""
+"""Open MPI's `mpirun`, which starts processes on the nodes of an LSF, PBS or SGE job."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""A variable of LSF jobs with cores, from which Open MPI would place each rank."""
+"""Variable set in LSF jobs that request cores; it would make Open MPI place each rank."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
 class OpenMpi(ProcessStarter):
-    """`mpirun`, in the job that this process runs in."""
+    """Starts processes with `mpirun` on the nodes of the job in which this process runs."""
 
     name = "mpirun"
     place_variables: ClassVar[Mapping[str, str]] = {
@@ -31,7 +31,7 @@ class OpenMpi(ProcessStarter):
     node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the job, by its scheduler's names."""
+        """Return the hosts of the job, as named by the scheduler."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = nodes_of_job(os.environ, without="slurm")
@@ -44,9 +44,9 @@ class OpenMpi(ProcessStarter):
         return found
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """Open MPI's command line for one process a rank, laid on the hosts in blocks.
+        """Return the `mpirun` command line that starts the ranks, in blocks on the hosts.
 
-        No process is bound to cores, as no launcher here does: see measure/schedulers/slurm.py.
+        No launcher binds processes to cores; measure/schedulers/slurm.py gives the reason.
         """
         # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -68,7 +68,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """True unless the variable would tell mpirun where ranks go, or who started it."""
+        """Return False for variables that would change where or how `mpirun` places the ranks."""
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)

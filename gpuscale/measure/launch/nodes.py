@@ -1,4 +1,4 @@
-"""Ranks on the nodes of a job, forked by a keeper on each node that its scheduler starts."""
+"""The launcher across nodes: the scheduler starts a keeper on each node, which forks ranks."""
 
 import contextlib
 import os
@@ -31,20 +31,20 @@ from gpuscale.records.request import NodeProbeRequest
 
 _START_S = _DESCRIBE_S = 180.0
 _FILES_S = 30.0
-"""How long files written on another node may take to become visible on this one."""
+"""How long files written on another node may take to become visible on this node."""
 
 
 class NodesLauncher(Launcher):
-    """Starts each run's ranks on the smallest number of the job's nodes, one run at a time.
+    """Starts the ranks of each run on as few of the job's nodes as possible, one run at a time.
 
-    The folder of a run lies beside the results, since all nodes must see it. Commands always have
-    a fresh task a rank, since they may ask the scheduler's variables, or MPI, for their place.
+    The folder of a run lies next to the results, because all nodes must see it. A command always
+    gets a fresh task per rank, because it may learn the rank from the scheduler or from MPI.
 
     Args:
-        name: A launcher across nodes.
+        name: The name of a launcher across nodes.
         device: `auto`, `cuda` or `cpu`.
         folder: The folder of the results.
-        fresh_tasks: Start a task for each rank of each run, in place of keepers that stay.
+        fresh_tasks: Start a task for every rank of every run instead of keepers that remain.
     """
 
     def __init__(self, name: str, *, device: str, folder: Path, fresh_tasks: bool = False) -> None:
@@ -54,19 +54,19 @@ class NodesLauncher(Launcher):
         self._fresh_tasks = fresh_tasks
         self._keepers: Keepers | None = None
         self._hosts: tuple[str, ...] = ()
-        """The hosts of the keepers, by the scheduler's names."""
+        """The hosts of the keepers, as named by the scheduler."""
         self._session, self._kept = contextlib.ExitStack(), contextlib.ExitStack()
         self._samples: list[NodeSamples] = []
 
     @cached_property
     def _each_host(self) -> Placement:
-        """One process on each host of the job that may be used."""
+        """Placement of one process on each usable host of the job."""
         hosts = without_excluded(self._starter.hosts(), os.environ)
         return Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1)
 
     @cached_property
     def environment(self) -> Environment:
-        """The nodes of the job as ranks see them; found out at the first use."""
+        """The nodes of the job as seen by ranks; determined on first use."""
         placement = self._each_host
         with self._run_folder() as directory:
             keepers, outcome = self._perform(
@@ -82,7 +82,7 @@ class NodesLauncher(Launcher):
         return replace(found, launcher=self._starter.name)
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run; a failure of a rank is in `Run.failure`, not raised."""
+        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised."""
         self._kept.close()
         directory = self._kept.enter_context(self._run_folder())
         placement = self._placement(request)
@@ -114,7 +114,7 @@ class NodesLauncher(Launcher):
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """The times in which each node computes and each pair communicates."""
+        """Measure how long each node takes to compute and each pair of nodes to communicate."""
         placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
@@ -122,11 +122,11 @@ class NodesLauncher(Launcher):
             return probes_left(directory, placement.hosts, timed_out=outcome.timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """The files that samplers on the nodes left in the last run, kept until the next run."""
+        """Return the files that samplers wrote in the last run, kept until the next run."""
         return self._samples
 
     def close(self) -> None:
-        """End the keepers, and delete what the last run left."""
+        """End the keepers, and delete the files of the last run."""
         self._kept.close()
         self._session.close()
 
@@ -156,7 +156,7 @@ class NodesLauncher(Launcher):
     def _ask_for_samples(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Leave the UUIDs of the run's GPUs, by host, for the keepers that sample them."""
+        """Write to the folder which GPUs of each host the keepers should sample, by UUID."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
         self._samples = []
@@ -179,7 +179,7 @@ class NodesLauncher(Launcher):
         is_fresh: bool | None = None,
         **details: object,
     ) -> tuple[Keepers, Outcome]:
-        """Have ranks do a job, and wait until the files of successful ranks can be read here."""
+        """Run a job on all ranks; if it succeeds, wait until the ranks' files are visible here."""
         write_atomically(directory.hosts, "\n".join(placement.hosts))
         is_fresh = self._fresh_tasks if is_fresh is None else is_fresh
         with terminations_raised():
@@ -212,7 +212,7 @@ class NodesLauncher(Launcher):
     def _seats(
         self, keepers: Keepers, placement: Placement, directory: RunDirectory, *, is_fresh: bool
     ) -> Seats:
-        """Assign ranks to keepers that have started, and leave each rank's host in the folder."""
+        """Assign ranks to the keepers that have started, and record the host of each rank."""
         hosts = placement.hosts if is_fresh else self._hosts
         per_host = placement.ranks_per_host if is_fresh else 1
         seats: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -232,9 +232,9 @@ class NodesLauncher(Launcher):
         return seats
 
     def _keepers_on(self, hosts: Sequence[str], package: str | None = None) -> Keepers:
-        """The keepers of this session, with one on each of some hosts.
+        """Return the keepers of this session, after making sure that each given host has one.
 
-        The first are started on all hosts; once a keeper was lost, only where they are needed.
+        At first, keepers are started on all hosts; after a loss, only on the hosts needed.
         """
         known = self._keepers
         if known is None or not known.is_usable or not {*hosts} <= {*self._hosts}:
@@ -273,7 +273,7 @@ class NodesLauncher(Launcher):
 
 
 def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Path]:
-    """The files that a successful job leaves."""
+    """Return the files that a successful job leaves."""
     ranks = range(placement.ranks)
     if job == "describe":
         return [directory.environment(host).path for host in placement.hosts]

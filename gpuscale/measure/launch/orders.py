@@ -1,8 +1,8 @@
-"""Orders to keepers, and their answers: the launcher's end of the pipes.
+"""The launcher's end of the pipes to the keepers: it sends orders and reads answers.
 
-A keeper (keeper.py) is a process on each node that forks the ranks of run after run. An order is a
-line of JSON on the standard input of all keepers, an answer one on the standard output of one of
-them; `srun` and `mpirun` carry both. The keepers end when their input ends.
+A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
+a line of JSON on the standard input of all keepers; an answer is a line of JSON on the standard
+output of one keeper. `srun` and `mpirun` forward both. The keepers end when their input ends.
 """
 
 import os
@@ -27,15 +27,15 @@ from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
 END, IMPORT = "end", "import"
 """Orders for the keepers themselves; all others are jobs for ranks."""
 _SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-"""Signals of a process with broken memory, which it may have inherited from its keeper."""
+"""Signals that suggest corrupt memory, which a rank may have inherited from the keeper."""
 _LEAVING_STACKS = ("rank", "overhead")
 _STACKS_S = 10.0
-"""How long ranks may take after the timeout to leave their stacks: they started later."""
+"""How long after the timeout to wait for the ranks' stacks: the ranks' timers started later."""
 _LOOK_S = 0.05
 _CHUNK_BYTES = 65536
 
 Seats = Mapping[int, tuple[tuple[int, int], ...]]
-"""Rank and local rank of each process, by the number of the keeper that forks it."""
+"""The rank and local rank of each process to fork, keyed by the number of the keeper."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,46 +43,45 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     job: str
-    """A job of `do_in_rank`, or one of the orders above."""
+    """A job for `do_in_rank`, or `END` or `IMPORT`."""
     folder: str = ""
-    """The run's folder; with `IMPORT` the package."""
+    """The folder of the run or, with `IMPORT`, the name of the package."""
     seats: Seats = {}
     variables: Mapping[str, str] = {}
-    """The environment variables that all ranks share."""
+    """Environment variables with the same value for all ranks."""
     cores_per_rank: int | None = None
-    """None if ranks may use all cores of the keeper."""
+    """Number of cores per rank; None if ranks may use all cores of the keeper."""
     device: str = "auto"
-    """The device to describe."""
+    """The type of device that the job `describe` looks for: `auto`, `cuda` or `cpu`."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer of one keeper: it has started, has imported what it needs, or a rank has ended."""
+    """A message from a keeper: it has started, is ready for orders, or a rank of it has ended."""
 
     keeper: int
     kind: Literal["started", "ready", "ended"]
     node: str = ""
-    """The scheduler's name for its node; empty if it has none."""
+    """The scheduler's name for the keeper's node; empty if unknown."""
     host: str = ""
     refusal: str = ""
-    """Why the keeper ends at once."""
+    """Why the keeper ends right after its start; empty if it does not."""
     order: int = 0
     rank: int = 0
     code: int = 0
-    """The rank's exit code, or minus the number of the signal that ended it; 0 also for a rank
-    that was ended by order."""
+    """The rank's exit code, negative for the number of a signal; 0 if the rank ended by order."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How the ranks of an order ended."""
+    """How the ranks that carried out an order ended."""
 
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Exit codes by rank, of all ranks that are known to have ended, in that order."""
+    """Exit code of each rank that is known to have ended, in the order of ending."""
     timed_out: bool = False
 
 
 class Keepers:
-    """The keepers of one session, or of one run, and the command that started them."""
+    """The keepers of one session or one run, together with the command that started them."""
 
     def __init__(
         self,
@@ -107,17 +106,17 @@ class Keepers:
         self.started: dict[int, Answer] = {}
         self.refusals: dict[int, str] = {}
         self.output = ""
-        """Output of lost keepers, or of the command that started them."""
+        """Error output of the keepers and of the command that starts them, if a keeper is lost."""
         self.is_usable = True
-        """False once a keeper is lost, or may be broken: the next run needs new ones."""
+        """False once a keeper has been lost or may be broken: the next run needs new keepers."""
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._orders = 0
         self.close = finalize(self, _close, self._process)
-        """Also called when this object, or this process, ends."""
+        """Ends the keepers; also called when this object is deleted or this process ends."""
 
     def have_started(self, within_s: float) -> bool:
-        """Wait until all keepers are ready for orders; False if one is not."""
+        """Wait until all keepers are ready for orders; return False if one is not ready in time."""
         ready = set[int]()
         for answer in self._answers(time.monotonic() + within_s):
             if answer.refusal:
@@ -136,7 +135,7 @@ class Keepers:
         return self.is_usable
 
     def have_imported(self, package: str, within_s: float) -> bool:
-        """Have a package imported, so that ranks need not; False if a keeper does not answer."""
+        """Let all keepers import a package, so that ranks need not; False if one fails to reply."""
         self.send(job=IMPORT, folder=package)
         return self.have_started(within_s)
 
@@ -149,13 +148,13 @@ class Keepers:
         timeout_s: float,
         **details: object,
     ) -> Outcome:
-        """Have ranks forked, wait until all have ended or one has failed, and end the others.
+        """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
         Args:
-            job: A job of `do_in_rank`.
+            job: A job for `do_in_rank`.
             directory: The folder of the run.
             seats: The ranks of each keeper.
-            timeout_s: After this time the ranks are ended, once they have left their stacks.
+            timeout_s: Time after which the ranks write down their stacks and are ended.
             details: Further fields of the order.
         """
         ranks = {rank for pairs in seats.values() for rank, _ in pairs}
@@ -221,7 +220,7 @@ class Keepers:
 
 
 def wait_for(paths: Iterable[Path], patience_s: float) -> None:
-    """Wait until files written on other nodes are there and not empty, for a limited time."""
+    """Wait, for a limited time, until files written on other nodes are visible and not empty."""
     deadline_s = time.monotonic() + patience_s
     for path in paths:
         while time.monotonic() < deadline_s:

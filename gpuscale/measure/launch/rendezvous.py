@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
-"""How the ranks reach the first host, with `{host}` for its name: `{host}i` on JUWELS Booster,
-whose nodes have a second name for InfiniBand."""
+"""Variable with a pattern for the name by which ranks reach the first host: for example `{host}i`
+on JUWELS Booster, whose nodes have a second name for InfiniBand."""
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _RENDEZVOUS_PORTS = range(12_000, 32_000)
 """Ports on which the first rank may wait for the others, below the range of ephemeral ports."""
@@ -19,7 +19,7 @@ _ANY_PORT = 9
 
 
 def free_port() -> int:
-    """A random port that is free on this host; the last run's port may still be in use."""
+    """Return a random free port of this host; the port of the last run may still be in use."""
     while True:
         port = random.choice(_RENDEZVOUS_PORTS)
         with suppress(OSError), socket.socket() as tried:
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def rank_variables(ranks: int, host: str) -> dict[str, str]:
-    """The variables by which ranks find one another, if the first of them is on the host."""
+    """Return the variables by which ranks find one another, with rank 0 on the given host."""
     pattern = os.environ.get(HOST_PATTERN, "{host}")
     return {
         "WORLD_SIZE": str(ranks),
@@ -38,10 +38,10 @@ def rank_variables(ranks: int, host: str) -> dict[str, str]:
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """`GLOO_SOCKET_IFNAME` if gloo needs it to reach the other hosts; empty otherwise.
+    """Return `GLOO_SOCKET_IFNAME` if gloo needs it to reach the other hosts, or else nothing.
 
-    By itself gloo listens where the host's own name leads. On many machines that is 127.0.1.1
-    (Debian writes it into /etc/hosts), which is of no use to the other hosts.
+    By default gloo listens on the address to which the host's own name resolves. On many machines
+    this is 127.0.1.1 (Debian writes it into /etc/hosts), which other hosts cannot reach.
     """
     me = socket.gethostname()
     if _GLOO_INTERFACE in given or len(hosts) < 2:
@@ -56,7 +56,7 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 
 
 def _interface_towards(host: str) -> str | None:
-    """The interface by which this host sends to another; None if it cannot reach it."""
+    """The network interface through which this host reaches another host; None if it cannot."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Nothing is sent: this only asks the system for its route.
         probe.connect((host, _ANY_PORT))
