@@ -1,1 +1,1 @@
-"""Verdicts and causes, from values to values; no file is read or written here."""
+"""Verdicts on results, and the causes of losses; nothing here reads or writes a file."""

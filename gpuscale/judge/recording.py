@@ -1,4 +1,4 @@
-"""Baselines made of measured runs, and changed by approved later runs."""
+"""Make baselines from measured runs, and update them with approved later runs."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,30 +16,30 @@ from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import deduplicated, without_windows
 
 MINIMUM_RUNS = 3
-"""Fewest valid runs of an entry of a baseline file."""
+"""Minimum number of valid runs of each entry in a baseline file."""
 EVERYTHING = "all"
-"""The selector of every proposal that can be accepted."""
+"""Selector that chooses every proposal that can be accepted."""
 _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",
 )
-"""All fields of a run but its evidence."""
+"""Fields of a run that the history of a baseline keeps: all except the evidence."""
 
 
 class EntryId(NamedTuple):
-    """Identifier of an entry of a baseline: the properties that its runs share."""
+    """Identity of a baseline entry: the properties that all its runs share."""
 
     configuration: Configuration
     gpus: int
 
     @property
     def key(self) -> EntryKey:
-        """The table row that it belongs to."""
+        """Key of the table row that the entry belongs to."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
 
 def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
-    """The runs of each entry, in their order."""
+    """Group runs by entry, without changing their order."""
     entries: dict[EntryId, list[Run]] = {}
     for run in runs:
         entries.setdefault(EntryId(run.configuration, run.gpus), []).append(run)
@@ -55,10 +55,10 @@ def baseline_from_results(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> Baseline:
-    """The baseline that the valid runs of some results make, in the order they were measured.
+    """Make a baseline of the valid runs in these results, given in the order of measurement.
 
-    Runs of one scheduler job, or else of one invocation, count as one allocation. Only the `cases`,
-    each as `mnist_cnn` or `mnist_cnn/ddp`, and the numbers of `gpus` are taken; None is all.
+    Runs of one scheduler job, or else of one invocation, count as one allocation. None takes all
+    `cases` (each given as `mnist_cnn` or `mnist_cnn/ddp`), or all numbers of `gpus`.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:
@@ -91,25 +91,25 @@ def baseline_from_results(
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """The baseline itself, or one made of the results under that name, even of few runs."""
+    """Return a baseline as it is; make one with this name from results, however few their runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """A baseline made of results, however few runs they have, to compare others with."""
+    """Make a baseline from results, however few their runs, to compare other results with."""
     cluster = results[0].environment.host or "unknown host"
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
 def measured_at(results: Sequence[Results]) -> str:
-    """The start of the latest of the (at least one) results: ISO 8601 with offset."""
+    """Return the start time of the latest of one or more results: ISO 8601 with UTC offset."""
     return max((result.created_at for result in results), key=datetime.fromisoformat)
 
 
 def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """The remedy for an entry that has too few valid runs."""
+    """Advice for an entry that has too few valid runs."""
     return (
         "give the results of all nights together, or measure as before with '--runs "
         f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "
@@ -118,7 +118,7 @@ def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
 
 
 def results_of(baseline: Baseline) -> tuple[Results, ...]:
-    """The measured runs of a baseline as results, one for each allocation."""
+    """Convert the measured runs of a baseline to results, one for each allocation."""
     runs: dict[str, list[Run]] = {}
     for run in baseline.runs:
         runs.setdefault(run.allocation or baseline.name, []).append(run)
@@ -139,20 +139,20 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """New runs for one entry of a baseline."""
+    """A proposal to replace, extend or add the runs of one baseline entry."""
 
     label: str
-    """Row label, with the options that distinguish it from others of the same name."""
+    """Row label, with the options that distinguish the entry from others of the same name."""
     entry: EntryId
     old: tuple[Run, ...]
     """The present runs; empty if the baseline has no such entry."""
     new: tuple[Run, ...]
     obstacle: str = ""
-    """The reason why it cannot be accepted; empty if it can."""
+    """Reason why the proposal cannot be accepted; empty if it can be."""
 
     @property
     def remark(self) -> str:
-        """A remark for the user before it is accepted; empty if there is none."""
+        """Remark shown to the user before the proposal is accepted; may be empty."""
         if self.obstacle:
             return f"cannot be accepted, it {self.obstacle}"
         if not self.old:
@@ -164,7 +164,7 @@ class Proposal:
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """The names that select it, the shortest that names its row first."""
+        """Names that select this proposal on the command line, most specific first."""
         (configuration, gpus), case = self.entry, self.entry.configuration.case
         label = configuration.label
         return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
@@ -173,9 +173,9 @@ class Proposal:
 def proposals(
     baseline: Baseline, results: Sequence[Results], *, beside: bool = False
 ) -> tuple[Proposal, ...]:
-    """The entries of the results that differ from the baseline's, in its order, then new ones.
+    """Propose a change to each baseline entry whose runs in the results differ.
 
-    Their runs replace those of the baseline, or are added to them if `beside` is true.
+    The new runs replace the baseline's, or are added if `beside` is true. New entries come last.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
@@ -193,7 +193,7 @@ def proposals(
 
 
 def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
-    """The proposals that `CASE[/STRATEGY][@GPUS]` names; `all` is all that can be accepted."""
+    """Return the proposals that `CASE[/STRATEGY][@GPUS]` selects; `all` skips unacceptable ones."""
     chosen = []
     for selector in selectors:
         named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
@@ -217,7 +217,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """The baseline with the changes (at least one), and its former runs in its history."""
+    """Apply one or more proposals to a baseline; the replaced runs go into the history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for made in entries.values() for run in made)
     gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
@@ -282,7 +282,7 @@ def _chosen(
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """The valid runs as a baseline keeps them, with their allocations; refuses injected faults."""
+    """Return valid runs as baselines keep them; left-out nights and injected faults are errors."""
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
@@ -328,9 +328,9 @@ def _versions(results: Sequence[Results]) -> str:
 
 
 def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
-    """The environment of each allocation of these runs.
+    """Return the environment of each allocation in which these runs were measured.
 
-    The later jobs of a resumed file have the same environment, except for job and host.
+    Jobs that resumed a results file share the file's environment, except for job and host.
     """
     used = {run.allocation for run in runs}
     found = {result.allocation: result.environment for result in results}

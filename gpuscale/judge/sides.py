@@ -1,4 +1,4 @@
-"""The two sides of a comparison: their runs, grouped and reduced once, and their origins."""
+"""The two sides of a comparison (baseline and results): their runs by entry, and their origins."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class Side:
     entries: Sequence[Entry]
     by_row: Mapping[EntryKey, Sequence[Entry]]
     by_point: Mapping[PointKey, Entry]
-    """The entries that have a valid run."""
+    """Entries with at least one valid run."""
     environments: Sequence[Environment]
-    """All environments, one a file of results or an allocation of a baseline."""
+    """All environments: one for each results file, or for each allocation of a baseline."""
     environments_of: Mapping[PointKey, Sequence[Environment]]
-    """The environments of the valid runs of each entry."""
+    """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
-    """When the side was written: ISO 8601, whose offset holds for all its times."""
+    """Time at which the file was written (ISO 8601); the side's times use the same UTC offset."""
 
     def origin_of(self, entries: Iterable[Entry]) -> Origin:
-        """Where and when these entries were measured."""
+        """Return where and when these entries were measured."""
         counts: list[int] = []
         began: dict[str, float] = {}
         hosts: dict[str, None] = {}
@@ -73,27 +73,27 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """A baseline and the results beside it: the one value that all of judging works on."""
+    """A baseline and the results that are compared with it."""
 
     baseline: Baseline
-    """Its tolerances, its hardware and its name; its runs are in `before`."""
+    """Used for tolerances, hardware and name; the runs of the baseline are in `before`."""
     published: Mapping[EntryKey, ScalingPoint]
     before: Side
     after: Side
 
     @property
     def keys(self) -> tuple[EntryKey, ...]:
-        """The rows that either side has, the baseline's first."""
+        """Keys of the rows that either side has, the baseline's first."""
         return tuple(dict.fromkeys((*self.before.by_row, *self.published, *self.after.by_row)))
 
     @property
     def environments(self) -> tuple[list[Environment], list[Environment]]:
-        """All environments of the baseline, and all of the results."""
+        """All environments of the baseline, and all environments of the results."""
         return [*self.before.environments], [*self.after.environments]
 
 
 def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
-    """The sides of a comparison; several results are taken together."""
+    """Build both sides of a comparison; several results form one side."""
     return Sides(
         baseline=baseline,
         before=side_of_baseline(baseline),
@@ -103,7 +103,7 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 
 
 def side_of_baseline(baseline: Baseline) -> Side:
-    """The measured runs of a baseline."""
+    """Build one side from the measured runs of a baseline."""
     return _side(
         baseline.runs,
         [run.allocation or baseline.name for run in baseline.runs],
@@ -117,7 +117,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
 
 
 def side_of_results(results: Sequence[Results]) -> Side:
-    """The runs of all results together."""
+    """Build one side from the runs of all results."""
     placed = [
         (result.allocation_of(run), run, result.environment)
         for result in results

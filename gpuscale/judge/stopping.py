@@ -1,4 +1,4 @@
-"""The rules by which a row has enough runs: its intervals are narrow, or its verdict is decided."""
+"""Rules for when a row has enough runs: its intervals are narrow, or its verdict is decided."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,25 +21,25 @@ from gpuscale.records.verdict import BaselineKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowIntervals:
-    """Runs go on until the intervals of T and S are narrow enough."""
+    """Stop once the confidence intervals of step time and speedup are narrow enough."""
 
     minimum_runs: int
-    """Valid runs of a point before its intervals count."""
+    """Number of valid runs that a point needs before its intervals are considered."""
     target: float
-    """Half of a 95% interval, relative to its value, that is narrow enough."""
+    """Largest half-width of a narrow 95% interval, relative to the estimate."""
     gpus: tuple[int, ...]
-    """The numbers of GPUs that are measured: only their speedups hold up T(1)."""
+    """Measured numbers of GPUs; 1 GPU is measured until the speedups on all of them are settled."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
-        """The reason why a run would add nothing; None if it is needed."""
+        """Return the reason why a requested run is unnecessary; None if the run is needed."""
         count = self.settled_after(PointKey.of(request), results.runs)
         return None if count is None else f"settled after {counted(count, 'run')}"
 
     def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
-        """The valid runs of a point that is known well enough; None if it needs more.
+        """Return the number of valid runs of a settled point; None if the point needs more runs.
 
-        A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
-        known S(n) over it. `runs` are those of all points so far.
+        A point on n GPUs is settled when T(n) and S(n) have narrow intervals; the point on 1 GPU,
+        when T(1) and every S(n) relative to it do. `runs` are the runs of all points so far.
         """
         points = {point.point_key: point for point in scaling_points(runs)}
         point = points.get(key)
@@ -54,7 +54,7 @@ class NarrowIntervals:
         return point.valid_runs if self._are_narrow(*speedups) else None
 
     def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-        """The points with a valid run whose own T or S is not known well enough."""
+        """Return the points with a valid run whose own step time or speedup is too uncertain."""
         return tuple(
             point
             for point in scaling_points(runs)
@@ -77,21 +77,21 @@ class NarrowIntervals:
 
 @dataclass(slots=True, kw_only=True)
 class DecidedVerdict:
-    """Runs go on until the verdict against a baseline is decided."""
+    """Stop once the verdict against a baseline is decided."""
 
     baseline: Baseline
     plan: SequentialPlan
     gpus: tuple[int, ...]
     baseline_kind: BaselineKind = "baseline"
     cases: Collection[str] | None = None
-    """The measured cases, each as `mnist_cnn/ddp`; no others are judged. None is all."""
+    """Measured cases, such as `mnist_cnn/ddp`; only these are judged. None means all."""
     configurations: Collection[Configuration] | None = None
-    """The measured configurations; None is all."""
+    """Measured configurations; None means all."""
     _judged: tuple[int, SessionVerdict] | None = None
-    """The number of runs at the last verdict, and that verdict."""
+    """Number of runs at the last verdict, and that verdict."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
-        """The reason why a run would add nothing; None if it is needed."""
+        """Return the reason why a requested run is unnecessary; None if the run is needed."""
         if request.index <= self.plan.fewest_runs:
             return None
         verdict = self.verdict_after(results)
@@ -106,7 +106,7 @@ class DecidedVerdict:
         return None
 
     def verdict_after(self, results: Results) -> SessionVerdict:
-        """The verdict on everything that was measured so far, and what it still needs."""
+        """Return the verdict on all runs so far, with the rows that need more runs."""
         # Judging analyses every run again, and is asked for before each run.
         if self._judged is None or self._judged[0] != len(results.runs):
             verdict = judge_session(

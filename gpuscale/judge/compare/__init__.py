@@ -1,4 +1,4 @@
-"""Judging results against a baseline: values in, values out; no files, no output."""
+"""Judge results against a baseline, without reading or writing files."""
 
 from gpuscale.judge.compare.comparison import Choice, compare, compare_sides
 

@@ -1,4 +1,4 @@
-"""A whole comparison: match the rows, judge those that can be judged, and add notes."""
+"""Compare results with a baseline: match the rows, judge those that can be judged, add notes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +27,16 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows to judge; None is all."""
+    """Selection of the rows to judge; None selects all."""
 
     cases: Collection[str] | None = None
     """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
     gpus: Collection[int] | None = None
 
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
-        """The chosen keys, case by case, each with its numbers of GPUs ascending.
+        """Return the chosen keys, grouped by case and sorted by number of GPUs.
 
-        A case that is chosen but has none of the chosen numbers gets keys that no side has.
+        A chosen case without any of the chosen numbers of GPUs gets keys that neither side has.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [
@@ -53,7 +53,7 @@ class Choice:
     def validate(self, keys: Collection[EntryKey]) -> None:
         """Raise UsageError for a case or number of GPUs that neither side has.
 
-        Otherwise a comparison of the remaining rows could pass.
+        Without this check, a comparison of the remaining rows could pass.
         """
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
@@ -70,13 +70,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """The judgement on each row of a comparison."""
+    """The judgements on all rows of a comparison."""
 
     judgements: Sequence[Judgement]
     sides: Sides
 
     def comparison(self, entries: Sequence[EntryVerdict]) -> Comparison:
-        """The record of these entries, with both machines and the notes on the runs."""
+        """Build the record of the comparison from these verdicts, with both machines and notes."""
         baseline, after = self.sides.baseline, self.sides.after
         machines = dict.fromkeys(where.hardware_label for where in after.environments)
         rows = [judgement.row for judgement in self.judgements]
@@ -106,7 +106,7 @@ def compare(
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     """Judge every chosen row of either side.
 
-    Runs on 1 GPU serve as the reference of the speedups even if their row is not chosen. Raises
+    Runs on 1 GPU serve as the reference for speedups even if their row is not chosen. Raises
     UsageError for a choice that neither side has.
     """
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
@@ -117,7 +117,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
 
 
 def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
-    """The judgement on every chosen row."""
+    """Judge every chosen row."""
     rows = match(sides, choice.rows_of(sides.keys))
     mismatch = machine_mismatch(sides.baseline.hardware, sides.environments[1])
     if mismatch:
@@ -145,13 +145,13 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
 
 
 def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
-    """True if only published rows on 1 GPU were judged: they pass by definition."""
+    """True if only published rows on 1 GPU, which pass by definition, were judged."""
     judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
     return all(entry.reason.code == "speedup_reference" for entry in judged)
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """The judgement; not a pass if most runs failed or if one of several nights was slow."""
+    """Make a pass inconclusive if most runs failed or if one of several nights was slow."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

@@ -1,4 +1,4 @@
-"""Tested changes of one row, the rules that make a verdict of them, and the runs it still needs."""
+"""Tested changes of one row, the rules that turn them into a verdict, and the runs still needed."""
 
 import math
 from bisect import bisect_left
@@ -23,39 +23,39 @@ class ErrorRates:
     """The nominal error rates of one analysis."""
 
     significance: float = SIGNIFICANCE
-    """One-sided p, adjusted for the family, below which a change counts."""
+    """Largest one-sided p-value, adjusted for the family of tests, at which a change counts."""
     confidence: float = CONFIDENCE
-    """Confidence of the bound that *ok* puts on a loss."""
+    """Confidence with which the verdict `ok` rules out a larger loss."""
 
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
-"""Share of the family's error for a test of a speedup or metric; a test of T has 1.
+"""Weight of a test of a speedup or metric in the family of tests; a test of a step time has 1.
 
-If all numbers of GPUs got slower, only the test of T can find it, and it is the less precise one:
-nights differ more in T than in S. A lost speedup that T supports is far beyond the limit, and
-without T's support it does not count.
+If all numbers of GPUs got slower, only tests of step times can show it. They need more weight since
+nights differ more in step time than in speedup. Speedups can do with less: a lost speedup counts
+only if the step time supports it, and is then far beyond the limit.
 """
 
 
 def relative_fall(gain: float) -> float:
-    """The loss of a quantity that is better when larger; `gain` is log(now / then)."""
+    """Return the loss of a quantity that is better when larger; `gain` is log(now / then)."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """The loss of a quantity that is better when smaller; `gain` is log(then / now)."""
+    """Return the loss of a quantity that is better when smaller; `gain` is log(then / now)."""
     return exponential(-gain) - 1
 
 
 def loss_in_points(gain: float) -> float:
-    """The loss of a quantity that is judged in points, not by logarithms."""
+    """Return the loss of a quantity that is judged by differences rather than by logarithms."""
     return -gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """The tested change of one quantity; a gain above 0 is better."""
+    """The tested change of one quantity; a positive gain is an improvement."""
 
     name: str
     """A `QuantityName`, or the name of a metric."""
@@ -63,11 +63,11 @@ class Quantity:
     limits: Limits
     rates: ErrorRates
     weight: float = OTHER_WEIGHT
-    """Weight in the family."""
+    """Weight of the test in the family of tests."""
     loss_of: Callable[[float], float] = relative_fall
-    """Converts a gain to the loss that margins are about."""
+    """Function that converts a gain to the loss that margins refer to."""
     p_worse: float | None = None
-    """One-sided, adjusted for the family; None if the spread is unknown."""
+    """One-sided p-value, adjusted for the family of tests; None if the spread is unknown."""
     p_better: float | None = None
 
     @property
@@ -77,13 +77,13 @@ class Quantity:
 
     @property
     def loss_bound(self) -> float | None:
-        """The loss that the truth does not exceed, with the confidence of one look (95%)."""
+        """Upper confidence bound of the true loss; None if the spread is unknown."""
         bound = self.gain.lower_bound(self.rates.confidence)
         return None if bound is None else self.loss_of(bound)
 
     @property
     def stated_bound(self) -> float:
-        """The loss that is reported as ruled out; no reported interval reaches beyond it."""
+        """Loss that reports call ruled out; no reported interval extends beyond it."""
         low, _ = self.gain.interval() or (0.0, 0.0)
         return max(self.loss_of(low), self.loss_bound or 0.0)
 
@@ -94,33 +94,33 @@ class Quantity:
 
     @property
     def ok_bound(self) -> float:
-        """At least the margin: otherwise some losses could be neither ok nor regressed."""
+        """Loss that `ok` must rule out; at least the margin, above which a loss is a regression."""
         return max(self.limits.ok_bound, self.limits.margin)
 
     @property
     def is_ok(self) -> bool:
-        """True if a loss as large as the bound of `ok` is excluded."""
+        """True if a loss as large as `ok_bound` is ruled out."""
         return self.loss_bound is not None and self.loss_bound < self.ok_bound
 
     @property
     def is_worse(self) -> bool:
-        """Significantly worse, and by more than the margin."""
+        """True if the quantity is significantly worse, and by more than the margin."""
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
     @property
     def is_better(self) -> bool:
-        """Significantly better, and by more than the margin."""
+        """True if the quantity is significantly better, and by more than the margin."""
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
 
     def moved_worse(self, significance: float) -> bool:
-        """Worse by more than the margin, at this one-sided p without regard to the family.
+        """True if worse by more than the margin, at this one-sided significance, unadjusted.
 
-        It names the end of a ratio that moved, once the family has shown that the ratio did.
+        Shows which end of a ratio changed, once the adjusted test has shown that the ratio did.
         """
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
-        """Better by more than the margin, at this one-sided p without regard to the family."""
+        """True if better by more than the margin, at this one-sided significance, unadjusted."""
         return _below(self.gain.p_above_zero(), significance) and -self.loss > self.limits.margin
 
 
@@ -129,10 +129,10 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Ratio of likelihoods from which a loss on n GPUs is preferred to a gain on 1 GPU."""
+"""Likelihood ratio above which a lost speedup is a loss on n GPUs rather than a gain on 1 GPU."""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
-"""One-sided p at which a move of T(1) is named; no loss is claimed on its strength."""
+"""One-sided p-value below which a change of T(1) is named; it is not enough to claim a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,26 +140,26 @@ class Quantities:
     """The quantities that are judged together for one row."""
 
     time: Quantity
-    """T(1) on 1 GPU, T(n) on more GPUs."""
+    """Step time on the row's number of GPUs."""
     speedup: Quantity | None = None
     reference: Quantity | None = None
-    """T(1), for a row on more than 1 GPU; given whenever `speedup` is."""
+    """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
     beside: tuple[Quantity, ...] = ()
-    """T(n) over T(k) for every other k of the case: shows which end of a lost speedup moved."""
+    """Step time relative to each other number of GPUs, to see which end of a speedup changed."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
-        """The quantities that the row itself is judged by."""
+        """The quantities by which the row itself is judged."""
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """The quantities with the next of these in the place of their `tests`, in that order."""
+        """Return a copy whose `tests` are replaced, in order, by the next items of the iterator."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
 
 class Decision(NamedTuple):
-    """The verdict, what moved, and the quantity that decided it."""
+    """A verdict, the finding that explains it, and the quantity that decided it."""
 
     verdict: Verdict
     finding: Finding | None
@@ -167,11 +167,11 @@ class Decision(NamedTuple):
 
 
 def decide(quantities: Quantities) -> Decision:
-    """The verdict on one row.
+    """Decide the verdict on one row.
 
     S(n) falls if T(1) improves, so a lost speedup is a regression only if training on n GPUs got
     slower too: significantly by itself, or compared with other numbers of GPUs. Otherwise the
-    reference is held responsible.
+    change is put down to the reference.
     """
     time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
@@ -205,10 +205,10 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 
 
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
-    """True if a lost speedup is far likelier a loss on n GPUs than a gain on 1 GPU.
+    """True if a lost speedup is far more likely a loss on n GPUs than a gain on 1 GPU.
 
-    A loss on n requires a night that affected everything as T(1) shows, a gain on 1 a night that
-    affected everything as T(n) shows. The ratio of the likelihoods of these two nights decides.
+    A loss on n GPUs means that the night as a whole changed step times as T(1) shows; a gain on
+    1 GPU, as T(n) shows. The likelihood ratio of these two changes decides.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -244,27 +244,27 @@ class Judgement:
     excess_losses: Mapping[str, float] = field(default_factory=dict)
     """Observed loss beyond the margin, by quantity; negative within it."""
     decided_by: str | None = None
-    """The key in `excess_losses` of the quantity that decided."""
+    """Key in `excess_losses` of the quantity that decided the verdict."""
     is_suspect: bool = False
-    """True if a quantity is worse than its margin, without regard to the family."""
+    """True if a quantity is worse by more than its margin in an unadjusted test."""
 
 
 CREDIBLE = 3
-"""Runs show their own spread too badly to predict more than this multiple of their number."""
+"""Largest trusted extrapolation, as a multiple of the runs made: few runs show spread poorly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredRuns:
-    """The further runs that would settle a row, if they resemble the present ones."""
+    """Number of further runs that would settle a row, if they resemble the present runs."""
 
     needed: int | None
-    """About the fewest runs that settle the row; None if none of the tried numbers does."""
+    """Approximate minimum that settles the row; None if no number that was tried does."""
     made: int
-    """Present runs of the smallest sample."""
+    """Number of present runs in the smallest sample."""
 
     @property
     def credible(self) -> int | None:
-        """The needed runs; None if their number is too large to be believed."""
+        """The needed number of runs; None if it is too large to be trusted."""
         if self.needed is None or self.needed > CREDIBLE * self.made:
             return None
         return self.needed
@@ -278,10 +278,9 @@ class RequiredRuns:
 
 
 def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:
-    """The required runs of a row that is inconclusive now; `made` are those of its smallest sample.
+    """Find the further runs that settle an inconclusive row; its smallest sample has `made` runs.
 
-    If some number of runs settles a row, larger ones do too, except for rare rows; so the numbers
-    are searched by halving.
+    A binary search: if some number of runs settles a row, larger numbers almost always do too.
     """
     if not settles(FURTHER_RUNS[-1]):
         return RequiredRuns(needed=None, made=made)

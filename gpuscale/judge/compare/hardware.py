@@ -1,4 +1,4 @@
-"""Comparison of the machine of a baseline with that of the results."""
+"""Compare the machine of a baseline with the machine of the results."""
 
 import re
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def same_gpu_model(one: str, other: str) -> bool:
     """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
 
     The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory (`SXM4`,
-    `40GB`) must not contradict: the more specific name must have all those of the other. An `H100
-    PCIe` is thus no `H100 80GB HBM3`, and an `H100` is either.
+    `40GB`) must not conflict: the more specific name must include all that the other name states.
+    Thus `H100` matches both `H100 PCIe` and `H100 80GB HBM3`, which do not match each other.
     """
     model, variant = _parsed(one)
     other_model, other_variant = _parsed(other)
@@ -54,7 +54,7 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """The reason why results cannot be compared with the baseline's machine; None if they can.
+    """Return the reason why results are not comparable with the baseline; None if they are.
 
     Unknown properties do not count as different.
     """
@@ -69,7 +69,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """The names of the machine now and then, if they differ."""
+    """Return the names of the present and the baseline's machine if they differ."""
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":
@@ -85,7 +85,7 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
 
 
 def hardware_label(cluster: str, hardware: Hardware) -> str:
-    """The baseline's machine in words: `ARC4, 4× V100 per node`."""
+    """Describe the baseline's machine, such as `ARC4, 4× V100 per node`."""
     if hardware.device == "cpu":
         machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
     elif hardware.gpu_name is None:
@@ -98,10 +98,10 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
 
 
 def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """The note on results from another host than the baseline's, with the same GPUs; None if alike.
+    """Note that the results come from a different kind of host; None if the hosts are alike.
 
-    Results on other GPUs are not compared at all; a host of another kind still feeds the same
-    GPUs differently.
+    Results on other GPUs are not compared at all, but the same GPUs may also run at another speed
+    in a different host.
     """
     # Ranks on the CPU are compared on the same CPU only; that needs no note.
     if baseline.device == "cpu":
@@ -123,6 +123,6 @@ def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Sta
 
 
 def _may_be_same(one: str, other: str) -> bool:
-    """True if one CPU name is a shorter form of the other: `POWER9`, `POWER9, altivec`."""
+    """True if one CPU name is a shorter form of the other, as `POWER9` is of `POWER9, altivec`."""
     words = [frozenset(re.findall(r"[a-z0-9]+", name.casefold())) for name in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]

@@ -1,4 +1,4 @@
-"""The rows of a comparison: the entries of both sides, and what keeps a row from being judged."""
+"""Match the entries of both sides into rows, and find the rows that cannot be judged."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""A row with failed runs passes only with this many valid ones, and as many as failed."""
+"""Valid runs without which a row with failed runs cannot pass; it also needs as many as failed."""
 _LONGEST_MESSAGE = 160
 
 
 def first_failure(entry: Entry) -> str | None:
-    """The first line of an entry's first failure, cut to fit a table; None if none failed."""
+    """Return the first line of an entry's first failure, cut to fit a table; None if all passed."""
     if not entry.failed:
         return None
     failure = entry.failed[0].failure
@@ -40,9 +40,9 @@ def first_failure(entry: Entry) -> str | None:
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """The facts of an entry with too few valid runs for a pass; None if there are enough.
+    """Return the run counts of an entry with too few valid runs to pass; None if it has enough.
 
-    If most runs failed, the valid ones are no fair sample.
+    If most runs failed, the valid runs are not a fair sample.
     """
     if entry is None:
         return None
@@ -54,10 +54,10 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """The baseline's outlying runs, with the distance of their log T above the other runs.
+    """Find the baseline's outlying runs, and how far their log step times lie above the others.
 
-    A run is given by its allocation and its place there. It is not outlying if a run of tonight is
-    nearer to it than to the others: then it belongs to the machine.
+    The key of a run is its allocation and index there. A run is not outlying if one of tonight's
+    runs is nearer to it than to the others, since the machine then produces such times again.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -71,7 +71,7 @@ def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int]
 
 
 def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, ...]]:
-    """The baseline's log T by allocation, without outlying runs."""
+    """Return the baseline's log step times by allocation, without outlying runs."""
     far = outlying_runs(before, after)
     return {
         name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)
@@ -81,12 +81,12 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """One row before it is judged; `obstacle` and `reason` are set if it cannot be."""
+    """A row before it is judged; `obstacle` and `reason` are set if it cannot be judged."""
 
     key: EntryKey
     before: Entry | None = None
     published: ScalingPoint | None = None
-    """Never set together with `before`."""
+    """Published point to judge against; never set together with `before`."""
     after: Entry | None = None
     obstacle: Verdict | None = None
     reason: Statement | None = None
@@ -97,7 +97,7 @@ class MatchedRow:
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """The row with this verdict, and with the numbers of both sides."""
+        """Build the record of this verdict on the row, with the numbers of both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if (known := self.published) is not None:
@@ -116,12 +116,12 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """The row that cannot be judged, for this reason."""
+        """Return a copy of the row, marked as impossible to judge for this reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
-    """One row for each entry of either side with one of the keys, in their order."""
+    """Match the entries of both sides that have one of the keys into rows, in the order of keys."""
     rows: list[MatchedRow] = []
     for key in keys:
         then, now = sides.before.by_row.get(key), sides.after.by_row.get(key, ())
@@ -141,7 +141,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """The published point of the row, or else of the strategy that the row's strategy wraps."""
+    """Return the row's published point, or else that of the strategy which the row's one wraps."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -149,7 +149,7 @@ def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> Sca
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[MatchedRow]:
-    """A row for each entry before, with the most similar entry now, and for each new entry."""
+    """Pair each baseline entry with its most similar present entry; add rows for new entries."""
     taken = {entry.key.configuration for entry in before}
     free = [entry for entry in after if entry.key.configuration not in taken]
     shown = []
@@ -181,7 +181,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _beside_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """The row with the entry that differs least, and with what keeps it from being judged."""
+    """Add the entry that differs least to the row, and any obstacle to judging the row."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))
@@ -197,7 +197,7 @@ def _beside_nearest(
 
 
 def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldChange, ...]:
-    """The differences that keep runs of two points from being repetitions."""
+    """Find the differences in configuration, batch and sample shape between two points."""
     found = differences(before.configuration, after.configuration)
     found += _differing("batch_per_gpu", before.batch_per_gpu, after.batch_per_gpu)
     if before.sample_shape is not None and after.sample_shape is not None:
@@ -215,7 +215,7 @@ def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
 
 
 def _placements(entry: Entry) -> frozenset[tuple[int, ...]]:
-    """The numbers of ranks on each node, largest first, for each run that knows its ranks."""
+    """Return the ranks per node, largest first, of each valid run whose ranks are known."""
     return frozenset(
         tuple(sorted(Counter(rank.host for rank in run.ranks).values(), reverse=True))
         for run in entry.valid
@@ -226,9 +226,9 @@ def _placements(entry: Entry) -> frozenset[tuple[int, ...]]:
 def _published_differences(
     published: ScalingPoint, measured: ScalingPoint
 ) -> tuple[FieldChange, ...]:
-    """The differences between a published and a measured point, as far as they are known.
+    """Find the known differences between a published and a measured point.
 
-    Weak or strong scaling needs no check of its own: it shows in the batch per GPU.
+    Weak or strong scaling needs no separate check: the batch per GPU shows it.
     """
     used = measured.configuration
     return (
