@@ -1,6 +1,6 @@
-"""The values that everything else passes around: frozen, without behaviour beyond arithmetic.
+"""Immutable records that all other packages exchange; they only validate and compute.
 
-Unknown is `None`, never 0. Units are in the names. Nothing here measures or reads a file.
+An unknown value is `None`, never 0. Units are in the field names. Nothing here reads files.
 """
 
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source

@@ -28,11 +28,11 @@ Timed = Literal["job", "training_loop", "epoch"]
 
 
 class Hardware(Record, frozen=True, kw_only=True):
-    """The machine of a baseline; a field is None if not recorded."""
+    """The hardware that a baseline was measured on; a field is None if it was not recorded."""
 
     device: Name
     gpu_name: Name | None = None
-    """Name as published or as CUDA reports it; matched by its model (`V100`, `A100`)."""
+    """GPU name as published or as CUDA reports it; only its model (`V100`, `A100`) is compared."""
     gpus_per_node: Gpus | None = None
     cpu_model: Line | None = None
 
@@ -43,7 +43,7 @@ class Hardware(Record, frozen=True, kw_only=True):
 
 
 class Source(Record, frozen=True, kw_only=True):
-    """The publication of a baseline's figures."""
+    """The publication that a baseline's figures come from."""
 
     title: Name
     url: Line | None = None
@@ -54,8 +54,8 @@ class Source(Record, frozen=True, kw_only=True):
 class PublishedFigure(Record, frozen=True, kw_only=True):
     """One published result: times of a fixed amount of training, or a throughput.
 
-    Times include start-up and validation, a throughput does not, so exactly one of the two fields
-    is given.
+    Exactly one of `times_s` and `samples_per_s` is given, since times include start-up and
+    validation, and a throughput does not.
     """
 
     case: Name
@@ -63,23 +63,23 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     gpus: Gpus
     batch_per_gpu: PositiveCount
     runs: PositiveCount
-    """Repetitions of the measurement."""
+    """Number of repetitions of the measurement."""
     nodes: Gpus = 1
     times_s: tuple[Seconds, ...] = ()
-    """Wall-clock seconds of the repetitions, such as the epochs of one job."""
+    """Wall-clock seconds of each repetition, such as each epoch of one job."""
     timed: Timed | None = None
-    """Activity that `times_s` cover."""
+    """Part of the training that `times_s` cover."""
     discard_first: Count = 0
-    """Number of leading `times_s` that the source excludes."""
+    """Number of values at the start of `times_s` that the mean excludes."""
     samples_per_s: SamplesPerSecond | None = None
     nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
     )
-    """Mean of each night, in the unit of the figure; empty if the nights are unknown."""
+    """Mean of each night by date, in the unit of the figure; empty if the dates are unknown."""
     precision: Name | None = None
-    """Precision, if the source names it."""
+    """Numerical precision; None if the source does not name it."""
     data: DataKind | None = None
-    """Kind of the training data, if the source names it."""
+    """Kind of training data; None if the source does not name it."""
     note: Line | None = None
 
     def __post_init__(self) -> None:
@@ -99,33 +99,33 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EntryKey:
-        """The table row of this figure."""
+        """The figure's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.case, self.strategy, self.gpus)
 
     @property
     def mean_time_s(self) -> float | None:
-        """Mean of the times that are not discarded, in seconds; None for a throughput."""
+        """Mean in seconds of the times that are not discarded; None for a throughput figure."""
         kept = self.times_s[self.discard_first :]
         return sum(kept) / len(kept) if kept else None
 
 
 class BaselineChange(Record, frozen=True, kw_only=True):
-    """One approved change of a baseline: the replaced runs, and the reason."""
+    """One approved change to a baseline: the reason, and the runs that were replaced."""
 
     at: Moment
     reason: Line
     by: Name | None = None
-    """Login name."""
+    """Login name of the person who made the change."""
     replaced: tuple[Run, ...] = ()
-    """The replaced runs, without their evidence."""
+    """Runs that were replaced, without evidence such as windows and telemetry."""
     added: tuple[Line, ...] = ()
-    """Names of the rows that had no measured run before."""
+    """Names of the rows that had no measured run before the change."""
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Environments of the replaced runs by allocation, for allocations without other runs."""
+    """Environments, by allocation, of allocations that lost all their runs by the change."""
 
 
 class Baseline(Record, frozen=True, kw_only=True):
-    """A baseline file in memory: runs without their windows, and published figures."""
+    """Contents of a baseline file: measured runs without their windows, and published figures."""
 
     name: Name
     cluster: Name
@@ -133,19 +133,19 @@ class Baseline(Record, frozen=True, kw_only=True):
     source: Source | None = None
     recorded_at: Moment | None = None
     recorded_by: Name | None = None
-    """Login name."""
+    """Login name of the person who recorded the baseline."""
     gpuscale_version: Name | None = None
-    """The version of gpuscale that measured; several if the results came from several."""
+    """Version of gpuscale that made the measurements; several versions are separated by commas."""
     expires_on: Day | None = None
-    """The last valid day, as `2027-05-01`; None if the baseline never expires."""
+    """Last day on which the baseline is valid, such as `2027-05-01`; None if it never expires."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Machine and software of the runs, by allocation."""
+    """Machine and software that the runs were measured with, by allocation."""
     history: tuple[BaselineChange, ...] = ()
-    """Changes since the recording, the oldest first."""
+    """Changes since the baseline was recorded, oldest first."""
     runs: tuple[Run, ...] = ()
-    """The measured runs, each with its allocation."""
+    """The measured runs; each names its allocation."""
 
     def __post_init__(self) -> None:
         if problem := next(_problems(self), None):

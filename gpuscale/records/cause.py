@@ -1,4 +1,4 @@
-"""The causes of a change and their evidence, as codes and numbers without words."""
+"""Causes of a change in performance, and the evidence for them, as codes and numbers."""
 
 from enum import StrEnum, auto
 
@@ -8,7 +8,7 @@ from gpuscale.records.environment import EnvironmentChange
 
 
 class CauseKind(StrEnum):
-    """Kinds of causes that several finders share; the values appear in the JSON report."""
+    """Kinds of causes that several diagnoses share; the values appear in the JSON report."""
 
     DATA = "data"
     COMMUNICATION = "communication"
@@ -24,16 +24,16 @@ class CauseKind(StrEnum):
 
 
 class Beside(StrEnum):
-    """The reference with which a device is compared."""
+    """The reference that a device's counter is compared with."""
 
     BASELINE = auto()
     OTHER_GPUS = auto()
     MOST = auto()
-    """The maximum that the hardware allows, such as a link's width."""
+    """Maximum that the hardware allows, such as the full width of a link."""
 
 
 class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase or part of a step, in seconds per step."""
+    """Change in the duration of a phase or other part of a step, in seconds per step."""
 
     name: str
     before_s: float
@@ -41,7 +41,7 @@ class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
-    """A symptom of one device."""
+    """An abnormal counter or event of one device."""
 
     kind: CauseKind
     uuid: str
@@ -50,15 +50,15 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a counter, or of a value that combines several counters."""
     now: float
     usual: float | None = None
-    """None for an event, which has no usual value."""
+    """Value of the reference; None for an event, which has no usual value."""
     beside: Beside = Beside.BASELINE
     reason: str | None = None
-    """Reason of a clock event."""
+    """Reason for a clock event, such as `sw_power_cap`; None for other symptoms."""
     temperature_max_c: float | None = None
 
 
 class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the efficiency lost on n GPUs, as fractions of the step time."""
+    """Efficiency lost on a number of GPUs, and one part of it, as fractions of the step time."""
 
     gpus: int
     lost: float
@@ -75,14 +75,14 @@ Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | Lo
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of GPUs that lose the same part, and those that do not, ascending."""
+    """Numbers of GPUs, ascending, on which a part of the step did and did not get slower."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
     nodes: int
-    """Nodes of the smallest affected run."""
+    """Number of nodes of the smallest affected run."""
     spared_nodes: int | None
-    """Most nodes of a smaller run without the loss; None if every smaller run has it."""
+    """Most nodes of any unaffected run on fewer GPUs; None if there is no such run."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
@@ -93,50 +93,50 @@ class CountOf(msgspec.Struct, frozen=True):
 
 
 class RanksOf(msgspec.Struct, frozen=True):
-    """The ranks that share a change, out of a total."""
+    """The ranks that share a change, and the total number of ranks."""
 
     ranks: tuple[int, ...]
     of: int
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """The next command to run or thing to check."""
+    """Suggested next step: a command to run or something to check."""
 
     code: str
-    """Key of its words in `reports.cause_words`."""
+    """Key of the suggestion's wording in `reports.cause_words`."""
     hosts: tuple[str, ...] = ()
     runs: int | None = None
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause of a finding; causes are sorted by their share of the lost time."""
+    """One cause of a finding; a finding's causes are sorted by their share of the lost time."""
 
     kind: str
-    """A `CauseKind` or a finder's own kind, as in the JSON report."""
+    """A `CauseKind`, or a kind that only one diagnosis uses; appears in the JSON report."""
     code: str
-    """Key of its words in `reports.cause_words`."""
+    """Key of the cause's wording in `reports.cause_words`."""
     share: float | None = None
-    """Share of the lost time, 1.0 for all of it; None if unknown."""
+    """Share of the lost time that the cause explains, 1.0 for all of it; None if unknown."""
     lost_s: float | None = None
-    """Lost seconds per step; the next two fields are seconds per step too."""
+    """Seconds lost per step; `before_s` and `after_s` are also seconds per step."""
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
-    """None if no other number of GPUs shows where the loss begins."""
+    """Numbers of GPUs with and without the loss; None if there are no others to compare with."""
     shared_by: RanksOf | None = None
-    """The ranks that share the change; None for a single rank, or if only a few ranks changed."""
+    """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
     includes: str | None = None
-    """The strategy's communication, if the cause consists of it or includes it."""
+    """Name of the strategy's communication if the cause is or includes it; otherwise None."""
     ranks: tuple[int, ...] = ()
-    """The affected ranks; empty if all of them are, or if unknown."""
+    """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()
     """Hosts of the affected ranks."""
     device_uuids: tuple[str, ...] = ()
-    """Devices of the affected ranks."""
+    """UUIDs of the affected devices."""
     is_whole_host: bool = False
-    """The affected ranks are all the ranks of one of several hosts."""
+    """True if all ranks of one host, and no ranks of other hosts, are affected."""
     seen_in: CountOf | None = None
-    """The runs that show the cause."""
+    """Number of runs that show the cause, out of all runs."""
     evidence: tuple[Evidence, ...] = ()
     remedy: Remedy | None = None
-    """None if nothing is left to find out."""
+    """Suggested next step; None if nothing is left to find out."""

@@ -1,4 +1,4 @@
-"""The configuration of a training: the fields in which comparable results agree."""
+"""The configuration of a training workload: the fields that comparable results have in common."""
 
 from collections.abc import Collection
 from typing import Annotated, Literal, NamedTuple
@@ -17,55 +17,55 @@ DataKind = Literal["synthetic", "loader", "real"]
 class Configuration(Record, frozen=True, kw_only=True):
     """A training workload and how it was run, apart from the number of GPUs.
 
-    Results that differ in any field are never compared silently. A field is None if not recorded.
+    Results that differ in any field are never compared silently. Unrecorded fields are None.
     """
 
     case: Name
     strategy: Name
-    """Name such as `ddp`; a strategy that this gpuscale cannot measure can still be compared."""
+    """Name such as `ddp`; names that this version cannot measure are allowed, for comparisons."""
     device: Name
-    """`cuda`, `cpu`, or another device of the ranks."""
+    """Type of device that the ranks use, such as `cuda` or `cpu`."""
     size: Name | None = None
     batch: PositiveCount | None = None
-    """Samples per GPU, or over all GPUs under strong scaling, if not the default of the size."""
+    """Samples per GPU, or over all GPUs for strong scaling; None for the default of the size."""
     precision: Name | None = None
     channels_last: bool | None = None
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
-    """Synthetic batches made once, synthetic samples through a loader, or real data."""
+    """Synthetic batches made once, synthetic samples from a data loader, or real data."""
     threads_per_rank: PositiveCount | None = None
-    """CPU threads of each rank; None for the library's default."""
+    """CPU threads per rank; None for the default of the training library."""
     data_workers: Count | None = None
-    """Loader processes of each rank; 0 if the rank itself loads, or nothing is loaded."""
+    """Data-loader processes per rank; 0 if the rank loads the data itself, or no data is loaded."""
     schedule: Schedule | None = None
-    """The order of a pipeline's micro-batches; None without one."""
+    """Order of a pipeline's micro-batches; None if the strategy is not a pipeline."""
     micro_batches: PositiveCount | None = None
     """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
-    without a pipeline."""
+    if the strategy is not a pipeline."""
     command: Line | None = None
-    """The command with its placeholders; None for a case that gpuscale trains."""
+    """Training command with placeholders; None if gpuscale itself trains the case."""
     accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Batches of which each GPU accumulates gradients in a step; None for one batch."""
+    """Batches over which each GPU accumulates gradients in a step; None for one batch."""
     strategy_options: Line | None = None
-    """Options of the strategy that the case sets, such as `bucket_cap_mb=50`."""
+    """Strategy options that the case sets, such as `bucket_cap_mb=50`."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Ranks on each GPU, to test several ranks on one device; such runs are never compared. None
-    if each rank has its own GPU."""
+    """Number of ranks that share each GPU, for tests; such runs are never compared. None if each
+    rank has its own GPU."""
 
     @property
     def is_loaded(self) -> bool:
-        """True if batches come through a loader."""
+        """True if a data loader supplies the batches."""
         return self.data in ("loader", "real")
 
     @property
     def label(self) -> str:
-        """The short name that tables use: `mnist_cnn/ddp`."""
+        """Short name for tables, such as `mnist_cnn/ddp`."""
         return f"{self.case}/{self.strategy}"
 
 
 class EntryKey(NamedTuple):
-    """The key of a table row: a case, its strategy, and the number of GPUs."""
+    """Key of a table row: the case, the strategy and the number of GPUs."""
 
     case: str
     strategy: str
@@ -73,21 +73,21 @@ class EntryKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the row without the number of GPUs: `mnist_cnn/ddp`."""
+        """Name of the row without the number of GPUs, such as `mnist_cnn/ddp`."""
         return f"{self.case}/{self.strategy}"
 
     @property
     def label(self) -> str:
-        """The name that messages use: `mnist_cnn/ddp on 4 GPUs`."""
+        """Name of the row in messages, such as `mnist_cnn/ddp on 4 GPUs`."""
         return f"{self.name} on {counted(self.gpus, 'GPU')}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `mnist_cnn` or `mnist_cnn/ddp` is among the cases; None means all cases."""
+        """True if `cases` is None or contains the row's case, as `mnist_cnn` or `mnist_cnn/ddp`."""
         return cases is None or self.case in cases or self.name in cases
 
 
 class FieldChange(NamedTuple):
-    """A field in which two measurements differ."""
+    """A field whose value differs between two measurements."""
 
     name: str
     before: object
@@ -95,7 +95,7 @@ class FieldChange(NamedTuple):
 
 
 def differences(before: Configuration, after: Configuration) -> tuple[FieldChange, ...]:
-    """The fields in which two configurations differ."""
+    """Return the fields in which two configurations differ."""
     pairs = (
         FieldChange(name, getattr(before, name), getattr(after, name))
         for name in Configuration.__struct_fields__

@@ -12,13 +12,13 @@ Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class GpuDevice(Record, frozen=True, kw_only=True):
-    """One device that the ranks can use, with its CUDA number in this job."""
+    """One GPU that the ranks can use; `index` is the CUDA device number in this job."""
 
     index: Number
     name: Name
     uuid: Line | None = None
     smi_index: Number | None = None
-    """Number in nvidia-smi, which counts all GPUs of the machine."""
+    """Device number in nvidia-smi, which counts all GPUs of the machine."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
     power_limit_w: Limit | None = None
@@ -26,11 +26,11 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     application_clock_mhz: Limit | None = None
     """SM clock set for applications (`nvidia-smi -ac`); newer drivers may not report it."""
     max_clock_mhz: Limit | None = None
-    """Highest SM clock."""
+    """Highest SM clock that the GPU supports."""
 
 
 class Node(Record, frozen=True, kw_only=True):
-    """One node of a job that runs across nodes, as the ranks on it see it."""
+    """One node of a job with several nodes, as seen by the ranks on that node."""
 
     host: Name
     cpu_model: Line | None = None
@@ -39,7 +39,7 @@ class Node(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """The machine and software of one invocation; a field is None if unknown."""
+    """The machine and software of one invocation of gpuscale; a field is None if unknown."""
 
     device: Name
     host: Name | None = None
@@ -54,31 +54,31 @@ class Environment(Record, frozen=True, kw_only=True):
     cudnn_version: Line | None = None
     nccl_version: Line | None = None
     rocm_version: Line | None = None
-    """Version of HIP in place of CUDA, for a torch built for AMD GPUs."""
+    """HIP version of a PyTorch build for AMD GPUs, which has no CUDA version."""
     miopen_version: Line | None = None
     rccl_version: Line | None = None
     driver_version: Line | None = None
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""
+    """Relevant environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""
     cases_revision: Line | None = None
-    """Git revision of the cases' repository, with `-dirty` for uncommitted changes."""
+    """Git revision of the repository with the cases; `-dirty` is added for uncommitted changes."""
     scheduler: Line | None = None
     job_id: Line | None = None
     launcher: Line | None = None
-    """Launcher of the ranks: `local`, `slurm` or `mpirun`."""
+    """Launcher that starts the ranks: `local`, `slurm` or `mpirun`."""
     nodes: tuple[Node, ...] = ()
-    """All nodes of the job if the launcher reaches several; `host`, the CPU fields and `gpus`
-    describe the first."""
+    """All nodes that the launcher can use, if there are several; `host`, the CPU fields and `gpus`
+    describe the first node."""
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """The distinct models of the GPUs, in order."""
+        """Distinct GPU names, in order of first occurrence."""
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """The GPUs of all nodes with their hosts; those of the first node come twice."""
+        """Each GPU with its host; if `nodes` is filled, the first node's GPUs occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -89,17 +89,17 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def gpus_per_node(self) -> int:
-        """Number of GPUs available on every node."""
+        """Smallest number of GPUs on any node."""
         return min((len(node.gpus) for node in self.nodes), default=len(self.gpus))
 
     @property
     def cores_per_node(self) -> int:
-        """Number of CPU cores available on every node, 1 if unknown."""
+        """Smallest number of CPU cores on any node; an unknown number counts as 1."""
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     @property
     def hardware_label(self) -> str:
-        """The machine in words: `4× Tesla V100`, `2 nodes with 4× A100`, `2 CPU cores (Xeon …)`."""
+        """Short description: `4× Tesla V100`, `2 nodes with 4× A100` or `2 CPU cores (Xeon …)`."""
         across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""
         if self.gpus:
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
@@ -108,7 +108,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
-    """Each known GPU by UUID, as in nvidia-smi: `GPU 3 at 00000000:C1:00.0 of node1`."""
+    """Return, by UUID, where each known GPU is: `GPU 3 at 00000000:C1:00.0 of node1`."""
     return {
         gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
         for environment in environments
@@ -118,12 +118,12 @@ def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
 
 
 class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference between environments, of a field or a variable."""
+    """A field or environment variable whose values differ between environments."""
 
     name: str
-    """Name of the field, with words in `environment_diff`, or of the variable."""
+    """Name of the environment variable, or of the field (worded in `environment_diff`)."""
     before: tuple[str, ...]
-    """The previous values; empty if there was none."""
+    """Previous values; empty if there were none."""
     after: tuple[str, ...]
     host: str | None = None
-    """The host of the change; None if the change is on all."""
+    """Host that the change concerns; None if it concerns all hosts."""

@@ -1,4 +1,4 @@
-"""The differences between environments: a new field of one is a line of `ENVIRONMENT_FIELDS`."""
+"""Differences between environments; `ENVIRONMENT_FIELDS` has one line for each compared field."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ class EnvironmentField:
 
     name: str
     words: str | None = None
-    """Name for people, if the field may explain a loss; None if it never does."""
+    """Readable name of a field whose change may explain a loss; None if it never does."""
     in_session: bool = True
-    """All runs of one results file have the same value."""
+    """True if all runs of a results file must have the same value."""
     on_nodes: bool = False
-    """All nodes of one job have the same value."""
+    """True if all nodes of a job must have the same value."""
     of: Callable[[Environment], object] | None = None
-    """Computes the value; None for the environment's field of that name."""
+    """Function that computes the value; None to read the environment's field of the same name."""
 
     def value(self, environment: Environment) -> object:
-        """The value in an environment; None if unknown."""
+        """Return the property's value in an environment; None if unknown."""
         return getattr(environment, self.name) if self.of is None else self.of(environment)
 
 
 def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
-    """A property of GPUs on all nodes, each value once: `250, 300 W`; None if unknown."""
+    """Return a function that lists the distinct values of all GPUs, as `250, 300 W`, or None."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -41,7 +41,7 @@ def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
 
 
 # Hosts, GPU UUIDs and limits, kernels and job numbers may differ within a results file: a killed
-# job goes on in another job, and on another node of the same kind.
+# job continues in another job, and on another node of the same kind.
 ENVIRONMENT_FIELDS = (
     EnvironmentField("GPUs", of=lambda here: ", ".join(gpu.name for gpu in here.gpus) or "none"),
     EnvironmentField("nodes", of=attrgetter("node_count")),
@@ -81,7 +81,7 @@ _WORDS = {field.name: field.words for field in ENVIRONMENT_FIELDS}
 def field_differences(
     one: Environment, other: Environment, fields: Sequence[EnvironmentField]
 ) -> Iterator[EnvironmentChange]:
-    """The fields in which environments differ that should be alike, or only one is known."""
+    """Yield the fields whose values differ, or are known for only one of the two environments."""
     for field in fields:
         before, after = field.value(one), field.value(other)
         if before != after:
@@ -89,7 +89,7 @@ def field_differences(
 
 
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """The variables with a value that no environment before had."""
+    """Yield the environment variables with a value that no earlier environment had."""
     names = {name for environment in (*before, *after) for name in environment.variables}
     for name in sorted(names - JOB_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
@@ -99,9 +99,9 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def environment_changes(
     before: _Environments, after: _Environments
 ) -> tuple[EnvironmentChange, ...]:
-    """The changes, apart from hosts, that may explain a loss; none if a side has no environment.
+    """Return the changes that may explain a loss, apart from hosts; none if a side is empty.
 
-    A value that any environment had before is no change, nor is an unknown one.
+    A value that is unknown, or that any earlier environment had, is not a change.
     """
     if not before or not after:
         return ()
@@ -117,13 +117,13 @@ def environment_changes(
 
 
 def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
-    """The hosts that are new, if any host was known before."""
+    """Yield one change with the new hosts, if there are any and earlier hosts are known."""
     if before:
         yield from _new_values("host", sorted(before), sorted(after))
 
 
 def environment_text(change: EnvironmentChange) -> str:
-    """A change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
+    """Return a change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
     if change.host is not None:
         return f"{change.name} {listed(change.after)} of {change.host} is new"
     name = _WORDS.get(change.name) or change.name
@@ -131,7 +131,7 @@ def environment_text(change: EnvironmentChange) -> str:
 
 
 def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:
-    """The first values, `node1, node2`, and the number of further ones."""
+    """Return the first values and the number of further values: `node1, node2 and 3 more`."""
     more = len(values) - most
     shown = ", ".join(values[:most])
     return f"{shown} and {more} more" if more > 0 else shown
@@ -140,14 +140,14 @@ def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:
 def _new_values(
     name: str, before: Sequence[str], after: Sequence[str]
 ) -> Iterator[EnvironmentChange]:
-    """A change, with each value once, if a value is new."""
+    """Yield one change if any value is new; each value is listed once."""
     new = tuple(value for value in dict.fromkeys(after) if value not in before)
     if new:
         yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)
 
 
 def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """The GPUs that are new on a host whose GPUs were known."""
+    """Yield the new GPUs of each host whose earlier GPUs are known."""
     uuids: dict[str | None, set[str]] = {}
     for environment in before:
         known = uuids.setdefault(environment.host, set())

@@ -1,7 +1,7 @@
-"""Records as JSON text and back; msgspec validates them, and problems are named with places.
+"""Convert records to JSON text and back; msgspec validates them, and errors name the place.
 
-`gpuscale.store` builds the file formats from this, and a launcher and its ranks exchange such
-texts.
+`gpuscale.store` builds the file formats on this module, and launchers and ranks exchange such
+JSON texts.
 """
 
 import json
@@ -26,9 +26,9 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 def to_json(record: msgspec.Struct) -> str:
-    """The text of a record, on one line, with unprintable characters made visible.
+    """Encode a record as one line of JSON, with unprintable characters made visible.
 
-    A value that breaks the record's own bounds raises a `DecodeError`.
+    Raise a `DecodeError` if a value is outside the bounds of its field.
     """
     try:
         encoded = _ENCODER.encode(record)
@@ -41,13 +41,13 @@ def to_json(record: msgspec.Struct) -> str:
 
 
 def document_text(format_name: str, **fields: object) -> str:
-    """A document for scripts, in version 1, of fields that may hold records."""
+    """Return a JSON document for scripts, in version 1 of a format; fields may contain records."""
     document = msgspec.to_builtins({"format": format_name, "version": 1, **fields})
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """The value of a JSON text; any other text raises a `DecodeError`."""
+    """Decode a JSON text to a value of type `kind`; raise a `DecodeError` if it is invalid."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -63,7 +63,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def from_builtins(kind: type[T], value: object) -> T:
-    """The record of a parsed document, such as one of TOML."""
+    """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -79,7 +79,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def line_of_place(text: str, place: str, key: str | None = None) -> int:
-    """The line, from 1, of a place or of a key at it, or of its deepest part that exists."""
+    """Return the line of a place such as `runs[2]`, of `key` in it, or of the nearest parent."""
     steps = [name or position for name, position in _STEP.findall(place)]
     steps += [] if key is None else [key]
     depth = found_at = 0
@@ -92,7 +92,7 @@ def line_of_place(text: str, place: str, key: str | None = None) -> int:
 
 
 def validate_unique_keys(text: str) -> None:
-    """Raise a `DecodeError` if an object has a key twice, with the line of the second."""
+    """Raise a `DecodeError` with the line of the second occurrence if an object repeats a key."""
 
     def check(pairs: list[tuple[str, object]]) -> None:
         if len(dict(pairs)) == len(pairs):
@@ -110,7 +110,7 @@ def validate_unique_keys(text: str) -> None:
 
 
 def _members(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The path of each member of a JSON document, and the offset at which the member begins."""
+    """Yield the path of each member of a JSON document, and the offset of the member's start."""
     path: list[str] = []
     positions: list[int | None] = []
     before = ""
@@ -144,7 +144,7 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
 
 
 def _parse(text: str, **how: Any) -> object:
-    """Parse a text with `json.loads`, which reports lines, where msgspec reports bytes."""
+    """Parse with `json.loads`, whose errors give lines; the errors of msgspec give byte offsets."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
@@ -159,7 +159,7 @@ def _parse(text: str, **how: Any) -> object:
 
 
 def _first_problem(kind: Any, value: Any, place: str) -> DecodeError | None:
-    """The first rule of a type that a value breaks, the innermost one; None if it breaks none."""
+    """Return the first problem of a value, at the innermost invalid part; None if it is valid."""
     try:
         msgspec.convert(value, kind)
         return None
@@ -184,13 +184,13 @@ def _first_problem(kind: Any, value: Any, place: str) -> DecodeError | None:
 
 
 def _fields_of(kind: Any) -> dict[str, msgspec.structs.FieldInfo]:
-    """The fields of a record by name; empty for other types."""
+    """Return the fields of a record type by name; empty for other types."""
     is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     return {each.encode_name: each for each in msgspec.structs.fields(kind)} if is_record else {}
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
-    """The parts of a value: the step that leads to each, the type that it should have, the part."""
+    """Yield the path (`.name` or `[0]`) of each part of a value, the expected type, the part."""
     types = get_args(kind)
     if isinstance(value, Mapping):
         fields = _fields_of(kind)
@@ -205,7 +205,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
 
 
 def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
-    """A type without its bounds and without None, and its bounds."""
+    """Split a type into the type without bounds and without None, and the bounds."""
     bounds: list[Meta] = []
     while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
         first, *others = get_args(kind)
@@ -217,7 +217,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
 
 
 def _problem(kind: Any, bounds: Sequence[Meta], value: Any) -> str:
-    """The words for a value that its type or its bounds exclude, without invalid parts."""
+    """Describe the problem of an invalid value whose parts are all valid."""
     found, wanted = f"found {shown(value)}", _TYPES.get(kind, "an object")
     if get_origin(kind) is Literal:
         wanted = " or ".join(sorted(f"'{choice}'" for choice in get_args(kind)))

@@ -1,4 +1,4 @@
-"""The metrics of a run: a new one is an entry of `METRICS`, measured in `records/run.py`."""
+"""The metrics of a run; a new metric needs an entry in `METRICS` and a function in `run.py`."""
 
 from collections.abc import Mapping
 
@@ -8,33 +8,33 @@ STEP_TIME = "step_time_s"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one metric of one row: fractions of it, or `in_points` of the step time."""
+    """Limits for one metric of one row: fractions of the metric, or of the step time."""
 
     margin: float
-    """A deterioration up to this is never called a regression."""
+    """Largest deterioration that is never called a regression."""
     ok_bound: float
-    """For ok, the 95% upper bound of the deterioration must be below this."""
+    """For the verdict ok, the 95% upper bound of the deterioration must be below this limit."""
     allocation_deviation: float
     """Declared standard deviation between allocations."""
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric: one number that runs measure."""
+    """Definition of a metric, which gives one number per run."""
 
     name: str
-    """Key in `Run.measured` and in tolerances, with the unit."""
+    """Key in `Run.measured` and in tolerances; the name ends with the unit."""
     unit: str
     words: str
     short: str
-    """One word, for a table's row."""
+    """One-word name for tables."""
     worse: str
-    """Words for the finding that the metric got worse."""
+    """Wording of the finding that the metric got worse."""
     bounds: tuple[float, float]
     more_is_better: bool = False
     limits: Limits | None = None
-    """Default limits; None for the step time, whose limits are those of the tolerances."""
+    """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
-    """The metric is judged as a fraction of the baseline's step time, since it may be 0."""
+    """True if changes are judged relative to the baseline's step time, as the metric may be 0."""
 
 
 METRICS = (
@@ -53,7 +53,7 @@ METRICS = (
         short="communication",
         worse="more exposed communication",
         bounds=(-1e9, 1e9),
-        # Windows with and without communication share the nodes, as both ends of a speedup do.
+        # Windows with and without communication use the same nodes, as both ends of a speedup do.
         limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
         in_points=True,
     ),
@@ -82,7 +82,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float]) -> str | None:
-    """The first problem of measured values by name; None if all are valid."""
+    """Return the first problem in measured values by metric name; None if all are valid."""
     for name, value in measured.items():
         metric = METRICS_BY_NAME.get(name)
         if metric is None:

@@ -11,7 +11,7 @@ from gpuscale.records.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A value and its two-sided 95% interval; the bounds are None if the data support none."""
+    """A value and its two-sided 95% interval; the bounds are None if the data give no interval."""
 
     value: float
     low: float | None = None
@@ -19,16 +19,16 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """True if the data carry an interval, which a single run does not."""
+        """True if there is an interval, which a single run cannot give."""
         return self.low is not None and self.high is not None
 
     def scaled(self, factor: float) -> "Estimate":
-        """The estimate of `factor` times the quantity (`factor` positive)."""
+        """Return the estimate of the quantity multiplied by a positive factor."""
         low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
         return Estimate(value=self.value * factor, low=low, high=high)
 
     def inverse(self, numerator: float) -> "Estimate":
-        """The estimate of `numerator` divided by the (positive) quantity."""
+        """Return the estimate of `numerator` divided by the quantity, which must be positive."""
         high, low = (
             None if bound is None else numerator / bound for bound in (self.low, self.high)
         )
@@ -50,17 +50,17 @@ class PointKey(NamedTuple):
     configuration: Configuration
     gpus: int
     batch_per_gpu: int | None
-    """None for commands that failed before a line reported it."""
+    """Samples per GPU and step; None if a command failed before it printed the batch size."""
     sample_shape: tuple[int, ...] | None
 
     @classmethod
     def of(cls, run: Run | RunRequest) -> "PointKey":
-        """The point that a run belongs to, or will."""
+        """Return the point that a completed or requested run belongs to."""
         return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all GPUs, for a point that has a valid run."""
+        """Samples per step over all GPUs; the point must have a valid run."""
         assert self.batch_per_gpu is not None, "a valid run knows its batch"
         return self.gpus * self.batch_per_gpu
 
@@ -73,13 +73,13 @@ class Scaling:
     samples_per_s: Estimate | None = None
     """Throughput over all GPUs."""
     speedup: Estimate | None = None
-    """Throughput over that of 1 GPU with the same configuration; exactly 1 on 1 GPU."""
+    """Throughput relative to 1 GPU with the same configuration; exactly 1 on 1 GPU."""
     efficiency: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint(Scaling):
-    """A measured, published or projected point; a field is None if unknown."""
+    """A measured, published or projected point of a scaling curve; a field is None if unknown."""
 
     kind: Literal["measured", "published", "projected"] = "measured"
     configuration: Configuration
@@ -87,29 +87,29 @@ class ScalingPoint(Scaling):
     batch_per_gpu: int | None
     sample_shape: tuple[int, ...] | None = None
     nodes: int | None = None
-    """Nodes of each valid run; None also if the runs used different numbers."""
+    """Number of nodes of each valid run; None also if the runs used different numbers of nodes."""
     valid_runs: int = 0
-    """Runs behind the numbers, as a publication counts them too."""
+    """Number of runs behind the estimates; for a published figure, as many as the source states."""
     failed_runs: int = 0
     epoch_s: float | None = None
-    """Seconds for all training samples of the case at this throughput."""
+    """Seconds to process all training samples of the case at this throughput."""
     samples_per_j: Estimate | None = None
-    """Per joule of all devices; None if a device has no energy counter."""
+    """Samples per joule used by all devices; None if a device has no energy counter."""
     gpu_utilization: float | None = None
-    """Share of time with a kernel running, 0 to 1; mean over the devices and the runs."""
+    """Share of time with a kernel running, from 0 to 1; mean over devices and runs."""
     peak_memory_bytes: int | None = None
     """Largest peak of the CUDA allocator on any rank; None on CPU."""
     peak_host_memory_bytes: int | None = None
-    """Largest peak resident set of any rank."""
+    """Largest peak resident set size of any rank."""
     figure: PublishedFigure | None = None
     """The published figure that the point comes from."""
 
     @property
     def key(self) -> EntryKey:
-        """The table row that the point belongs to."""
+        """The point's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def point_key(self) -> PointKey:
-        """The properties that its runs share."""
+        """The properties that all runs of the point share."""
         return PointKey(self.configuration, self.gpus, self.batch_per_gpu, self.sample_shape)
