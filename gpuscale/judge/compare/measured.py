@@ -1,4 +1,4 @@
-"""Judgement against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
+"""Judge step times, speedups and metrics against measured runs, corrected for multiple testing."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -53,24 +53,24 @@ _MOVED_CODES = {
 
 
 _EVEN_ODDS = 0.5
-"""The one-sided p of any observed loss."""
+"""One-sided p-value of no observed change; any observed loss has a smaller one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """The rule for all rows of one comparison."""
+    """The limits for all rows of one comparison."""
 
     tolerances: Tolerances
     rates: ErrorRates
     family_weight: float
-    """Sum over all tests."""
+    """Sum of the weights of all tests in the comparison."""
 
     def strictest(self, weight: float) -> float:
-        """The p below which a test of this weight counts if no other test does."""
+        """Return the p-value below which a test of this weight counts if no other test does."""
         return self.rates.significance * weight / self.family_weight
 
     def alone(self, test: Quantity) -> Quantity:
-        """The test with its p adjusted as if no other test counted."""
+        """Return the test with p-values adjusted as if no other test were significant."""
         worse, better = (
             None if p is None else min(1.0, p * self.family_weight / test.weight)
             for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
@@ -86,16 +86,16 @@ class _Pairing:
     before: SideSample
     after: SideSample
     without_speedup: Statement | None = None
-    """The reason why S(n) cannot be judged; None if it can, and on 1 GPU."""
+    """Reason why the speedup cannot be judged; None if it can, or if the row is on 1 GPU."""
     batches: float | None = None
-    """The baseline's batch on n GPUs over that on 1 GPU; None if no S(n) is judged."""
+    """The baseline's global batch on n GPUs over that on 1 GPU; None if no speedup is judged."""
     beside: Sequence[tuple[RunSample, RunSample]] = ()
-    """The runs before and now on each other number of GPUs with the same reference on 1 GPU."""
+    """Baseline and present runs on each other number of GPUs with the same reference on 1 GPU."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """The changes, now or after further runs that leave the means; no p is adjusted yet."""
+        """Compute the changes, also as after further runs with equal means; p-values are unset."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
         def change(
@@ -135,7 +135,7 @@ class _Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """The row with this verdict, and with the baseline that its change is relative to."""
+        """Build the record of this verdict, with the baseline that the change is relative to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
         step_time, batch = self._usual(1), self.row.before.key.global_batch
@@ -149,12 +149,12 @@ class _Pairing:
         return replace(entry, baseline=shown)
 
     def _usual(self, ends: int) -> Estimate:
-        """T(n), or T(n)/T(1), of the baseline's runs or nights that the change is relative to."""
+        """Estimate T(n), or T(n)/T(1) for 2 ends, of the runs or nights used as the reference."""
         before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
         return before.own_estimate(estimates_allocations(before, after)).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
-        """The spread that keeps T(n), or S(n), uncertain however many runs are added."""
+        """Find the spread that keeps the step time or speedup uncertain whatever runs are added."""
         most = FURTHER_RUNS[-1]
         quantities = self.quantities(rule.tolerances, rule.rates, further_runs=most)
         if of_speedup and quantities.speedup is not None:
@@ -165,9 +165,9 @@ class _Pairing:
 
 
 def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) -> list[Judgement]:
-    """The judgement on each of the rows, all of which have valid runs on both sides.
+    """Judge the rows, all of which have valid runs on both sides.
 
-    The tests of all rows are one family: their p are adjusted after Benjamini and Hochberg.
+    The tests of all rows form one family: Benjamini and Hochberg's method adjusts the p-values.
     """
     tolerances = sides.baseline.tolerances
     pairings = _pairings(rows, sides)
@@ -192,9 +192,9 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
     """Pair the samples of each row; all rows have valid runs on both sides.
 
-    Every sample is moderated by all others of the comparison, including rows that are not judged,
-    since all of them show how much runs differ. Outlying runs are left out of the baseline alone:
-    tonight's may be the loss.
+    The variance of every sample is moderated by all others, even those of rows that are not judged,
+    since all of them show how much runs differ. Outlying runs are left out of the baseline only: an
+    outlying run of tonight may be the loss.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}
@@ -249,7 +249,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """The tests with their p adjusted for the family; a test of unknown spread has none."""
+    """Yield the tests with p-values adjusted for the family; tests of unknown spread get none."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     worse, better = (
         iter(
@@ -302,7 +302,7 @@ def _judgement(
 
 
 def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
-    """The required runs at the error rates of one look: a session then states the same number."""
+    """Find the required runs at the error rates of a single comparison, also within a session."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
@@ -369,10 +369,10 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 
 
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
-    """The smallest loss that is found 19 times in 20 if it strikes this row alone.
+    """Return the smallest loss that is found 19 times in 20 if only this row has it.
 
-    A lost throughput is found by itself, or by the speedup, which the throughput must support; its
-    mere sign suffices if the other numbers of GPUs support it too.
+    A loss shows in the step time alone, or in the speedup if the step time supports it. Any longer
+    step time is support enough if other numbers of GPUs support the loss too.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

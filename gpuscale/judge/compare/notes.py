@@ -1,4 +1,4 @@
-"""Notes on a comparison: the certainty of its baseline, what was left out, unlikely numbers."""
+"""Notes on a comparison: an uncertain baseline, rows that were left out, implausible numbers."""
 
 import math
 import statistics
@@ -35,16 +35,16 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
-"""The same training on the same machine does not get faster by a larger factor."""
+"""Largest plausible speed-up factor of the same training on the same machine."""
 _UNLIKELY_LOSS = 0.1
 FAR_APART = 3.0
-"""Largest unremarkable distance between pooled allocations, in declared deviations."""
+"""Largest distance between pooled allocations that needs no note, in declared deviations."""
 
 
 def notes_of(
     sides: Sides, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> tuple[Statement, ...]:
-    """All notes of a comparison, in order of weight."""
+    """Return all notes on a comparison, most important first."""
     baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
     judged = [before for before, _ in pairs]
@@ -65,7 +65,7 @@ def notes_of(
 
 
 def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Comparison:
-    """The comparison with notes on an expired baseline and on another machine or software."""
+    """Add notes on an expired baseline, a different machine or different software."""
     before, after = sides.environments
     notes = [expiry_note(sides.baseline, today), foreign_note(sides.baseline.hardware, after)]
     if changed := environment_changes(before, after):
@@ -126,7 +126,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
 
 
 def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note few runs of the baseline, a baseline newer than the results, and a shared allocation."""
+    """Note a baseline that has few runs, is newer than the results or shares their allocation."""
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         row, runs = few[0].key, few[0].valid_runs
@@ -143,13 +143,13 @@ def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Itera
 
 
 def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
-    """The valid runs of all rows, before and now."""
+    """Return the valid runs of all rows: those of the baseline, then those of the results."""
     before = [run for row in rows if row.before for run in row.before.valid]
     return before, [run for row in rows if row.after for run in row.after.valid]
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Outlying runs in one note, and outlying allocations in another, by the largest distance."""
+    """Note outlying runs, and outlying allocations, each by the most distant example."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs
@@ -183,7 +183,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Iterable[Statement]:
-    """Note the slow one of several pooled nights, which the pool would hide."""
+    """Note the most different of several pooled nights, which pooling would hide."""
     limits = baseline.tolerances.limits
     found = [
         (apart, night, row.key)
@@ -199,7 +199,7 @@ def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Itera
 
 
 def beside_the_others(current: Entry) -> Mapping[str, float]:
-    """The distance of each allocation's log T above the mean of the others."""
+    """Return how far each allocation's mean log step time is above the mean of the others."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:
         return {}
@@ -229,7 +229,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Failed runs of rows that were judged all the same; other rows state theirs as the reason."""
+    """Note failed runs of rows that were judged anyway; other rows state failures as the reason."""
     alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
         if row.after is not None and row.after.failed and row.after.logs:
@@ -240,14 +240,14 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Other load during a side's runs, by the run with the heaviest load."""
+    """Note other load during the runs of each side, citing the run with the heaviest load."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
 
 
 def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
-    """Note entries that were not judged: a publication is compared with the plainest one only."""
+    """Note entries not judged because a publication is compared with the plainest entry only."""
     for row in rows:
         if row.figure is None or row.after is None:
             continue
@@ -283,7 +283,7 @@ def _unlikely_numbers(
 def _few_sessions(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
-    """Warn that few sessions cannot tell a gain from differences between sessions."""
+    """Warn that too few sessions cannot distinguish a gain from differences between sessions."""
     if any(entry.verdict is Verdict.IMPROVED for entry in entries):
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))

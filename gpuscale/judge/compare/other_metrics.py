@@ -1,4 +1,4 @@
-"""Metrics other than the step time that both sides measured: their changes and verdicts."""
+"""Changes and verdicts of metrics, other than the step time, that both sides measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from gpuscale.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChange:
-    """One metric of one row before and after, in its unit, with its tested change."""
+    """A metric of one row on both sides, in the metric's unit, with the tested change."""
 
     spec: MetricSpec
     before: Estimate
@@ -45,7 +45,7 @@ class MetricChange:
 
     @property
     def verdict(self) -> MetricVerdict:
-        """The verdict on the metric, independent of that on the row."""
+        """The verdict on the metric, independent of the verdict on the row."""
         quantity = self.quantity
         if quantity.is_worse:
             verdict = Verdict.REGRESSED
@@ -67,9 +67,9 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """The metrics of each row that both sides measured; no p is adjusted yet.
+    """Return each row's changes of metrics that both sides measured, with p-values still unset.
 
-    As for step times, every sample is moderated by all others of the same metric.
+    As for step times, the variance of a sample is moderated by all other samples of the metric.
     """
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits

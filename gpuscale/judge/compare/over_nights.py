@@ -1,4 +1,4 @@
-"""Judging tonight against the nights before: losses that last longer than one comparison shows."""
+"""Judge tonight against earlier nights, to find lasting losses that one comparison misses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,19 +23,18 @@ from gpuscale.records import (
 
 
 class EarlierNights(NamedTuple):
-    """The results of the nights before one."""
+    """The results of the nights before tonight."""
 
     all: list[Results]
-    """All of them, including nights that were left out on purpose, which a history names."""
+    """Results of all nights, including those left out on purpose, which a history lists."""
     last: list[Results]
-    """Results of the last 15 nights that tonight is compared with: those on each row's present
-    level."""
+    """Results that tonight is compared with: of the last 15 nights on each row's present level."""
     later: int
-    """Nights that began after tonight, which are ignored."""
+    """Number of nights that began after tonight; they are ignored."""
 
 
 def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """The nights that began before tonight; raises UsageError if there is none."""
+    """Return the nights that began before tonight; raise UsageError if there are none."""
     present = {night.allocation: night.began_at for night in nights_of(tonight)}
     first = min(present.values(), default=None)
     others = [night for night in nights_of(history) if night.allocation not in present]
@@ -51,10 +50,10 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
 
 
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
-    """The valid runs of the last nights that are on the present levels of their rows.
+    """Return the valid runs of the last nights that are on the present level of their row.
 
-    Nights of two levels would widen the spread until it hides tonight's loss; a lost level is
-    reported separately.
+    Nights on different levels would widen the spread until it hid tonight's loss; changes to a
+    slower level are reported separately.
     """
     history = history_of(earlier)
     tonight = len(history.nights)
@@ -69,7 +68,7 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
 
 
 def last_night(history: Sequence[Results]) -> list[Results]:
-    """The results of the night that began last; raises UsageError if none has a valid run."""
+    """Return the results of the latest night; raise UsageError if no run is valid."""
     nights = nights_of(history)
     if not nights:
         raise UsageError("the results hold no valid run")
@@ -86,10 +85,10 @@ def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """The comparison, with rows regressed that reached a slower level in the last nights.
+    """Mark rows as regressed if they reached a slower level in the last nights.
 
-    Tonight is compared with nights that may be slow already, so a slow drift, or a loss that was
-    never repaired, would pass.
+    The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
+    that tonight is compared with may be slow already.
     """
     losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
 
@@ -129,7 +128,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """The row with a reason that fits a comparison with nights, without a baseline to record."""
+    """Reword the reason of a missing row for a comparison with nights rather than a baseline."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -1,4 +1,4 @@
-"""Judging against published figures: consistent or not, and only to the worse side."""
+"""Judge results against published figures; only results that are worse can be inconsistent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ratio:
-    """A measured quantity over its published value, as a logarithm."""
+    """The logarithm of a measured quantity over its published value."""
 
     quantity: QuantityName
     value: float
@@ -32,10 +32,10 @@ class _Ratio:
     """The samples of tonight's runs."""
     tolerance: float
     nights: Sample | None = None
-    """The published nights; None if too few are given."""
+    """Sample of the published nights; None if too few nights are published."""
 
     def measured(self, further_runs: int = 0) -> Difference:
-        """The ratio, or the ratio after further runs that leave its value."""
+        """Return the ratio, optionally as after further runs that do not change its value."""
         terms = [
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples
@@ -48,7 +48,7 @@ class _Ratio:
         return difference(self.value, [*filter(None, terms), of_nights])
 
     def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
-        """Consistent unless the interval (or the value, without one) is below the tolerance."""
+        """Compare the interval (or the value, if it has no interval) with the tolerance."""
         low, high = self.measured(further_runs).interval(confidence) or (self.value, self.value)
         limit = math.log1p(-self.tolerance)
         if high < limit:
@@ -62,7 +62,7 @@ class _Ratio:
 
     @property
     def detectable_loss(self) -> float:
-        """The loss from which on the whole interval is below the tolerance 19 times in 20."""
+        """Smallest loss that puts the whole interval below the tolerance 19 times in 20."""
         change = self.measured().relative_change()
         if change.low is None or change.high is None:
             return self.tolerance
@@ -73,10 +73,10 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 
 
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
-    """The judgement on one row that has a published figure and valid runs.
+    """Judge one row that has a published figure and valid runs.
 
-    If the precision is the same, the throughput is judged beside E(n): E(n) is fine even if
-    training is equally slow on every number of GPUs.
+    If the precision is the same, the throughput is judged as well as the efficiency, which does not
+    show that training is equally slow on every number of GPUs.
     """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
@@ -114,7 +114,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 
 
 def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
-    """S(n) over the published one, or why it is unknown; None if none was published."""
+    """Return the measured over the published speedup, or why it is unknown; None if unpublished."""
     published, figure, entry = row.published, row.figure, row.after
     if published is None or figure is None or entry is None:
         return None
@@ -151,7 +151,7 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """The worst verdict and the ratio that gave it; of several, the one with the largest loss."""
+    """Return the worst verdict and the ratio behind it; of several, that with the largest loss."""
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

@@ -1,4 +1,4 @@
-"""The three levels of spread: windows in runs (taken as medians), runs, allocations."""
+"""Spread at three levels: windows within a run (reduced to medians), runs and allocations."""
 
 import math
 import statistics
@@ -29,26 +29,26 @@ from gpuscale.records import Statement
 _Row = TypeVar("_Row")
 
 MINIMUM_ALLOCATIONS = 4
-"""From this many allocations on, the baseline's own spread between them is used."""
+"""Minimum number of baseline allocations whose own spread replaces the declared deviation."""
 
 DECLARED_DF = 2.0
-"""Degrees of freedom of the declared deviation beside that estimate.
+"""Degrees of freedom that the declared deviation has as the prior of the estimated spread.
 
-Four allocations alone estimate their spread so badly that a loss of 5% was found in 15% of nights.
-With more than 2, false alarms exceed 1% if allocations differ by three times the declared
-deviation.
+Four allocations alone estimate their spread so poorly that a loss of 5% was found in only 15% of
+nights. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by three
+times the declared deviation.
 """
 
 
 _FAR_NOISIER = 4.0
-"""Ratio of variances from which the other rows are named as the reason for uncertainty."""
+"""Variance ratio above which other rows are named as the reason for a row's uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
-"""As `EXCLUDED`, if nights determine the bound: with more, runs of 5% deviation alarm too often."""
+"""`EXCLUDED` for bounds set by nights; if larger, runs that deviate by 5% alarm too often."""
 
 _WIDE = 10.0
-"""Multiple of the median variance between nights, beyond which a row weighs less."""
+"""Multiple of the median variance between nights above which a row gets less weight."""
 _SMALLEST_SPREAD = 1e-8
-"""Smallest assumed variance of a row: nothing is measured to less than 0.01%."""
+"""Smallest variance assumed for a row; no measurement is more precise than 0.01%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class RunSample:
     """The runs of one entry on one side, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times, or other judged values; at least one."""
+    """Logarithms of step times, or other judged values, by allocation; at least one value."""
     moderated: Moderated
-    """Mean of all runs, and the variance of a run within its allocation."""
+    """Mean of all runs, and the moderated variance of a run within its allocation."""
     holds_allocations: bool = False
-    """True if that variance contains what an allocation does to one row alone."""
+    """True if the variance includes the effect of an allocation on a single row."""
 
     @property
     def mean(self) -> float:
@@ -69,29 +69,29 @@ class RunSample:
 
     @property
     def count(self) -> int:
-        """The number of runs, including supposed further ones."""
+        """The number of runs, including assumed further runs."""
         return self.moderated.sample.count
 
     @property
     def own_variance(self) -> float:
-        """The variance of its own runs; 0 if they are too few."""
+        """The variance between the sample's own runs; 0 if they are too few."""
         return self.moderated.sample.variance or 0.0
 
     @property
     def prior_variance(self) -> float:
-        """The variance of a run according to the other rows and the other side; 0 if unknown."""
+        """The variance between runs as estimated from the other samples; 0 if unknown."""
         return 0.0 if self.moderated.prior is None else self.moderated.prior.variance
 
     @property
     def allocation_share(self) -> float:
-        """The part of the variance between allocations left in the mean: 1/A if balanced."""
+        """Share of the variance between allocations in the mean: 1/A for A allocations alike."""
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """The sample after further runs in the same allocation that leave its mean unchanged.
+        """Return the sample after further runs in the same allocation that do not change the mean.
 
-        They deviate by the moderated variance, which therefore stays as it is.
+        The further runs are assumed to have the moderated variance, which thus does not change.
         """
         sample, of_run = self.moderated.sample, self.moderated.variance
         if count == 0 or of_run is None:
@@ -106,11 +106,11 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """The samples of both sides of a whole comparison, by row.
+    """Build the samples of both sides of a whole comparison, by row.
 
-    Each variance is moderated by all the other samples, and by at least the variance of the same
-    row on the other side, if that is known as well. A row whose own runs exclude the variance of
-    the other rows is moderated by its two sides alone.
+    Each variance is drawn towards the variance of all other samples, and at least towards that of
+    the same row on the other side, if known. A row whose own runs rule out the variance of the
+    other rows is moderated by its two sides alone.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -154,12 +154,12 @@ def moderated_samples(
 def _runs_beside_others(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
-    """The only run of each allocation, by row, with the variance that remains without allocations.
+    """Reduce each row's sample to the variance that remains without the effects of allocations.
 
-    These are the residuals of rows and allocations, which contain the deviation of runs and what an
-    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3). The effect
-    of an allocation on a row is estimated from the other rows, each weighted by its precision, so
-    that one row's bad night hardly affects the others.
+    Every allocation has one run. The residuals contain the deviation of runs and the effects of
+    allocations on single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
+    allocation on a row is estimated from the other rows, each weighted by its precision, so that
+    one row's bad night hardly affects the others.
     """
     spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
@@ -193,16 +193,16 @@ def _runs_beside_others(
 
 
 def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
-    """The only run of each allocation."""
+    """Yield the single run of each allocation."""
     return (run for (run,) in values.values())
 
 
 @dataclass(frozen=True, slots=True)
 class SideSample:
-    """One side of a judged quantity."""
+    """The runs of one side (baseline or results) that a judged quantity is computed from."""
 
     ends: tuple[RunSample, ...]
-    """The runs on n GPUs and, for S(n), those on 1 GPU."""
+    """The runs on n GPUs and, for a speedup, the runs on 1 GPU."""
 
     @property
     def value(self) -> float:
@@ -211,24 +211,24 @@ class SideSample:
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
-        """The allocations in which every end was measured, in order."""
+        """The allocations in which all `ends` were measured, in order."""
         first, *others = (end.values for end in self.ends)
         return tuple(name for name in first if all(name in values for values in others))
 
     @property
     def usual_allocations(self) -> tuple[str, ...]:
-        """The common allocations that are not far from the others."""
+        """The common allocations without outlying ones."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return tuple(name for name in values if name not in outlying)
 
     @property
     def usual_means(self) -> Sample:
-        """The mean of each usual allocation, which a gain may be relative to."""
+        """Sample of the means of the usual allocations, to which a gain may be relative."""
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
     def own_estimate(self, by_allocation: bool = False) -> Difference:
-        """The value with the variance of its own runs, or of its usual allocations."""
+        """Return the value with the variance of this side's runs, or of its usual allocations."""
         if by_allocation:
             means = self.usual_means
             return difference(means.mean, [means.term()])
@@ -237,24 +237,24 @@ class SideSample:
 
     @property
     def allocation_share(self) -> float:
-        """The part of the variance between allocations that is left in the value."""
+        """Share of the variance between allocations that remains in the value."""
         return max(end.allocation_share for end in self.ends)
 
     @property
     def variance_of_means(self) -> float:
-        """The part of the variance between runs that is left in the value."""
+        """The variance of the value due to differences between runs."""
         return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.ends)
 
     def with_further_runs(self, count: int) -> "SideSample":
-        """The side after further runs at each end."""
+        """Return the side with this many further runs at each end."""
         return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
 
     def in_allocation(self, name: str) -> float:
-        """The value in that allocation alone."""
+        """Return the value in this allocation alone."""
         return _difference([statistics.fmean(end.values[name]) for end in self.ends])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """The variance of the value that the declared deviation between allocations causes."""
+        """Return the variance of the value due to the declared deviation between allocations."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different nodes share nothing: each has the full deviation of a time.
@@ -262,14 +262,14 @@ class SideSample:
 
 
 def _difference(logs: Sequence[float]) -> float:
-    """The first, minus the other one if there is one."""
+    """Return the first logarithm, minus the second if there are two."""
     return logs[0] - math.fsum(logs[1:])
 
 
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the baseline's own spread between allocations is used instead of the declared one.
 
-    The gain is then relative to the mean of its usual allocations, otherwise to that of all runs.
+    Gains are then relative to the mean of the usual allocations, otherwise to that of all runs.
     """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)
@@ -278,10 +278,10 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """The level that contributes most to the variance of a gain, with its standard deviation.
+    """Find the level that contributes most to the variance of a gain, and its standard deviation.
 
-    The gain is one after further runs of the current side. A side is named for the spread of its
-    own runs, not for what moderation adds; if that is most, the other rows are named.
+    `gain` already includes the further runs of the current side. A side is named for the spread of
+    its own runs, not for variance added by moderation; if most is added, other rows are named.
     """
     of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
     of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
@@ -311,11 +311,11 @@ def largest_spread(
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """The gain of the current side: a logarithm if the values are logarithms.
+    """Estimate the gain of the current side: a logarithm if the values are logarithms.
 
-    The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
-    (1/R_baseline + 1/R_now) times. The former is declared; if the baseline has enough allocations
-    it is estimated from them, with the declared one as prior. `deviation` is declared for the
+    The variance between A allocations counts (1/A_baseline + 1/A_now) times, the variance between R
+    runs (1/R_baseline + 1/R_now) times. The former is declared or, if the baseline has enough
+    allocations, estimated with the declared variance as prior. `deviation` is declared for the
     value, `deviation_apart` for each end of a ratio whose samples come from different allocations.
     """
     if estimates_allocations(baseline, current):
@@ -356,5 +356,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(end: RunSample, names: Sequence[str]) -> float:
-    """The part of the variance between runs that is left in the mean of one allocation."""
+    """Mean share of the variance between runs that remains in the mean of an allocation."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -1,8 +1,8 @@
-"""Judging while measuring: which rows are settled, need more runs, or are confirmed.
+"""Judge a session while it measures: find rows that are settled, confirmed or need more runs.
 
-The data are analysed after each run from the fewest to the most. Each of these interim analyses has
-a stricter level (`significance.nominal_error`), so that the whole session errs as rarely as one
-comparison. A loss is only reported once runs that were made afterwards show it too.
+The data are analysed after each number of runs from the minimum to the maximum. These interim
+analyses use a stricter significance level (`significance.nominal_error`), so that a whole session
+errs as rarely as one comparison. A loss is reported only once later runs show it too.
 """
 
 import math
@@ -36,15 +36,15 @@ from gpuscale.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialPlan:
-    """The numbers of runs that a session makes of each item: `--runs 3:8`."""
+    """Minimum and maximum number of runs of each item in a session, as in `--runs 3:8`."""
 
     fewest_runs: int
     most_runs: int
 
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
-        """The error rates of each interim analysis, so that all together have this significance.
+        """Return the error rates of an interim analysis; all together have this significance.
 
-        A loss needs a confirming run, so it can first be called after `fewest_runs + 1`.
+        A loss needs a confirming run, so it is reported after at least `fewest_runs + 1` runs.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -55,15 +55,15 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """The status of a row in a session."""
+    """Whether a row needs more runs in a session, and if not, why."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"
-    """Passed, or no number of runs would decide it."""
+    """The row passed, or no number of runs would decide its verdict."""
     CONFIRMED = "confirmed"
-    """Regressed, and runs made after the first suspicion agree."""
+    """The row regressed, and runs made after the first suspicion confirm it."""
     UNDECIDED = "undecided"
-    """All runs are made, and the verdict is still open."""
+    """All planned runs were made, and the verdict is still open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,12 @@ class RowProgress:
     """The verdict on a row so far, and its status."""
 
     entry: EntryVerdict
-    """Never `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
+    """Verdict on the row; not `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
     status: RowStatus = RowStatus.NEEDS_RUNS
     analysed_after: int | None = None
-    """Runs at the analysis that `entry` comes from; None before the first."""
+    """Number of runs at the analysis that `entry` comes from; None before the first analysis."""
     suspected_after: int | None = None
-    """Runs at the first analysis that found the row worse than its margin."""
+    """Number of runs at the first analysis that found the row worse than its margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +85,10 @@ class SessionVerdict:
 
     entries: tuple[RowProgress, ...]
     comparison: Comparison
-    """The comparison of these rows; its exit code is the session's."""
+    """Comparison of these rows, which determines the exit code of the session."""
     sides: Sides
     needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
-    """The rows to run again, with the rows on 1 GPU that their speedups are relative to."""
+    """Rows that need more runs, and the rows on 1 GPU that their speedups are relative to."""
 
 
 def judge_session(
@@ -100,16 +100,16 @@ def judge_session(
     gpus: Collection[int] | None = None,
     configurations: Collection[Configuration] | None = None,
 ) -> SessionVerdict:
-    """The verdict of the runs so far on each row, analysed after each run as the plan allows.
+    """Judge each row by the runs so far, with the interim analyses that the plan provides for.
 
-    Pure and without memory: past analyses are repeated from the order of the runs in the results,
-    so a resumed session goes on at the same point. Analysis k has the first k valid runs of each
-    item, and the failed ones before them. A row that is settled or confirmed stays so, unless most
+    No state is kept: past analyses are repeated from the order of the runs in the results, so a
+    resumed session continues at the same point. Analysis k uses the first k valid runs of each
+    item, and the failed runs before them. A row that is settled or confirmed stays so, unless most
     of its later runs fail.
 
-    `results` are everything that the session has, runs in the order in which they ended; `cases`,
-    `gpus` and `configurations` are those that it measures. For a row that the baseline has in one
-    of these configurations, entries in other configurations are left out; None keeps all.
+    `results` hold all runs of the session, in the order in which they ended; `cases`, `gpus` and
+    `configurations` are those that the session measures. If the baseline has a row in one of these
+    configurations, its entries in other configurations are left out; None keeps all.
     """
     if configurations is not None:
         met = {run.key for run in baseline.runs if run.configuration in configurations}
@@ -138,7 +138,7 @@ def judge_session(
 
 
 class _Session:
-    """The runs of a session in the order in which they ended, and analyses of parts of them."""
+    """The runs of a session in the order in which they ended, and analyses of their subsets."""
 
     def __init__(
         self, sides: Sides, results: Sequence[Results], plan: SequentialPlan, choice: Choice
@@ -159,10 +159,10 @@ class _Session:
         self._references = References(self._valid)
 
     def assess(self, after: int, until: float) -> Assessment:
-        """The judgement by the runs of each item after one analysis and up to another.
+        """Judge by the runs of each item that came after analysis `after`, up to analysis `until`.
 
-        Runs that this session does not measure take part in every analysis. If all runs on 1 GPU
-        come before the first position, they still serve as the reference.
+        Runs on numbers of GPUs that the session does not measure are part of every analysis. If no
+        run on 1 GPU came after `after`, the earlier ones still serve as the reference.
         """
         part = []
         for result, placed in zip(self._results, self._placed, strict=True):
@@ -184,7 +184,7 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if this many runs of the row, and of its reference on 1 GPU, were made."""
+        """True if the row and its reference on 1 GPU have at least this many valid runs."""
         key = None if row.after is None else row.after.key
         if key is None or self._valid[key] < runs:
             return False
@@ -194,7 +194,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """The rows after one more analysis of the open ones."""
+        """Return the rows after one more analysis of those that need runs."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -213,7 +213,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if the runs since the suspicion, by themselves, are beyond the margin too."""
+        """True if the runs since the suspicion show a loss beyond the margin by themselves."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -236,7 +236,7 @@ def _cannot_be_judged(row: MatchedRow) -> bool:
 
 
 def _reported(progress: RowProgress, row: MatchedRow) -> RowProgress:
-    """The row as the session may report it: no unconfirmed loss, and no pass by too few runs."""
+    """Return the row as it may be reported: no unconfirmed loss, no pass based on too few runs."""
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
     entry, few = progress.entry, too_few_valid_runs(row.after)
     if progress.analysed_after is None and entry.verdict.is_judged:
