@@ -37,21 +37,21 @@ _OWNER = "owner"
 
 @dataclass(frozen=True, slots=True)
 class RecordFile(Generic[R]):
-    """A file with one record, written by one process and read by others of the same gpuscale."""
+    """A file with one record, exchanged between processes of the same version of gpuscale."""
 
     path: Path
     kind: type[R]
 
     def write(self, record: R) -> None:
-        """Write the record; readers see it whole or not at all."""
+        """Write the record atomically: no reader sees a part of the file."""
         write_atomically(self.path, to_json(record))
 
     def read(self) -> R:
-        """Read the record; raises OSError without a file, DecodeError if it holds other text."""
+        """Return the record; OSError if the file is missing, DecodeError if it is invalid."""
         return from_json(self.kind, self.path.read_text(encoding="utf-8"))
 
     def read_if_left(self) -> R | None:
-        """The record; None if there is none."""
+        """Return the record; None if the file is missing or invalid."""
         try:
             return self.read()
         except (OSError, DecodeError):
@@ -59,7 +59,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Make a method that returns the file of a rank or host, whose number or name replaces `{}`."""
+    """Make a method that returns the path for a rank or host, which replaces `{}` in the name."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -74,51 +74,51 @@ class RunDirectory:
         self.path = path
         self.request = RecordFile(path / "request.json", RunRequest)
         self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
-        """Present besides the request if the overhead is measured."""
+        """Present in addition to the request if the overhead of measuring is measured."""
         self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
         self.sampled = RecordFile(path / "sampled.json", SampledDevices)
-        """Absent without GPUs."""
+        """The GPUs to sample on each node; absent if there are none."""
         self.progress = path / "progress"
-        """The progress of rank 0: stage, done, total, separated by tabs, then blanks."""
+        """Progress of rank 0: stage, done and total, separated by tabs and padded with blanks."""
         self.hosts = path / "hosts"
-        """The hosts of the run by the launcher's names, a line each; present across nodes."""
+        """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
-        """Present once a command has reported enough steps; it is then ended on all nodes."""
+        """Present once a command has reported enough steps and can be ended on all nodes."""
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
     samples = _path("samples-{}.jsonl")
-    """The readings of NVML's sampler on a host."""
+    """Readings of the NVML sampler on a host."""
     environment = _record("environment-{}.json", Environment)
-    """A node's description of itself, by the launcher's name for it."""
+    """A node's description of itself; the file name contains the launcher's name for the node."""
     refusal = _path("environment-{}.refusal")
-    """Present instead of a description: what must be mended on the node, in a line."""
+    """Present instead of the environment if the node is unusable: the reason, in one line."""
     host = _path("rank-{}.host")
-    """The name of the host that the rank was started on."""
+    """The name of the host on which the rank was started."""
     output = _path("rank-{}.log")
-    """The rank's standard output and errors."""
+    """The rank's standard output and standard error."""
     pid = _path("rank-{}.pid")
     stacks = _path("rank-{}.stacks")
-    """The stacks of the rank at the timeout."""
+    """Stack traces of the rank's threads at the timeout."""
     outcome = _record("rank-{}.outcome.json", RankOutcome)
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
-    """The outcome of a command, in place of that of a rank."""
+    """Present instead of `outcome` if the rank ran a command."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
-    """The rank's view of its node."""
+    """The rank's measurements of a node and its links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
-    """The end of the rank, as it reports it."""
+    """The rank's own report of the error that ended it."""
 
     def host_names(self) -> list[str]:
-        """The hosts of the run by the launcher's names."""
+        """Return the hosts of the run, as named by the launcher."""
         return self.hosts.read_text(encoding="utf-8").split()
 
     def ranks_per_host(self, ranks: int) -> int:
-        """The largest number of ranks on one host; they lie on the run's hosts in blocks."""
+        """Return the largest number of ranks on one host; each host has a block of ranks."""
         return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     def read_progress(self) -> tuple[str, int, int] | None:
-        """Stage, done and total of rank 0; None if it has not reported yet."""
+        """Return the stage, done and total of rank 0; None if rank 0 has not reported yet."""
         try:
             stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
         except (OSError, ValueError):
@@ -126,7 +126,7 @@ class RunDirectory:
         return stage, int(done), int(total)
 
     def failures(self) -> list[RankFailure]:
-        """The failures that ranks left, in the order in which they failed."""
+        """Return the failure records left by all ranks, earliest first."""
         paths = self.path.glob("rank-*.failure.json")
         in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
         return [RecordFile(path, RankFailure).read() for path in in_order]
@@ -134,7 +134,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSamples:
-    """The file that a sampler on one node of a run left."""
+    """The file with the samples of one node in a run."""
 
     host: str
     path: Path
@@ -143,19 +143,19 @@ class NodeSamples:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file such that no reader sees a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 
 def stderr_path(samples: Path) -> Path:
-    """Where the sampler of a samples file leaves its error messages."""
+    """Return the path for error messages of the sampler that writes the given file."""
     return samples.with_name(f"{samples.name}.stderr")
 
 
 class Sampler:
-    """A process that samples at least one device into a file until it, or this process, ends."""
+    """A child process that samples GPUs into a file until it is stopped or this process ends."""
 
     def __init__(self, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> None:
         command = [sys.executable, "-P", "-m", "gpuscale.measure.telemetry.sampler"]
@@ -169,7 +169,7 @@ class Sampler:
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """Let the sampler write its last sample, and wait a few seconds at most for its end."""
+        """Let the sampler write a last sample, and wait at most a few seconds for it to end."""
         for end in (self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(TimeoutExpired):
@@ -179,7 +179,7 @@ class Sampler:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Make a folder and remove it at the end; first remove those that killed processes left."""
+    """Provide a temporary folder; first remove the folders that killed processes left behind."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # If each host keeps the locks of a shared file system by itself, those of another host look
     # free. No host name has an underscore.

@@ -1,4 +1,4 @@
-"""The batch schedulers that gpuscale knows, one file each, and their registry."""
+"""The batch schedulers that gpuscale supports, one per file, and their registry."""
 
 from collections.abc import Mapping
 from shutil import which
@@ -12,16 +12,16 @@ from gpuscale.measure.schedulers.slurm import Slurm
 SCHEDULERS: Mapping[str, Scheduler] = {
     scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
 }
-"""The schedulers by their names in profiles."""
+"""The schedulers, keyed by their names in profiles."""
 
 
 def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:
-    """The scheduler of the job in which a process has these variables; None outside of jobs."""
+    """Return the scheduler of the job that set these environment variables; None outside a job."""
     return next((one for one in SCHEDULERS.values() if one.is_here(environment)), None)
 
 
 def scheduler_here() -> Scheduler | None:
-    """The scheduler whose commands are on PATH; None if there is none."""
+    """Return the scheduler whose commands are on PATH, or None if there is none."""
     for scheduler in SCHEDULERS.values():
         # Grid Engine and PBS share `qsub` and `qstat`; `qacct` is Grid Engine's alone.
         if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.questions)):
@@ -30,6 +30,6 @@ def scheduler_here() -> Scheduler | None:
 
 
 def nodes_of_job(environment: Mapping[str, str], *, without: str = "") -> tuple[str, ...]:
-    """The nodes of the job with these variables, of any scheduler but one; empty if unknown."""
+    """Return the nodes of the job that set these environment variables; empty if unknown."""
     others = (scheduler for name, scheduler in SCHEDULERS.items() if name != without)
     return next(filter(None, (scheduler.nodes(environment) for scheduler in others)), ())

@@ -1,4 +1,4 @@
-"""LSF."""
+"""IBM Spectrum LSF."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _RUNS = ("RUN", "USUSP", "SSUSP")
 
 
 class Lsf(Scheduler):
-    """LSF, whose `bsub` submits a job."""
+    """The scheduler LSF, to which `bsub` submits jobs."""
 
     name = "lsf"
     title = "LSF"

@@ -10,13 +10,13 @@ _ENDINGS = {
     # A node's daemon began anew, could not be reached, or memory ran out.
     **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
 }
-"""The ends of jobs by PBS's own exit codes."""
+"""How a job ended, keyed by PBS's own exit codes."""
 _KILLED = 256
-"""The first exit code that stands for a signal that killed the job's shell."""
+"""PBS adds this to the number of the signal that killed a job's shell to form the exit code."""
 
 
 class Pbs(Scheduler):
-    """PBS, whose `qsub` submits a job."""
+    """The scheduler PBS, to which `qsub` submits jobs."""
 
     name = "pbs"
     title = "PBS"

@@ -1,4 +1,4 @@
-"""The places of a run's processes on the hosts of a job, and the programs that start them."""
+"""The placement of a run's processes on the hosts of a job, and the programs that start them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,59 +9,58 @@ import msgspec
 from gpuscale.base.errors import UsageError
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
-"""Environment variable with hosts of a job on which no rank is started, separated by commas."""
+"""Environment variable with a comma-separated list of the hosts on which no rank may be started."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts of processes, which lie there in blocks: the first host has the first ranks."""
+    """The assignment of ranks to hosts, in blocks: the first host has the first ranks."""
 
     hosts: tuple[str, ...]
-    """Host names as the scheduler has them, in its order."""
+    """Host names as used by the scheduler, in the scheduler's order."""
     ranks: int
     ranks_per_host: int
     """Ranks per host; the last hosts may have fewer."""
     cores_per_rank: int | None = None
-    """None if a rank may use all cores of its node."""
+    """Number of cores per rank; None if a rank may use all cores of its node."""
     oversubscribed: bool = False
-    """Ranks may share cores: there are more of them than the nodes have."""
+    """True if the ranks need more cores than the nodes have, so that ranks share cores."""
 
     def ranks_on(self, position: int) -> int:
-        """The number of ranks on the host at that position."""
+        """Return the number of ranks on the host at a position in `hosts`."""
         return max(0, min(self.ranks_per_host, self.ranks - self.ranks_per_host * position))
 
 
 class ProcessStarter(Protocol):
-    """One program that starts a command several times on the hosts of a job."""
+    """A program that starts a command several times on the hosts of a job."""
 
     name: ClassVar[str]
-    """Its name on the command line and in results."""
+    """Name of the program in gpuscale's options and results."""
     place_variables: ClassVar[Mapping[str, str]]
-    """Its variables for the place of a process, by torch.distributed's names for them."""
+    """Variables for the rank, local rank and world size, keyed by torch.distributed's names."""
     node_variable: ClassVar[str]
-    """Its variable for the name of a process's node; empty if it has none."""
+    """Environment variable with the name of a process's node; empty if there is none."""
     limits_cores: ClassVar[bool]
-    """True if it gives a step no more cores than its ranks asked for."""
+    """True if the program limits a job step to the cores that its ranks requested."""
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the job, in the order in which ranks are laid on them.
+        """Return the hosts of the job, in the order in which they receive ranks.
 
-        Raises a UsageError without a job, or if its program is missing.
+        Raises UsageError outside a job or if the program is missing.
         """
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """The command line that starts `program` once for each rank of the placement."""
+        """Return the command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """Return True if that command is to have a variable of this process, too."""
+        """Return True if the command should inherit an environment variable of this process."""
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
-    """The smallest number of hosts that hold the ranks, evenly filled.
+    """Place the ranks evenly on the smallest number of hosts that can hold them.
 
-    A host has room for as many ranks as it has slots; if all together have too few, each takes
-    more.
-    Hosts are counted round from the `first`: successive runs take different ones in turn, as they
-    do with devices, so that T(1) is not always that of the first node.
+    A host takes one rank per slot, or more if all hosts together have too few slots. Hosts are
+    chosen cyclically from number `first`, so that successive runs use different hosts, as they use
+    different devices, and T(1) is not always measured on the first node.
     """
     needed = min(len(hosts), math.ceil(ranks / slots))
     chosen = {(first + offset) % len(hosts) for offset in range(needed)}
@@ -73,7 +72,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job without those that a night leaves out when it tries again."""
+    """Return the hosts that `EXCLUDED_HOSTS` does not name; UsageError if it names all."""
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:

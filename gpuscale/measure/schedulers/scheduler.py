@@ -1,4 +1,4 @@
-"""A scheduler as gpuscale uses it: the text of a job, and its submission, state and end."""
+"""The base class of all schedulers: a job's options, its submission, its state and its end."""
 
 import os
 import re
@@ -18,27 +18,27 @@ from gpuscale.base.printable import visible
 
 _ANSWER_S = 60.0
 TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
-"""A time limit, `HH:MM:SS`, that is not 0."""
+"""Regular expression for a time limit in the form `HH:MM:SS` that is not zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demands of a job on its scheduler; they are the same for all of its nodes."""
+    """The resources that a job requests from the scheduler, the same on every node."""
 
     job_name: str
     nodes: int
     whole_nodes: bool
-    """True if the job shares its nodes with no other."""
+    """True if the job does not share nodes with other jobs."""
     gpus_per_node: int
     tasks_per_node: int
     cores_per_task: int | None
-    """None if the profile does not say how many cores a node has."""
+    """Number of cores per task; None if the profile does not say how many cores a node has."""
     gpu_option: str | None
-    """The site's request for GPUs, with `{gpus}` for their number; None for the scheduler's own."""
+    """The site's option to request GPUs, with `{gpus}` for their number; None for the usual one."""
     partition: str | None
     account: str | None
     time_limit: str
-    """A text that matches `TIME_LIMIT`."""
+    """Time limit in the form `HH:MM:SS`."""
 
     @property
     def limit_s(self) -> int:
@@ -48,7 +48,7 @@ class Demand:
 
 
 class Ending(Enum):
-    """The reason why a job has ended, as far as its scheduler reports it."""
+    """The reason why a job has ended, as far as the scheduler reports it."""
 
     COMPLETED = "by itself, and well"
     FAILED = "by itself or by somebody"
@@ -58,66 +58,66 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job, as its scheduler reports it."""
+    """The state of a job, as reported by the scheduler."""
 
     stage: Literal["waiting", "running", "ended", "unknown"]
     word: str = "unknown"
-    """The scheduler's own word, such as COMPLETED, qw or EXIT."""
+    """The scheduler's own word for the state, such as COMPLETED, qw or EXIT."""
     exit_code: int | None = None
-    """Exit code of a job that has ended, above 128 for a signal; None if unknown."""
+    """Exit code of a job that has ended: 128 plus the number of a signal; None if unknown."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
-    """Explanation of an end that has another cause than the job."""
+    """Explanation if something other than the job itself caused the end."""
 
 
 UNKNOWN = JobState("unknown")
 
 
 class Scheduler(ABC):
-    """One scheduler; `SCHEDULERS` has one object of each."""
+    """A batch scheduler; `SCHEDULERS` has one instance of each subclass."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     directive: ClassVar[str]
-    """The beginning of its lines in a job script."""
+    """Prefix of lines with options in a job script, such as `#SBATCH`."""
     options: ClassVar[tuple[str, ...]]
-    """Options of a job, in order, with `{…}` for its demands; left out if a demand is unknown."""
+    """Job options, in order, with `{…}` for values; an option with an unknown value is left out."""
     script_ending: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
     takes_stdin: ClassVar[bool] = False
-    """True if the script is submitted by standard input, and not by its name."""
+    """True if the submit command reads the script from standard input rather than by file name."""
     variables_option: ClassVar[str | None] = None
-    """The option that passes variables to a job; None if it gets all of them anyway."""
+    """The option that passes variables to a job; None if jobs inherit all variables anyway."""
     log_name: ClassVar[str] = "{job_name}-{job}.log"
-    """The job's log, in the folder that it was submitted from."""
+    """Pattern for the name of a job's log, in the folder from which the job was submitted."""
     job_number: ClassVar[re.Pattern[str]]
-    """The number of a job in what the submit command prints."""
+    """Pattern that finds the number of a job in the output of the submit command."""
     questions: ClassVar[tuple[tuple[str, ...], ...]]
-    """Commands that report the state of a job whose number follows; each is a fallback for those
-    before it."""
+    """Commands that report the state of a job, each a fallback for the previous one; the number of
+    the job is appended."""
     cancel_program: ClassVar[str]
     tells_by_failing: ClassVar[bool] = False
-    """True if a question may print its answer and still end with an error."""
+    """True if a command in `questions` may print the state and still exit with an error."""
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
-    """In a job, the variables with its number and the folder that it was submitted from."""
+    """Environment variable of a job with the folder from which the job was submitted."""
     nodes_variable: ClassVar[str]
-    """In a job, the variable that says which nodes it has."""
+    """Environment variable of a job with the list of its nodes, or with a file that lists them."""
     default_gpu_option: ClassVar[str | None]
-    """The request for GPUs of profiles that have none; None if a profile must have one."""
+    """Option to request GPUs if the profile has none; None if each profile must have its own."""
     launcher: ClassVar[str | None]
-    """The launcher of ranks across nodes; None if jobs stay within one node."""
+    """Name of the launcher for ranks across nodes; None if jobs are limited to one node."""
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """The state of a job, from the answers to the questions so far; empty ones failed."""
+        """Return a job's state from the outputs of `questions` so far; failed ones are empty."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Further values for `options`, besides the fields of a demand and the option for GPUs."""
+        """Return further values for `options`, which are neither in the demand nor for GPUs."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
-        """The options of a job, in order, without what its profile adds."""
+        """Yield the options of a job, in order, without options added by the profile."""
         asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
         gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
         known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
@@ -127,23 +127,23 @@ class Scheduler(ABC):
                 yield option.format_map(known)
 
     def preparation(self, demand: Demand) -> Iterator[str]:
-        """Lines of the job's shell that only this scheduler needs."""
+        """Yield shell lines for the job script that only this scheduler needs."""
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """True if a process with these variables is in one of its jobs."""
+        """Return True if these environment variables are those of a job of this scheduler."""
         return self.job_variable in environment
 
     def submit_again(
         self, environment: Mapping[str, str], *, avoid: Sequence[str]
     ) -> tuple[list[str], dict[str, str]] | None:
-        """A command that submits this job once more without some nodes, and its environment."""
+        """Return the command and environment to resubmit this job without some nodes, or None."""
         return None
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """The nodes of the job with these variables, by the scheduler's names; empty if unknown.
+        """Return the nodes of the job that set these environment variables; empty if unknown.
 
-        By default the variable names a file that has a node at the beginning of each line.
+        By default `nodes_variable` names a file in which each line begins with a node's name.
         """
         with suppress(OSError):
             lines = (
@@ -155,19 +155,19 @@ class Scheduler(ABC):
         return ()
 
     def profile_values(self) -> dict[str, str]:
-        """Values for the fields `gpus`, `cores`, `partition` of a profile; empty if unknown."""
+        """Return values for fields of a profile, such as `gpus` and `cores`; empty if unknown."""
         return {}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """The nodes of this job that the scheduler reports as lost."""
+        """Return the nodes of this job that the scheduler reports as lost."""
         return ()
 
     def log_of(self, job_name: str, job: str) -> Path:
-        """The log of a job, in the folder that it was submitted from."""
+        """Return the path of a job's log, relative to the folder of its submission."""
         return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
-        """Ask for the present state of a job."""
+        """Ask the scheduler for the current state of a job."""
         answers: list[str] = []
         for question in self.questions:
             answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
@@ -177,7 +177,7 @@ class Scheduler(ABC):
         return UNKNOWN
 
     def submit(self, script: Path, environment: Mapping[str, str]) -> str:
-        """Submit a script with the variables of gpuscale that are set; return the job's number."""
+        """Submit a script, together with all set `GPUSCALE_…` variables; return the job number."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command]
@@ -204,7 +204,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """The number of the submitted job, from the output of the command."""
+        """Return the number of the submitted job, as found in the output of the submit command."""
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(
@@ -217,7 +217,7 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """A short command's output; None if it does not answer or, unless `or_failed`, fails."""
+    """Return a command's output; None if it times out or, unless `or_failed` is set, fails."""
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):

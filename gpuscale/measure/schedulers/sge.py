@@ -1,4 +1,4 @@
-"""SGE and its descendants."""
+"""SGE (Grid Engine) and its descendants."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, Sch
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
-"""Values of `failed` for jobs that ran: an error in the epilog, the time limit, a signal. For
-others `exit_status` is not of the job."""
+"""Values of `failed` for jobs that ran: error in the epilog, time limit, signal. For other values
+`exit_status` is not the exit code of the job."""
 
 
 class Sge(Scheduler):
-    """Grid Engine, whose `qsub` submits a job."""
+    """The scheduler Grid Engine, to which `qsub` submits jobs."""
 
     name = "sge"
     title = "SGE"

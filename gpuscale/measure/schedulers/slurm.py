@@ -1,4 +1,4 @@
-"""Slurm."""
+"""Slurm as a batch scheduler and as a starter of processes."""
 
 import os
 import re
@@ -18,9 +18,9 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""Seconds before the end of a job at which Slurm warns it, so that it can compare what it has: to
-end ranks on other nodes takes longer than Slurm waits before it kills. The warning may come a
-minute early, so jobs below the second limit get none."""
+"""How many seconds before the end Slurm warns a job, so that results so far can be compared: ending
+ranks on other nodes takes longer than Slurm waits before killing the job. The warning may come a
+minute early, so jobs shorter than `_SHORTEST_WARNED_S` get none."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 _ENDINGS = {
     "COMPLETED": Ending.COMPLETED,
@@ -39,7 +39,7 @@ _GPU_PARTITION = re.compile(
     re.MULTILINE,
 )
 _OTHERS_S = 10
-"""How long the tasks of a step continue after the first has ended."""
+"""Seconds that the other tasks of a job step may continue after the first task has ended."""
 _OF_THE_JOB_SCRIPT = (
     # srun would take these for its own options, and what the job asked for as a whole does not fit
     # a step on some of its nodes.
@@ -52,11 +52,11 @@ _OF_THE_JOB_SCRIPT = (
 )
 _BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
 _NOTHING = "(null)"
-"""Slurm's word for a value that is not there."""
+"""Slurm's word for a missing value."""
 
 
 class Slurm(Scheduler, ProcessStarter):
-    """Slurm: `sbatch` submits a job, and `srun` starts processes on the nodes of this one."""
+    """Slurm: `sbatch` submits jobs, and `srun` starts processes on the nodes of the current job."""
 
     name = "slurm"
     title = "Slurm"
@@ -175,7 +175,7 @@ class Slurm(Scheduler, ProcessStarter):
         return tuple(dict.fromkeys(lost.split()))
 
     def hosts(self) -> tuple[str, ...]:
-        """The nodes of the job; raises a UsageError if its steps could not share their GPUs."""
+        """Return the nodes of the job; UsageError if steps would not see all GPUs of a node."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
@@ -197,13 +197,13 @@ class Slurm(Scheduler, ProcessStarter):
         return hosts
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """The `srun` command line for a step of one task a rank.
+        """Return the `srun` command line for a job step with one task per rank.
 
-        Every task sees all GPUs of its node, which is what srun does if the job asked for them
-        by node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm
-        22.05 then gives no GPU to steps of several tasks on a node.) Cores are as many for each
-        rank of any run, and tasks are not bound to single ones among them: binding that depends
-        on the number of ranks would give T(n) a help that T(1) does not get.
+        Every task sees all GPUs of its node, so that a run can choose among them; this is what
+        srun does if the job requested GPUs by node. (`--gpu-bind=none` would ask for it, but Slurm
+        22.05 then gives no GPU to steps with several tasks on a node.) Ranks have the same number
+        of cores in every run, and tasks are not bound to particular cores: binding that depends
+        on the number of ranks would favour T(n) over T(1).
         """
         cores = placement.cores_per_rank
         return [
@@ -227,5 +227,5 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """True unless the variable passes an option of the job script on to srun."""
+        """Return False for variables that would pass options of the job script on to srun."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")

@@ -1,4 +1,4 @@
-"""Read the counters of one NVIDIA device, each in the newest form that its driver answers."""
+"""Read the counters of an NVIDIA device, each by the newest NVML call that the driver supports."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ from gpuscale.measure.nvml import NEVER_OFFERED, DeviceAbsentError, NvmlError, a
 _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _OTHER_CLOCK_US = 3600e6
-"""Samples further than this from now carry times that are not Unix times."""
+"""Samples dated further than this from now, in microseconds, do not carry Unix times."""
 _MOST_XIDS = 100
-"""The most events of a device between two ticks; more add nothing."""
+"""Maximum number of events read per device and tick; further events add no information."""
 
 _AT_EVERY_TICK = [moment for moment, field in MOMENTS.items() if field.when == "windows"]
 # A counter is set against the time, so it is read as soon as the clock was.
@@ -42,14 +42,14 @@ _NVLINK_COUNTERS = {
 
 
 def find_device(uuid: str) -> "NvmlDevice":
-    """The GPU or MIG device with that UUID; DeviceAbsentError if the driver does not offer it."""
+    """Return the GPU or MIG device with this UUID; DeviceAbsentError if the driver lacks it."""
     return NvmlDevice(nvml.find_handle(uuid))
 
 
 def foreign_processes(uuids: Sequence[str]) -> int | None:
-    """The number of processes that compute on these devices before a run has any of its own.
+    """Return how many processes compute on these devices; to be called before a run starts.
 
-    None if a device does not report it.
+    Returns None if a device does not report this number.
     """
     try:
         devices = [find_device(uuid) for uuid in dict.fromkeys(uuids)]
@@ -59,7 +59,7 @@ def foreign_processes(uuids: Sequence[str]) -> int | None:
 
 
 def all_devices() -> "Iterator[tuple[int, NvmlDevice | DeviceAbsentError]]":
-    """Every GPU of this job by NVML's number, or why it cannot be reached; no MIG devices."""
+    """Yield the NVML index of every GPU of this job and the GPU, or why it cannot be reached."""
     try:
         for number, handle in nvml.all_handles():
             is_absent = isinstance(handle, DeviceAbsentError)
@@ -69,7 +69,7 @@ def all_devices() -> "Iterator[tuple[int, NvmlDevice | DeviceAbsentError]]":
 
 
 class NvmlDevice:
-    """One GPU or MIG device; name and UUID are None if the driver does not report them."""
+    """A GPU or MIG device; its name and UUID are None if the driver does not report them."""
 
     def __init__(self, handle: Any) -> None:
         self.name: str | None = ask_or_none("nvmlDeviceGetName", handle)
@@ -114,18 +114,18 @@ class NvmlDevice:
                 self._never_offered |= dict.fromkeys((moment, *buffers), reason)
 
     def compute_processes(self) -> int:
-        """The number of processes that compute on the device now."""
+        """Return the number of processes that are computing on the device."""
         call = "nvmlDeviceGetComputeRunningProcesses"
         # On a driver before R510 the call without a version raises something else than NvmlError.
         versions = (partial(ask, call + version, self._handle) for version in ("_v3", "_v2"))
         return len(_Forms(*versions)())
 
     def read(self) -> Reading:
-        """The counters that change fast, each with its number or the reason why it has none."""
+        """Read the counters that change fast: a value for each, or the reason why it is missing."""
         return self._read(_AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
-        """The reading, with the counters that change seldom and the driver's own samples added."""
+        """Return the reading extended by slowly changing counters and the driver's own samples."""
         seldom, buffered = self._read(_SELDOM), Reading()
         for moment, forms in self._forms.items():
             field = MOMENTS[moment]
@@ -174,7 +174,7 @@ class NvmlDevice:
         return int(answer) if field.quantity.whole else float(answer) / field.divisor
 
     def _samples(self, field: Field, buffer: str) -> list[tuple[float, float]]:
-        """The driver's own samples since the last call, with their Unix times."""
+        """Return (Unix time, value) of each sample taken by the driver since the last call."""
         since_us = self._last_sample_us.get(buffer, self._opened_us)
         handle, kind_of_samples = self._asked(field), nvml.named(buffer)
         try:
@@ -195,7 +195,7 @@ class NvmlDevice:
         return self._handle if "own" in field.mig else self._gpu
 
     def _nvlink_active(self) -> tuple[bool, ...]:
-        """Whether each NVLink is active, in the order of their numbers."""
+        """Return whether each NVLink is active, in the order of the link numbers."""
         states: list[bool] = []
         for link in range(nvml.named("NVML_NVLINK_MAX_LINKS")):
             try:
@@ -209,7 +209,7 @@ class NvmlDevice:
         return tuple(states)
 
     def _nvlink_errors(self) -> dict[str, int]:
-        """Error counters by kind, summed over all links."""
+        """Return the error counts of all NVLinks together, keyed by kind of error."""
         if not self._links:
             self._nvlink_active()
         errors: dict[str, int] = self._errors()
@@ -234,7 +234,7 @@ class NvmlDevice:
         }
 
     def _over_links(self, count: Callable[[int, int], float], kind: int) -> int:
-        """The sum over the links that count errors of a kind; an inactive one may not."""
+        """Return the errors of a kind on all links together; inactive links may not count any."""
         counts: list[int] = []
         for link in range(self._links):
             try:
@@ -246,7 +246,7 @@ class NvmlDevice:
         return sum(counts)
 
     def _new_xids(self) -> tuple[int, ...]:
-        """The driver's error events since the last call; the first call only starts them."""
+        """Return the XID error events since the last call; the first call only starts recording."""
         if self._events is None:
             # A set for each device shows whose event it is; NVML's shutdown frees them.
             events = ask("nvmlEventSetCreate")
@@ -270,12 +270,12 @@ class NvmlDevice:
 
 
 class _Forms:
-    """One question in several forms, the newest first; the first that is answered is kept."""
+    """Alternative NVML calls, newest first, of which the first that works is used."""
 
     def __init__(self, *forms: Callable[[], Any]) -> None:
         self._forms = forms
         self.number = 0
-        """The form that is asked now; 0 is the newest."""
+        """Index of the call in use; 0 is the newest."""
 
     def __call__(self) -> Any:
         while self.number < len(self._forms) - 1:

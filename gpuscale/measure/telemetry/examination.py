@@ -17,7 +17,7 @@ from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
 _BUSY_UTILIZATION = 0.5
-"""The least utilization of a busy GPU, whose PCIe link should run at full speed."""
+"""Lowest utilization of a GPU that counts as busy; its PCIe link should run at full speed."""
 
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
@@ -25,9 +25,9 @@ _SLOWDOWNS = {
     "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
     "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
 }
-"""Clock event reasons that a healthy GPU never has, the most specific first.
+"""Clock event reasons that a healthy GPU never reports, the most specific first.
 
-`sw_power_cap` is not among them: many GPUs train at their power limit all the time.
+`sw_power_cap` is not among them: many healthy GPUs always train at their power limit.
 """
 
 
@@ -36,16 +36,16 @@ class ExaminedGpu:
     """The state of one GPU at one moment."""
 
     number: int
-    """NVML's number, which counts all GPUs of the machine; CUDA's may differ."""
+    """NVML's index among all GPUs of the machine; the CUDA index may differ."""
     name: str | None = None
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
     unreachable: str | None = None
-    """The reason why the GPU does not answer; None if it does."""
+    """The reason why the GPU does not answer; None if the GPU answers."""
 
     @property
     def is_busy(self) -> bool:
-        """True if the GPU reports load."""
+        """True if the GPU reports considerable load."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
@@ -53,12 +53,12 @@ class ExaminedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The state of one machine at one moment; None if unknown."""
+    """The state of one machine at one moment; unknown values are None."""
 
     host: str
     python_version: str
     torch_version: str | None
-    """The installed version, which need not work."""
+    """Version of the installed torch, which need not work."""
     cpu_model: str | None
     cpu_count: int
     """The number of cores that this process may use."""
@@ -67,7 +67,7 @@ class Machine:
     load: HostLoad
     driver_version: str | None = None
     driver_absent: str | None = None
-    """The reason why no driver answers; None if one does."""
+    """The reason why no driver answers; None if a driver answers."""
     driver_broken: bool = False
     """True if a driver is installed but does not work."""
     gpus: tuple[ExaminedGpu, ...] = ()
@@ -106,7 +106,7 @@ def _examined(number: int, device: NvmlDevice | nvml.DeviceAbsentError) -> Exami
 
 
 def find_problems(machine: Machine) -> tuple[str, ...]:
-    """The problems that would disturb a measurement, GPU by GPU; none on a machine without GPUs."""
+    """Return the problems of the driver and the GPUs that would disturb a measurement."""
     found: list[str] = []
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"

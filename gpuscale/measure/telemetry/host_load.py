@@ -11,16 +11,16 @@ from gpuscale.measure.telemetry.device import foreign_processes
 from gpuscale.records import HostLoad
 
 _STEAL = 8
-"""The position in /proc/stat of the time that a hypervisor gave to other guests."""
+"""Position of the column in /proc/stat with the time that a hypervisor gave to other guests."""
 _WITHOUT_GUESTS = 8
-"""The number of positions without those of guests, which the first two include."""
+"""Number of columns to add up; the later ones, for guests, are included in the first two."""
 
 
 class HostLoadMeter:
-    """Measures the load of the host from its creation before a run to `read` after it."""
+    """Measures the load of the host from the creation of the meter until the call of `read`."""
 
     def __init__(self, gpu_uuids: Sequence[str]) -> None:
-        """`gpu_uuids` are the GPUs of the run."""
+        """Start to measure; `gpu_uuids` are the GPUs of the run."""
         self._load_average = os.getloadavg()[0]
         # All cores of the host, like its load, even if this process may use only some.
         self._cores = os.cpu_count() or 1
@@ -33,7 +33,7 @@ class HostLoadMeter:
         self._began_s = time.monotonic()
 
     def read(self) -> HostLoad:
-        """The load since the start; None for figures that the system does not report."""
+        """Return the load since the start; figures that the system does not report are None."""
         lasted_s = time.monotonic() - self._began_s
         waited_s, ticks = _waited_s(), _ticks()
         pressure = steal = None
@@ -51,7 +51,7 @@ class HostLoadMeter:
 
 
 def _waited_s() -> float | None:
-    """Seconds since boot in which some process of the host waited for a CPU."""
+    """Seconds since boot during which at least one process of the host waited for a CPU."""
     try:
         some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6
@@ -61,7 +61,7 @@ def _waited_s() -> float | None:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """All ticks of the host's CPUs, and the stolen ones among them."""
+    """Return the total ticks of the host's CPUs, and how many of them other guests stole."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
         ticks = [int(text) for text in first.split()[1:]]

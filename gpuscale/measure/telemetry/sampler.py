@@ -1,7 +1,8 @@
 """The sampling process: `python -m gpuscale.measure.telemetry.sampler --output FILE --uuid U …`.
 
-It appends a line to FILE at each tick until SIGTERM or the end of its parent, or ends at once with
-the reason in FILE. FILE is JSON Lines between two processes of one run, without a version.
+The sampler appends a line to FILE at each tick until SIGTERM or the end of the parent process, or
+ends at once and writes the reason to FILE. FILE is in JSON Lines and has no format version, because
+only processes of the same run exchange it.
 """
 
 import argparse
@@ -22,47 +23,47 @@ from gpuscale.base.counters import Reading
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 HANG_S = 30
-"""A reading that takes longer ends the process, by SIGALRM."""
+"""A reading that takes longer than this number of seconds ends the process by SIGALRM."""
 INSPECTION_S = 1.0
-"""Seconds between readings of counters that change seldom, such as links and errors."""
+"""Seconds between readings of counters that rarely change, such as links and errors."""
 
 
 class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that the sampler was asked for."""
+    """A device that the sampler was asked to sample."""
 
     name: str | None = None
     absent: str | None = None
-    """The reason why it is not sampled; None if it is."""
+    """The reason why the device is not sampled; None if it is sampled."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of the file."""
+    """The first line of a samples file."""
 
     driver_version: str | None = None
     absent: str | None = None
-    """The reason why there is no driver; None if there is one."""
+    """The reason why there is no driver; None if a driver is present."""
     devices: dict[str, SampledDevice] = {}
-    """Devices by UUID, in the form of the request."""
+    """Devices, keyed by UUID in the form in which it was requested."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """A later line: all sampled devices at one moment."""
+    """A further line of a samples file: readings of all sampled devices at one moment."""
 
     time_s: float
     """Unix time at which the reading began."""
     readings: dict[str, Reading]
-    """Readings by UUID, in the form of the request."""
+    """Readings, keyed by UUID in the form in which it was requested."""
 
 
 def line_of(record: Header | Tick) -> str:
-    """A header or tick as a line of the file."""
+    """Return a header or tick as a line of a samples file."""
     return msgspec.json.encode(record).decode() + "\n"
 
 
 def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
-    """The header and the ticks of a file, which may be missing or still be growing.
+    """Return the header and the ticks of a samples file, which may be missing or still growing.
 
-    A line that is cut short, as the last one is while the sampler writes it, is left out.
+    Incomplete lines are left out, such as the last line while the sampler is writing it.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
@@ -119,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sample(
     devices: Mapping[str, _Device], output: TextIO, interval_s: float, *, parent: int
 ) -> None:
-    """Write one line per tick until a stop signal, which must be blocked, or the end of `parent`.
+    """Write one line per tick until a stop signal arrives or the process `parent` ends.
 
-    A process whose parent ends, even by `kill -9`, gets another one. Comparing it at each tick
-    needs no signal that could be lost before it is set up. PR_SET_PDEATHSIG would also end the
-    sampler with the thread that started it.
+    Stop signals must be blocked. When a parent ends, even by `kill -9`, its children get another
+    parent. Checking for this at each tick needs no signal that could be lost during start-up, and
+    PR_SET_PDEATHSIG would end the sampler together with the thread that started it.
     """
     started = inspection_due = time.monotonic()
     tick, is_last = 0, False
@@ -146,7 +147,7 @@ def _sample(
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
-    """The number of the next tick on a fixed grid; ticks missed by a slow reading are skipped."""
+    """Return the number of the next tick on a fixed grid; a slow reading makes it skip ticks."""
     return max(tick, math.floor(elapsed_s / interval_s)) + 1
 
 

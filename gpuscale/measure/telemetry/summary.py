@@ -31,29 +31,29 @@ class TelemetryReport:
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
-    """The reason why summaries of the run, or of some nodes, are missing; None if none are."""
+    """The reason why summaries are missing for the run or some nodes; None if all are present."""
     driver_version: str | None = None
 
     def added_to(self, run: Run) -> Run:
-        """The run with its telemetry and, if it is valid, with its energy."""
+        """Return the run with its telemetry and, if the run is valid, its energy."""
         run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
         return with_measured(run) if run.failure is None else run
 
 
 @dataclass(frozen=True, slots=True)
 class RunSampling:
-    """The samples of one run, taken on this node or by the launcher on several."""
+    """The sampling of one run: by this process on one node, by the keepers on several nodes."""
 
     samples: Callable[[], Sequence[NodeSamples]]
-    """Returns the samples of each node, after the run."""
+    """Function that returns the samples files of all nodes after the run."""
     sampler: Sampler | None = None
-    """The sampler on this node, to be stopped first."""
+    """The sampler on this node, to be stopped before files are read; None across nodes."""
 
     def summarize(self, run: Run) -> TelemetryReport:
-        """Summarise the run's windows; nodes without samples are named with the reason.
+        """Summarise the samples over the run's windows, and say why any node has no samples.
 
-        Windows have the time of rank 0's node, and samples that of their own node: clocks in a
-        cluster agree to some milliseconds, and a window lasts hundreds.
+        Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
+        clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
         """
         if self.sampler is not None:
             self.sampler.stop()
@@ -70,7 +70,7 @@ class RunSampling:
 
 
 def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevice, ...]:
-    """The GPUs of a run on this node; none on CPU."""
+    """Return the GPUs of this node that a run uses; none for a run on CPU."""
     return tuple(gpu for gpu in environment.gpus if gpu.index in request.devices)
 
 
@@ -80,9 +80,9 @@ def sample_run(
     environment: Environment,
     samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
 ) -> Iterator[RunSampling | None]:
-    """Sample the GPUs of a run while the context lasts; yields None on CPU.
+    """Sample the GPUs of a run while the context lasts; yield None if the run uses no GPU.
 
-    On several nodes the keepers of the ranks sample, and `samples_on_nodes` returns their files.
+    On several nodes the keepers take the samples, and `samples_on_nodes` returns the files.
     """
     gpus = gpus_of_run(request, environment)
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
@@ -101,12 +101,12 @@ def sample_run(
 def summarize(
     samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
 ) -> TelemetryReport:
-    """Summarise a samples file, which may be cut short at any point, over timed windows.
+    """Summarise a samples file, which may be truncated, over timed windows.
 
-    There is one summary per device, in the order of `uuids`, with one `GpuWindow` per interval. A
-    device that the driver does not offer has a summary without samples and with the reason. If no
-    device has a sample, there is only a reason. Intervals are the (begin, end) of each window in
-    Unix time, inclusive and in order.
+    There is one summary per device, in the order of `uuids`, with one `GpuWindow` per interval. For
+    a device that the driver does not offer, the summary gives the reason and has no samples. If no
+    device has samples, the report contains only a reason. Intervals are the (start, end) of each
+    window in Unix time, inclusive and in order.
     """
     header, ticks = read_samples(samples)
     if header is None:
@@ -145,26 +145,26 @@ def _sampler_ended(samples: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All readings of one device, with the Unix time of each, in order."""
+    """All readings of one device and their Unix times, in order."""
 
     device: SampledDevice
     times: list[float]
     readings: list[Reading]
 
     def within(self, intervals: Iterable[Interval]) -> list[Reading]:
-        """The readings within the intervals, ends included."""
+        """Return the readings within the intervals, including both ends of each."""
         places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """The readings that count for a counter over these windows."""
+        """Return the readings from which a counter is summarised over these windows."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
         return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
 
     def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
-        """The number of a counter for these windows; None if unknown."""
+        """Return the summarised value of a counter over these windows; None if unknown."""
         if counter.when == "windows" and counter.reduce == "increase":
             rises = self._rises(counter, intervals)
             return None if None in rises else fold(counter.name, rises)
@@ -183,10 +183,10 @@ class _Seen:
         return fold(counter.name, buffered or numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
-        """The increase of a counter in each window, interpolated at the ends of the window.
+        """Return the increase of a counter in each window, interpolated at both ends of the window.
 
-        A window holds only a few readings, a tenth of a second apart. None if an end has no reading
-        on one side, or if the counter restarted in between.
+        Interpolation is needed because a window holds few readings, a tenth of a second apart. An
+        increase is None if there are no readings around an end or the counter restarted.
         """
         points = [
             (time_s, reading.answers[counter.moment])
@@ -208,7 +208,7 @@ def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _increase(counts: Sequence[float | None]) -> float | None:
-    """The increase of a counter; None if it was read only once, or restarted."""
+    """Return the increase of a counter; None if the counter restarted or was read only once."""
     known = [count for count in counts if count is not None]
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
@@ -241,7 +241,7 @@ def _window(seen: _Seen, interval: Interval) -> GpuWindow:
 def _values(
     seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
 ) -> tuple[Mapping[str, float], list[str]]:
-    """The valid numbers by counter, and the problems of impossible ones."""
+    """Return the valid values, keyed by counter, and descriptions of the impossible values."""
     values, problems = {}, []
     for counter in counters:
         number = seen.number(counter, intervals)
@@ -253,7 +253,7 @@ def _values(
 
 
 def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
-    """For each clock event reason the share of the readings in which it was active."""
+    """Return, for each clock event reason, the share of readings in which the reason was active."""
     name = "clock_event_reasons"
     known = [reading.answers[name] for reading in readings if name in reading.answers]
     if not known:
@@ -263,7 +263,7 @@ def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
 
 
 def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
-    """Missing counters: `power: Not Supported`, `power: GPU is lost (in 12 of 40 samples)`."""
+    """Yield why counters are missing, as in `power: GPU is lost (in 12 of 40 samples)`."""
     if seen.device.absent:
         yield f"device: {seen.device.absent}"
         return
