@@ -1,4 +1,4 @@
-"""A language model of the size of GPT-2 small, trained on sequences of tokens."""
+"""A language model the size of GPT-2 small, trained on sequences of tokens."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from gpuscale import Size, TrainingCase
 
 
 class Embedding(nn.Module):
-    """Sum of the embeddings of a token and of its position."""
+    """Sum of the token embedding and the position embedding."""
 
     def __init__(self, words: int, context: int, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then two linear layers, each with layer normalisation and a shortcut."""
+    """Causal attention and a two-layer MLP, each with layer normalisation and a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Block(nn.Module):
 class Gpt(TrainingCase):
     """GPT-2 small's layers with AdamW, weak scaling; a sample is a sequence of tokens.
 
-    Unlike GPT-2's, the output layer does not share the embedding's weights, since stages of a
-    pipeline cannot. Half of GPT-2's vocabulary keeps the number of parameters, 124 million.
+    Unlike in GPT-2, the output layer has its own weights, since pipeline stages cannot share those
+    of the embedding. Halving GPT-2's vocabulary keeps the number of parameters at 124 million.
     """
 
     strategies = ("ddp", "fsdp", "pipeline")
@@ -75,7 +75,7 @@ class Gpt(TrainingCase):
         return model
 
     def sample(self, index: int, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-        """A sequence that counts up by the index's stride, and the next token at each position."""
+        """Return tokens that count up by a stride depending on the index, and their successors."""
         (context,) = size.sample_shape
         words = self.layouts[context][0]
         tokens = (index + (index % self.classes + 1) * torch.arange(context + 1)) % words
@@ -85,7 +85,7 @@ class Gpt(TrainingCase):
         return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
     def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
-        """AdamW with weight decay for matrices and embeddings only, as in GPT-3's paper."""
+        """Return AdamW, with weight decay only for matrices and embeddings, as in GPT-3."""
         matrices = [each for each in model.parameters() if each.dim() > 1]
         vectors = [each for each in model.parameters() if each.dim() == 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}]

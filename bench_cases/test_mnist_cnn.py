@@ -1,4 +1,4 @@
-"""The MNIST CNN of ARC4 (University of Leeds): weak scaling, 128 images on each GPU."""
+"""The MNIST CNN run on ARC4 (University of Leeds): weak scaling, 128 images per GPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ _VALIDATION_SHARE = 0.15
 
 
 class MnistCnn(TrainingCase):
-    """Four convolutions and a linear layer on 28×28 digits, Adam at 1e-3."""
+    """Four convolutions and a linear layer on 28×28 digits; Adam with a learning rate of 1e-3."""
 
     strategies = ("dp", "ddp", "lightning")
     raw_image_shape = (28, 28)
@@ -50,7 +50,7 @@ class MnistCnn(TrainingCase):
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
-        """The 51,000 training digits; the other 9,000 are the source's validation split."""
+        """Return 51,000 training digits; on ARC4, the other 9,000 were used for validation."""
         digits = datasets.MNIST(root, train=True, transform=self.transform(size), download=download)
         validation = int(_VALIDATION_SHARE * len(digits))
         seeded = torch.Generator().manual_seed(42)

@@ -17,7 +17,7 @@ _GPUS_OF_HALF_BATCH = 16
 
 
 class Resnet50(TrainingCase):
-    """torchvision's ResNet-50 with 1000 classes, Adam at 0.02, weak scaling."""
+    """torchvision's ResNet-50 with 1000 classes; Adam at a learning rate of 0.02, weak scaling."""
 
     strategies = ("ddp", "fsdp", "lightning", "pipeline", "mp")
     classes = 1000
@@ -49,7 +49,7 @@ class Resnet50(TrainingCase):
         return torch.optim.Adam(model.parameters(), lr=0.02)
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
-        """The pictures below `root`, one folder per class; ImageNet cannot be downloaded."""
+        """Return the images below `root`, one folder per class; ImageNet cannot be downloaded."""
         data: Dataset[Any] = datasets.ImageFolder(root, transform=self.transform(size))
         return data
 

@@ -1,4 +1,4 @@
-"""ResNet-50 V2 and -152 V2 on CIFAR-10 at 128×128, as on CTE-POWER (Barcelona)."""
+"""ResNet-50 V2 and ResNet-152 V2 on CIFAR-10 at 128×128, as on CTE-POWER (Barcelona)."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,8 +22,8 @@ def _normalized(channels: int) -> nn.Sequential:
 class PreActivationBlock(nn.Module):
     """A bottleneck that normalises its input before it convolves, as in ResNet V2.
 
-    The 3×3 convolution has the stride. A wider output has a convolution of the normalised input
-    as its shortcut, a coarser one every second pixel.
+    The stride is that of the 3×3 convolution. The shortcut is a convolution of the normalised input
+    if the block adds channels; otherwise it is the input, subsampled by the stride.
     """
 
     def __init__(self, channels_in: int, width: int, *, stride: int) -> None:
@@ -50,7 +50,7 @@ class PreActivationBlock(nn.Module):
 
 
 def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
-    """Keras' ResNetV2 with these numbers of blocks in its stages, as a sequence of modules."""
+    """Return Keras' ResNetV2 as a sequence of modules, given the number of blocks per stage."""
     stages = zip((64, 128, 256, 512), blocks, (2, 2, 2, 1), strict=True)
     # Keras halves the resolution in the last block of a stage.
     plan = [
@@ -76,7 +76,7 @@ def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
 
 
 class Resnet50v2Cifar(TrainingCase):
-    """Keras' ResNet50V2 with 10 classes, SGD at 0.01 per GPU, weak scaling."""
+    """Keras' ResNet50V2 with 10 classes; SGD with a rate of 0.01 times the GPUs, weak scaling."""
 
     strategies = ("ddp",)
     raw_image_shape = (32, 32, 3)
@@ -104,7 +104,7 @@ class Resnet50v2Cifar(TrainingCase):
 
 
 class Resnet152v2Cifar(Resnet50v2Cifar):
-    """The same with Keras' ResNet152V2."""
+    """Keras' ResNet152V2, trained like `Resnet50v2Cifar`."""
 
     depths = (3, 8, 36, 3)
 

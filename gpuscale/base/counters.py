@@ -1,6 +1,6 @@
-"""The counters of a GPU: a table of how each is read, reduced, checked and shown.
+"""A table of all GPU counters: how gpuscale reads, reduces, checks and shows them.
 
-docs/format.md explains their meaning. `Reading` is the record of one moment.
+docs/format.md explains what the counters mean. `Reading` holds the values of one moment.
 """
 
 import math
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A kind of number, its unit and its inclusive bounds."""
+    """A kind of number, with a unit and inclusive bounds."""
 
     what: str
     unit: str
@@ -35,74 +35,74 @@ ERRORS = Quantity("a whole number", "", 0, 2**64, whole=True)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One form of a question to NVML, in the names of its Python binding."""
+    """One way to query NVML, in terms of its Python binding."""
 
     call: str
-    """A function, or a field id (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
+    """Name of an NVML function, or of a field id (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
     arguments: tuple[str, ...] = ()
-    """Names of constants to pass after the device."""
+    """Names of NVML constants to pass to the function after the device."""
     member: str | None = None
-    """The attribute of the answer that holds the number."""
+    """Attribute of NVML's answer that holds the number; None if the answer itself is the number."""
     buffer: str | None = None
-    """A buffer of nvmlDeviceGetSamples; its samples take precedence over answers."""
+    """Sample buffer of nvmlDeviceGetSamples to be preferred to the function, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A counter."""
+    """A GPU counter: how it is read, reduced and shown."""
 
     name: str
-    """The name in the records of a run."""
+    """Name of the counter in the records of a run."""
     moment: str
-    """The name of the answer in a `Reading`; several fields may share one."""
+    """Key of the answer in a `Reading`; several counters may share an answer."""
     label: str
-    """The name for people; fields with one label are shown as one line."""
+    """Name shown to people; counters with the same label share a line."""
     quantity: Quantity
     when: Literal["windows", "load", "run"]
-    """The readings that count: at every tick inside the windows; once a second from the begin of
-    the first window to the end of the last; or once a second from warm-up to the end of the run."""
+    """`windows`: read at every tick inside the windows. `load`: once a second from the start of the
+    first window to the end of the last. `run`: once a second from warm-up to the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
-    """Forms of the question, the newest first; empty if `telemetry.device` has a method for it."""
+    """NVML queries, newest first; empty if a method of `telemetry.device` reads the counter."""
     divisor: int = 1
-    """Divides the number in NVML's unit into ours."""
+    """Divisor that converts NVML's unit into gpuscale's."""
     take: Callable[[Any], float | None] = lambda answer: answer
-    """Takes the number from an answer that is not a number itself."""
+    """Function that extracts the number from an answer that is not a number itself."""
     mig: tuple[Literal["own", "shared", "summed"], ...] = ()
-    """`own`: a MIG device has the counter itself. `shared`: counted only for the whole GPU, which
-    other MIG devices share. `summed`: for a GPU in MIG mode, a sum over all its MIG devices."""
+    """`own`: each MIG device has the counter. `shared`: only the whole GPU has the counter, which
+    includes other MIG devices. `summed`: a GPU in MIG mode sums over all of its MIG devices."""
     per_run: bool = False
-    """Left out of the records of single windows, although it counts inside them."""
+    """True if the records of single windows omit the counter, although it is read inside them."""
     meaning: str = ""
-    """Explanation for docs/format.md, if the name does not suffice."""
+    """Explanation in docs/format.md; empty if the name is clear enough."""
     shown: str | None = "{}"
-    """The doctor's words around number and unit; None if another line includes it."""
+    """Text around the number and unit in `gpuscale doctor`; None if another line shows them."""
 
     @property
     def is_number(self) -> bool:
-        """True for a counter that is reduced to a number."""
+        """True if the counter is reduced to a single number."""
         return self.reduce not in ("shares", "events")
 
     @property
     def in_windows(self) -> bool:
-        """True for a counter that the records of single windows include."""
+        """True if the records of single windows include the counter."""
         return self.when == "windows" and not self.per_run
 
     def number(self, answer: Any) -> float | None:
-        """The number in an answer; None without one."""
+        """Return the number in an answer; None if there is no answer."""
         return None if answer is None else self.take(answer)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a device at one moment, by the `moment` of each field."""
+    """A device's answers at one moment, keyed by `Field.moment`."""
 
     answers: dict[str, Any] = {}
-    """Numbers; the names of active clock events; whether each NVLink is active; NVLink's error
-    counters by kind; the XIDs since the last reading."""
+    """Depending on the counter: a number, the active clock event reasons, whether each NVLink is
+    active, NVLink error counts by kind, or the XIDs since the last reading."""
     absent: dict[str, str] = {}
     """The driver's reason for each missing answer."""
     buffered: dict[str, list[tuple[float, float]]] = {}
-    """Unix times and numbers that the driver sampled since the last reading, by buffer."""
+    """Samples that the driver took since the last reading, by buffer: (Unix time, number)."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent
@@ -185,13 +185,13 @@ FIELDS = (
 # fmt: on
 
 NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
-"""The counters that `values` of a summary or a window may hold, by name."""
+"""Counters that the `values` of a summary or window may contain, by name."""
 
 MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""The first field of each moment, whose queries read it."""
+"""First counter for each answer in a `Reading`; the queries of this counter obtain the answer."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
@@ -213,17 +213,17 @@ _CLOCK_EVENTS = (
     "board_limit",
     "reliability",
 )
-"""Names by bit of NVML's number; nvidia-smi shows most of them as `clocks_event_reasons.*`."""
+"""Clock event reasons by bit of NVML's mask; nvidia-smi shows most as `clocks_event_reasons.*`."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce the numbers of a counter over samples, runs or devices; None if all are unknown."""
+    """Reduce a counter's numbers over samples, runs or devices; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 
 
 def values_problem(values: Mapping[str, float]) -> str | None:
-    """The first unknown counter or invalid number, with its place in a record; None if valid."""
+    """Return a message about the first unknown counter or invalid number; None if all are valid."""
     for name, value in values.items():
         if name not in NUMBERS:
             return f"values: unknown counter {name[:60]!r}; known are {', '.join(NUMBERS)}"
@@ -235,7 +235,7 @@ def values_problem(values: Mapping[str, float]) -> str | None:
 
 
 def clock_events(bits: int) -> tuple[str, ...]:
-    """The names of the clock event reasons in NVML's bits; `reason_0x800` for an unknown one."""
+    """Return the clock event reasons in NVML's bit mask; an unknown bit becomes `reason_0x800`."""
     return tuple(
         _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
         for bit in range(bits.bit_length())

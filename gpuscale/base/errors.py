@@ -1,4 +1,4 @@
-"""Expected failures, as exceptions whose text says what happened, where, and the remedy."""
+"""Exceptions for expected failures; messages say what happened, where, and how to fix it."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/reading.md); only a night ends with the last two."""
+    """Exit codes of `gpuscale` (docs/reading.md); only `gpuscale night` returns the last two."""
 
     OK = 0
     REGRESSED = 1
@@ -23,7 +23,7 @@ CANNOT_WRITE = 74
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """`did you mean 'compare'?` for a mistyped name; all known names if none is similar."""
+    """Suggest a similar name (`did you mean 'compare'?`), or list all known names."""
     # Imported only for an error message. A long name would make the search slow.
     from difflib import get_close_matches
 
@@ -59,7 +59,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """A file that cannot be read or written, with path, place in the file, problem and remedy."""
+    """A file that cannot be read or written; the message has path, place, problem and remedy."""
 
     def __init__(
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
@@ -74,9 +74,9 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Data that is not a valid record, with the place, such as `runs[2].measured`, and the problem.
+    """Invalid record data; the message names the problem and its place (`runs[2].measured`).
 
-    `line` is known only for text; `key` is a field that the object at the place may not have.
+    `line` is set only for text files; `key` is a field that is not allowed at the place.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecodeError(GpuscaleError):
 
 
 class FieldError(ValueError):
-    """A record that breaks one of its own rules, with the place of the field and the problem."""
+    """A record with invalid contents; the message names the field and the problem."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}" if place else problem)
@@ -104,23 +104,23 @@ class CaseError(GpuscaleError):
 
 
 class InvalidTrainingError(CaseError):
-    """Ranks that do not train one model together, so that their speedup is meaningless."""
+    """Ranks that did not train one common model, so the speedup is meaningless."""
 
 
 class MachineError(GpuscaleError):
-    """GPUs or nodes that are missing or do not answer: a fault of the machine, not of an option."""
+    """Missing or unresponsive GPUs or nodes: a fault of the machine, not of an option."""
 
     def __init__(self, problem: str, *, hosts: Sequence[str] = ()) -> None:
-        """`problem` is the whole message; `hosts` are those at fault, if known."""
+        """Store the whole message and the hosts at fault, if known."""
         super().__init__(problem)
         self.hosts = tuple(hosts)
 
 
 class SchedulerError(GpuscaleError):
-    """A batch scheduler that is absent, rejected a job, or lost one; with its own message."""
+    """A missing batch scheduler, or one that rejected or lost a job; quotes its message."""
 
 
 def as_place(file: str, line: int | None) -> str:
-    """A line of a file, relative to the current folder: `test_mine.py:12`."""
+    """Return a file and line as `test_mine.py:12`, relative to the current folder if below it."""
     path, here = Path(file), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -1,7 +1,7 @@
-"""All texts of torch, CUDA, NCCL, gloo and Python that gpuscale recognises.
+"""Patterns for all messages of torch, CUDA, NCCL, gloo and Python that gpuscale recognises.
 
-tests/test_foreign_texts.py checks them against the messages of every supported torch on a CPU, and
-against reports of CUDA's and NCCL's messages.
+tests/test_foreign_texts.py checks the patterns against messages of every supported torch version on
+a CPU, and against CUDA and NCCL messages from bug reports.
 """
 
 import re
@@ -19,8 +19,8 @@ SHAPES = re.compile(
     r"|Using a target size .* different|multi-target not supported|Target \d+ is out of bounds"
     r"|not one number$"
 )
-"""A batch does not fit a model or a loss, on torch's meta device or on the CPU; the last text is
-gpuscale's own."""
+"""Errors of batches that do not fit the model or the loss, from torch's meta device or CPU; the
+last alternative is gpuscale's own message."""
 
 OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
@@ -30,32 +30,32 @@ OUT_OF_MEMORY = re.compile(
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
 )
-"""A GPU or the host is out of memory, by the last line of a traceback."""
+"""Last line of a traceback if a GPU or the host ran out of memory."""
 
 NO_ENGINE = re.compile("unable to find an engine to execute this computation")
-"""Every convolution algorithm of cuDNN failed, perhaps for lack of memory for its workspace."""
+"""Error when every cuDNN convolution algorithm failed, perhaps for lack of workspace memory."""
 
 LOST_PEER = re.compile(r"gloo|NCCL")
-"""A rank failed to communicate with another one, which most likely ended before."""
+"""Error of a rank that lost contact with another rank, which most likely ended first."""
 
 LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-"""`LOST_PEER` among the last lines of a command."""
+"""Same errors as `LOST_PEER`, among the last lines that a command printed."""
 
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")
-"""The first line of a Python traceback; torch writes the rank before each of its lines."""
+"""First line of a Python traceback; torch puts the rank before each line of a traceback."""
 
 EXCEPTION = re.compile(rf"{_RANK_PREFIX}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
-"""The last line of a Python traceback."""
+"""Last line of a Python traceback."""
 
 STARTER_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
-"""An exception of the program that started the failed process: torchrun, accelerate."""
+"""Exception of a launcher, such as torchrun or accelerate, after one of its processes failed."""
 
 TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
-"""One rank in torchrun's summary, which ends with the rank that failed first."""
+"""Entry of a rank in torchrun's summary; the last entry is the rank that failed first."""
 
 NCCL_ERROR = re.compile("NCCL error")
-"""The first line of an NCCL message; the lines after it contain the cause."""
+"""First line of an NCCL error message; the following lines contain the cause."""
 
 SYSTEM = re.compile(
     r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
@@ -66,17 +66,17 @@ SYSTEM = re.compile(
     r"|No space left on device|Disk quota exceeded|Read-only file system",
     re.IGNORECASE,
 )
-"""A device, network or file system failed, not the case."""
+"""Failures of a device, network or file system rather than of the case."""
 
 SHARDS = re.compile(r"DTensor|sharding strategy|placement")
-"""An operator cannot work on the sharded parameters of fsdp."""
+"""Errors of operators that cannot work on the sharded parameters of fsdp."""
 
 MAYBE_EXTERNAL = re.compile(
     # A device-side assertion is CUDA's message for an index out of bounds.
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,
 )
-"""A failure that devices or other ranks may have caused, so that the case may be fine."""
+"""Failures that a device or another rank may have caused, so the case may be fine."""
 
 MAYBE_TRANSIENT = re.compile(
     # Except errors 2 and 13: a path that is absent or not readable stays so.
@@ -84,4 +84,4 @@ MAYBE_TRANSIENT = re.compile(
     r"|DataLoader worker \(pid",
     re.IGNORECASE,
 )
-"""A failure of a file or connection that may work the next time."""
+"""Failures of a file or connection that may work the next time."""

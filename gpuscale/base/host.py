@@ -1,8 +1,8 @@
 """This host and its processes: CPU model, environment variables, process trees, signals.
 
-`python host.py PARENT COMMAND …` becomes a command that gets SIGTERM when that parent dies. `srun`
-and `mpirun` end all their processes at SIGTERM, and would not notice that pytest was killed with
-SIGKILL. Since it runs by its path, this file imports nothing of gpuscale.
+`python host.py PARENT COMMAND …` turns into COMMAND, which gets SIGTERM when the process PARENT
+dies. `srun` and `mpirun` end all their processes at SIGTERM, but would not notice that pytest was
+killed with SIGKILL. This file is run by path, so it imports nothing from gpuscale.
 """
 
 import os
@@ -20,16 +20,16 @@ VARIABLE_PREFIXES = (
 """Prefixes of the environment variables that affect how ranks compute and communicate."""
 
 JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-"""Variables among these that hold the devices of one job on one node."""
+"""Environment variables that list the devices of one job on one node."""
 
 FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-"""Signals that never follow from the end of another process, as SIGABRT and SIGTERM may."""
+"""Signals that, unlike SIGABRT and SIGTERM, never result from the end of another process."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def cpu_model() -> str | None:
-    """The model of the CPU; None if unknown."""
+    """Return the model name of the CPU; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,17 +43,17 @@ def cpu_model() -> str | None:
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
-    """Ask the kernel to send this process a signal when its parent dies (Linux; else a no-op)."""
+    """Ask the kernel to signal this process when its parent dies; a no-op except on Linux."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Ask the kernel to make this process the parent of descendants whose parent has ended."""
+    """Ask the kernel to make this process the parent of its orphaned descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants() -> set[int]:
-    """The process ids of this process's children, their children and so on (Linux; else none)."""
+    """Return the process ids of all descendants of this process; empty except on Linux."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         # A process may end meanwhile.
@@ -69,7 +69,7 @@ def descendants() -> set[int]:
 
 
 def living_descendants() -> set[int]:
-    """The descendants of this process that still run; those that have ended are reaped."""
+    """Reap ended children of this process, and return the descendants that are still running."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -77,7 +77,7 @@ def living_descendants() -> set[int]:
 
 
 def end_descendants(grace_s: float) -> None:
-    """End all descendants of this process, which adopts orphans: by SIGTERM, then by SIGKILL."""
+    """End all descendants of this process: by SIGTERM, and after a grace period by SIGKILL."""
 
     def signal_all(processes: set[int], number: signal.Signals) -> None:
         for process in processes:
@@ -119,7 +119,7 @@ def end_at_interrupt() -> None:
 
 
 def python_environment() -> dict[str, str]:
-    """The environment for a Python that must import gpuscale even if it is not installed."""
+    """Return environment variables that let Python import gpuscale even if it is not installed."""
     folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 

@@ -1,4 +1,4 @@
-"""Text that is safe to print: check and clean strings, and show invalid values."""
+"""Check and clean text so that it is safe to print."""
 
 import codecs
 import io
@@ -7,9 +7,9 @@ import re
 from typing import TextIO
 
 LINE_LIMIT = 10_000
-"""The most characters of a string with one line."""
+"""Maximum length of a one-line string, in characters."""
 DETAIL_LIMIT = 200_000
-"""The most characters of a string with many lines, such as a traceback."""
+"""Maximum length of a multi-line string, such as a traceback, in characters."""
 _LONGEST_SHOWN = 40
 
 # Control characters (terminal escapes among them), line and paragraph separators,
@@ -17,7 +17,7 @@ _LONGEST_SHOWN = 40
 _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
 UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
-"""Character classes of a regular expression; text of several lines may have breaks and tabs."""
+"""Unprintable characters in multi-line text, which may contain line breaks and tabs."""
 # No replacement contains quotes or backslashes, since the text may be JSON.
 _IN_ASCII = {
     **dict.fromkeys("−–—━─│║╸╺\u2011", "-"),
@@ -42,12 +42,12 @@ _IN_ASCII = {
 # Replacements of equal width in tables: a spread, and an arrow with more columns behind it.
 _AS_WIDE = re.compile(r"±([\d.]+) %|→ (?=[^\n]*\S {2,}\S)")
 SPELT_OUT = "gpuscale-spelt-out"
-"""The name of the error handler that `spell_out` sets."""
+"""Name of the codec error handler that `spell_out` sets."""
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
 def text_problem(text: str) -> str | None:
-    """The reason why a file may not contain this line, with the remedy; None if it may."""
+    """Return why a file may not contain this line of text, and the remedy; None if it may."""
     if len(text) > LINE_LIMIT:
         return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
     found = re.search(f"[{UNPRINTABLE}]", text)
@@ -55,10 +55,10 @@ def text_problem(text: str) -> str | None:
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """The text in a form that a file may contain; valid text is returned unchanged.
+    """Return the text in a form that a file may contain; valid text is returned unchanged.
 
     Line breaks become spaces (unless `multiline`), other unprintable characters become visible
-    escapes, and a text that is too long loses its middle.
+    escapes, and the middle of a text that is too long is cut out.
     """
     text = re.sub(r"\r\n?", "\n", text) if multiline else _LINE_BREAK.sub(" ", text)
     text = visible(text, multiline=multiline)
@@ -70,18 +70,18 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 
 def visible(text: str, *, multiline: bool = False) -> str:
-    r"""The text with every unprintable character escaped, such as `\x1b`."""
+    r"""Escape the unprintable characters in the text, as in `\x1b`."""
     return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
 
 
 def escaped(text: str) -> str:
-    r"""The text with every character without a glyph escaped, such as `\ufeff`."""
+    r"""Escape all characters that have no glyph, as in `\ufeff`."""
     signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
     return "".join(signs)
 
 
 def shown(value: object) -> str:
-    """A JSON value for an error message: its type, and text shortened if long."""
+    """Describe a JSON value in an error message; long texts are shortened."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -97,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    r"""Let streams replace characters that their encoding lacks: `-9.1 %`, `\u0416` for `Ж`."""
+    r"""Make streams replace characters missing from their encoding: `µ` by `u`, `Ж` by `\u0416`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)

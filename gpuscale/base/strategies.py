@@ -1,7 +1,7 @@
-"""The table of strategies and of their demands on a run.
+"""Table of the parallelisation strategies and what they demand of a run.
 
-A new strategy is a file in measure/worker/strategies and its entry in `STRATEGIES`. Records may
-name strategies of other tools, so readers use `STRATEGIES.get`.
+To add a strategy, add a file to measure/worker/strategies and an entry to `STRATEGIES`. Records may
+name strategies of other tools, so code that reads records must use `STRATEGIES.get`.
 """
 
 import re
@@ -14,60 +14,60 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """The properties of a strategy that are needed without torch."""
+    """Properties of a strategy that are needed where torch is not imported."""
 
     words: str
-    """The description in the docs."""
+    """Description of the strategy in the docs."""
     single: str
-    """The meaning of T(1), the base of S(n) and E(n)."""
+    """Meaning of T(1), on which the speedup S(n) and the efficiency E(n) are based."""
     implementation: str | None
-    """The module and class of its ranks; None if a case cannot choose it."""
+    """Module and class that implement the strategy; None if cases cannot choose it."""
     one_process: bool = False
     """True if a single rank drives all GPUs."""
     ranks_agree: bool
     """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
-    """The communication that no step can leave out; None if synchronisation can be paused."""
+    """Communication that no step can leave out; None if synchronisation can be paused."""
     paused: str = "communication"
-    """The communication that a step without synchronisation leaves out."""
+    """Communication that is left out of a step without synchronisation."""
     not_on_cpu: str | None = None
-    """The reason why CPU ranks cannot stand in for its GPUs; None if they can."""
+    """Reason why CPU ranks cannot stand in for GPUs; None if they can."""
     not_compiled: str | None = None
-    """The reason why --compile does not work with it; None if it does."""
+    """Reason why --compile does not work with the strategy; None if it does."""
     oldest_torch: tuple[int, int] = (2, 6)
-    """The first version of torch that it works with."""
+    """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """The reason why it does not work with an older one; None if gpuscale supports none."""
+    """Reason why older versions of torch do not work; None if gpuscale supports none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
-    """Options for `strategy_options` of a case, each with its type or its allowed words."""
+    """Keys allowed in the `strategy_options` of a case, with their types or allowed words."""
     not_accumulated: str | None = None
-    """The reason why --accumulate does not work with it; None if it does."""
+    """Reason why --accumulate does not work with the strategy; None if it does."""
     not_fp16: str | None = None
-    """The reason why --precision fp16 does not work with it; None if it does."""
+    """Reason why --precision fp16 does not work with the strategy; None if it does."""
     in_blocks: bool = False
-    """True if it divides the model among the GPUs, between the blocks of the case."""
+    """True if the strategy divides the model among the GPUs, between the blocks of the case."""
     micro_batches: bool = False
-    """True if it divides a batch, so that the GPUs compute on its parts at the same time."""
+    """True if the strategy splits each batch into parts on which the GPUs compute concurrently."""
     below_table: str | None = None
-    """A remark below tables on how to read the speedups; None if they need none."""
+    """Remark below tables on how to read the speedups; None if no remark is needed."""
     package: str | None = None
-    """The package that it needs besides torch, and the name of gpuscale's extra for it."""
+    """Package needed besides torch, if any; gpuscale's extra that installs it has the same name."""
     wraps: str | None = None
-    """The strategy that it builds on, whose published figures apply; tables show their ratio."""
+    """Underlying strategy, if any; its published figures apply, and tables show the ratio to it."""
 
     def processes(self, gpus: int) -> int:
-        """The number of ranks for a number of GPUs."""
+        """Return the number of ranks on a number of GPUs."""
         return 1 if self.one_process else gpus
 
 
 def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
-    """True for a version such as `2.8.0+cu129` that comes before the first."""
+    """True if a torch version such as `2.8.0+cu129` is older than `first`."""
     found = re.match(r"(\d+)\.(\d+)", torch_version or "")
     return found is not None and (int(found[1]), int(found[2])) < first
 
 
 COMMAND = "command"
-"""The strategy of a `CommandCase`, whatever its command does."""
+"""Name of the strategy of every `CommandCase`."""
 
 STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
@@ -154,9 +154,9 @@ STRATEGIES: Mapping[str, Demands] = {
     ),
 }
 CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
-"""The strategies that a `TrainingCase` can name."""
+"""Strategies that a `TrainingCase` can choose."""
 SCHEDULE: Schedule = "gpipe"
 MICRO_BATCHES = 4
-"""Micro-batches per GPU: with four for each stage of a pipeline, filling and draining it take less
-than a fifth of its time, however many stages there are."""
+"""Micro-batches per GPU. With four per stage, filling and draining take less than a fifth of a
+pipeline's time, whatever the number of stages."""
 ONE_PROCESS_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)

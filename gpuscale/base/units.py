@@ -7,14 +7,14 @@ _MOST_MORE_DIGITS = 3
 
 
 def counted(count: int, word: str) -> str:
-    """`1 run`, `2 runs`, `2 entries`."""
+    """Return a count and its noun, in the plural if needed: `1 run`, `2 runs`, `2 entries`."""
     if count != 1:
         word = f"{word[:-1]}ies" if word.endswith("ry") else f"{word}s"
     return f"{count} {word}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration with three significant digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
+    """Format a duration with three digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
     if round(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
@@ -27,7 +27,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes in binary units: `512 MiB`, `1.50 GiB`."""
+    """Format a number of bytes in binary units: `512 MiB`, `1.50 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(count) < 1024:
             return f"{significant(count)} {unit}"
@@ -36,7 +36,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_percent(fraction: float, *, signed: bool = False, decimals: int = 1) -> str:
-    """A fraction as a percentage with one decimal: `−9.1 %`."""
+    """Format a fraction as a percentage, by default with one decimal: `−9.1 %`."""
     text = f"{abs(fraction) * 100:.{decimals}f} %"
     if fraction < 0 and text.strip("0. %"):
         return f"−{text}"
@@ -44,14 +44,14 @@ def format_percent(fraction: float, *, signed: bool = False, decimals: int = 1) 
 
 
 def whole_percent(fraction: float) -> str:
-    """A share as a percentage without decimals: `83 %`."""
+    """Format a fraction as a percentage without decimals: `83 %`."""
     return f"{round(fraction * 100)} %"
 
 
 def rough_percent(fraction: float, more: int = 0) -> str:
-    """A percentage with two significant digits, or `more`: `7.0 %`, `12 %`.
+    """Format a fraction as a percentage with two significant digits: `7.0 %`, `12 %`.
 
-    A fraction below 1 never becomes 100 %: `99.7 %`.
+    `more` adds digits. A fraction just below 1 gets more digits instead of 100 %: `99.7 %`.
     """
     if fraction > 10:
         return "over 1000 %"
@@ -62,9 +62,9 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 
 
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
-    """Format values with as few digits as distinguish those that differ.
+    """Format values with as few digits as suffice to tell different values apart.
 
-    `form` takes a value and the number of additional digits.
+    `form` formats a value, given the number of additional digits.
     """
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]
@@ -74,7 +74,7 @@ def format_distinct(form: Callable[[float, int], str], *values: float) -> list[s
 
 
 def significant(number: float, digits: int = 3) -> str:
-    """A positive number with that many significant digits and no exponent: `0.0412`, `1520`."""
+    """Format a positive number with `digits` digits, without exponent: `0.0412`, `1520`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     # The rounded number decides: 99.96 has three digits as 100, not as 100.0.
