@@ -1,4 +1,4 @@
-"""Training cases, the class that users write. Imports torch only when a rank builds one."""
+"""`TrainingCase`, which users subclass; torch is imported only when a rank builds a case."""
 
 import inspect
 import re
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Batch and sample shape of a training."""
+    """Batch size and sample shape of a training case."""
 
     batch: int
-    """Samples per GPU under weak scaling, over all GPUs under strong scaling."""
+    """Samples per GPU under weak scaling; samples over all GPUs under strong scaling."""
     sample_shape: tuple[int, ...]
 
 
@@ -41,13 +41,13 @@ class Case:
 
     @classmethod
     def name(cls) -> str:
-        """The case's name in every table and file: the class name in snake case."""
+        """Return the case's name in all tables and files: the class name in snake case."""
         words = cls.__name__.replace("NaN", "Nan")
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
 
     @classmethod
     def divided(cls, batch: int, gpus: int) -> int:
-        """Each GPU's part of a global batch; CaseError if it cannot be divided."""
+        """Return each GPU's share of a global batch; raise a CaseError if it is not divisible."""
         if batch % gpus:
             raise CaseError(
                 f"{cls.name()}: a global batch of {batch} cannot be divided among {gpus} GPUs; "
@@ -71,34 +71,34 @@ class TrainingCase(Case):
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
-    """Length of an epoch, of synthetic data and for the times per epoch in tables."""
+    """Samples in an epoch: the length of synthetic data, and the base of epoch times in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
-    """Height and width (and 3 for colour) of the images that `transform` takes, if any."""
+    """Height and width (and 3 for colour) of the images for `transform`; None without images."""
     size: Size
-    """The size being trained; ranks set it before they call `model()`."""
+    """Size being trained; each rank sets it before it calls `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
-    """Sizes by name; if empty, `batch` and `sample_shape` are the size of every name."""
+    """Sizes by name; if empty, every name stands for `batch` and `sample_shape`."""
 
     def model(self) -> "torch.nn.Module":
-        """The model, on the CPU, freshly initialised; all ranks use one seed."""
+        """Return the freshly initialised model, on the CPU; all ranks use the same seed."""
         raise NotImplementedError
 
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
-        """The model as a sequence of modules, between which `pipeline` and `mp` cut it.
+        """Return the model as a sequence of modules, between which `pipeline` and `mp` may cut it.
 
-        Each takes the one tensor that the module before it returned, and the first the inputs;
-        together they do what `forward` does. The default is the modules of an `nn.Sequential`.
+        The first module takes the inputs, each other one the tensor that its predecessor returned;
+        in sequence they do what `forward` does. By default, the modules of an `nn.Sequential`.
         """
         from torch import nn
 
         return list(model.children()) if isinstance(model, nn.Sequential) else []
 
     def loss(self, output: Any, target: Any) -> "torch.Tensor":
-        """The scalar loss of one batch."""
+        """Return the scalar loss of one batch."""
         raise NotImplementedError
 
     def optimizer(self, model: "torch.nn.Module", gpus: int) -> "torch.optim.Optimizer":
-        """The optimiser of the model that `model()` returned, now on its device.
+        """Return the optimiser for the model from `model()`, which is already on its device.
 
         `gpus` is for learning rates that scale with the number of GPUs.
         """
@@ -107,20 +107,20 @@ class TrainingCase(Case):
     def scheduler(
         self, optimizer: "torch.optim.Optimizer"
     ) -> "torch.optim.lr_scheduler.LRScheduler | None":
-        """A learning-rate schedule, stepped after each epoch, or None."""
+        """Return a learning-rate schedule to step after each epoch; None for no schedule."""
         return None
 
     def forward(self, model: Callable[..., Any], inputs: Any) -> Any:
-        """The model's output for a batch; override it if the model takes other arguments."""
+        """Return the model's output for a batch; override this for models with other arguments."""
         return model(inputs)
 
     def sample(self, index: int, size: Size) -> Any:
-        """The sample of synthetic data with that index, always the same.
+        """Return the synthetic sample with an index, identical in every call.
 
-        It is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole; parts
-        are tensors, numbers, or dicts, lists and tuples of them. The default is an image for
-        `transform`, if the case has one, or else floats in the sample shape: noise over a pattern
-        of the sample's class, so that the loss falls as in real training.
+        A sample is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole;
+        its parts are tensors, numbers, or dicts, lists and tuples of these. The default is an image
+        if the case has transforms, else floats in the sample shape: noise over a pattern that
+        depends on the class of the sample, so that the loss falls as in real training.
         """
         import torch
 
@@ -141,18 +141,18 @@ class TrainingCase(Case):
 
     @classmethod
     def options_text(cls, strategy: str) -> str | None:
-        """The case's options for a strategy, `bucket_cap_mb=50`; None without any."""
+        """Return the case's options for a strategy, as `bucket_cap_mb=50`; None if it has none."""
         options = cls.strategy_options.get(strategy, {})
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Samples per GPU in a step; CaseError if the batch cannot be divided."""
+        """Return the samples per GPU and step; raise a CaseError if the batch is not divisible."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
-        """The transforms from a PIL image to inputs, or None if data are tensors already.
+        """Return the transforms from a PIL image to inputs; None if the data are tensors already.
 
-        The default makes floats from 0 to 1 in the sample shape.
+        The default converts an image to floats from 0 to 1 in the sample shape.
         """
         if self.raw_image_shape is None:
             return None
@@ -168,14 +168,14 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """The real training data below `root`: samples in the form of `sample`, transformed."""
+        """Return the real training data below `root`: transformed, in the form of `sample`."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
         )
 
     def named_size(self, name: str | None) -> Size:
-        """The size of that name; CaseError if the case has none."""
+        """Return the size with that name; raise a CaseError if the case has no such size."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
@@ -185,7 +185,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, with file and line, for a mistake that would fail only in the ranks."""
+    """Raise a CaseError, with file and line, for a mistake that would only show up in the ranks."""
     try:
         _validate_parts(case)
     except CaseError as error:
@@ -266,7 +266,7 @@ def _validate_arguments(
 
 
 def validate_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
-    """Raise a CaseError unless the blocks of a model hold all of it and suffice for the GPUs.
+    """Raise a CaseError unless the blocks contain the whole model and suffice for the GPUs.
 
     The model is built without memory for its parameters.
     """

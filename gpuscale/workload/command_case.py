@@ -1,4 +1,4 @@
-"""A command as a case: the user's own training script, measured by the lines that it prints."""
+"""Commands as cases: the user's own training script, measured by the lines that it prints."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from gpuscale.workload.cases import Case
 from gpuscale.workload.log_formats import FORMATS, by_regex
 
 LAUNCHES = ("plain", "torchrun")
-"""How a command is started on one node: once, or once per GPU with torchrun's variables."""
+"""Ways to start a command on a node: once, or once per GPU with torchrun's variables."""
 PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
 _STARTERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
@@ -25,42 +25,42 @@ _STARTERS = {
     "accelerate": "--num_processes",
     "deepspeed": "--num_gpus",
 }
-"""Programs that start ranks, with the option that takes their number."""
+"""Programs that start ranks, with the option that sets the number of ranks."""
 _ON_ALL_GPUS = ("accelerate", "deepspeed")
-"""Programs that start a rank on every visible GPU, unless they are given a number."""
+"""Programs that start a rank on every visible GPU unless an option sets the number of ranks."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 class CommandCase(Case):
-    """The user's own training script, started as it is and measured by the lines that it prints.
+    """The user's own training script, started unchanged and measured by the lines that it prints.
 
-    Subclass it and set `command`, and `batch` or `global_batch` unless its lines report the samples
-    of a step. `{gpus}` and the other `PLACEHOLDERS` are filled in; `{{` is a brace.
+    Subclass this and set `command`; also set `batch` or `global_batch` unless the script prints the
+    samples per step. gpuscale fills in `{gpus}` and the other `PLACEHOLDERS`; `{{` is a brace.
     """
 
     strategies = (COMMAND,)
     command: ClassVar[str] = ""
-    """The command line as in a shell; variables, pipes and the like need `sh -c`."""
+    """Command line in shell syntax; variables, pipes and the like need `sh -c`."""
     batch: ClassVar[int | None] = None
-    """Samples per GPU of each counted step."""
+    """Samples per GPU and counted step."""
     global_batch: ClassVar[int | None] = None
-    """Samples over all GPUs of each counted step, if the number of GPUs does not change them."""
+    """Samples per counted step over all GPUs, if the same for any number of GPUs."""
     launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
     log_format: ClassVar[str | None] = None
-    """The format of its lines (`gpuscale.workload.log_formats`); None to recognise it."""
+    """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""
     step_regex: ClassVar[str | None] = None
-    """A regular expression with the group `step`, in place of a format."""
+    """Regular expression with the group `step`, used instead of a log format."""
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The arguments of the command, with placeholders."""
+        """Split the command line into words; placeholders are kept."""
         return tuple(shlex.split(cls.command))
 
     @classmethod
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
-        """Samples per GPU of a step; None if the command's lines are to report them.
+        """Return the samples per GPU and step; None if the script's lines must report them.
 
-        `batch` replaces the case's `global_batch` if it has one, else its `batch`.
+        The argument `batch` overrides the case's `global_batch` if set, else the case's `batch`.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -72,17 +72,17 @@ class CommandCase(Case):
 
     @classmethod
     def starts_ranks(cls) -> bool:
-        """True if the command starts the processes of all GPUs itself."""
+        """True if the command itself starts the processes for all GPUs."""
         return starter_of(cls.words()) is not None
 
     @classmethod
     def placeholders(cls) -> set[str]:
-        """The names in braces that the command contains."""
+        """Return the names of the placeholders in the command."""
         return fields_of(cls.words())
 
 
 def validate_command(case: type[CommandCase]) -> None:
-    """Raise a CaseError for a command that cannot be started or is unclear."""
+    """Raise a CaseError for a command that cannot be started or has contradictory settings."""
     name = case.name()
     if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
         raise CaseError(
@@ -96,8 +96,8 @@ def validate_command(case: type[CommandCase]) -> None:
 def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
     """Raise a CaseError if the command would do the same on any number of GPUs.
 
-    The command needs no `{gpus}` if gpuscale starts the ranks, or if it starts one on every GPU in
-    `CUDA_VISIBLE_DEVICES`.
+    The command needs no `{gpus}` if gpuscale starts the ranks, or if the command starts one
+    on every GPU in `CUDA_VISIBLE_DEVICES`.
     """
     if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
         return
@@ -164,7 +164,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
 
 
 def _fields(word: str) -> Iterator[str]:
-    """The placeholders of a word; ValueError if braces do not match or hold anything else."""
+    """Yield the placeholders in a word; raise a ValueError for any other use of braces."""
     for _, name, form, conversion in Formatter().parse(word):
         if name is None:
             continue
@@ -174,12 +174,12 @@ def _fields(word: str) -> Iterator[str]:
 
 
 def fields_of(words: Iterable[str]) -> set[str]:
-    """The names of all placeholders in the words."""
+    """Return the names of all placeholders in the words."""
     return {name for word in words for name in _fields(word)}
 
 
 def starter_of(words: Iterable[str]) -> str | None:
-    """The first program among the words that starts ranks, also in a word with a shell script."""
+    """Return the first program that starts ranks, also within a word of shell code; else None."""
     for word in words:
         parts = [word]
         with suppress(ValueError):
@@ -191,10 +191,10 @@ def starter_of(words: Iterable[str]) -> str | None:
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The words with their placeholders replaced by values."""
+    """Replace the placeholders in the words by values."""
     return [word.format_map(values) for word in words]
 
 
 def joined(words: Sequence[str]) -> str:
-    """A command line that splits into the words; braces stay unquoted."""
+    """Join the words to a command line that splits into them again; braces stay unquoted."""
     return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

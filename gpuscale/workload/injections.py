@@ -1,4 +1,4 @@
-"""Faults injected on purpose, to see whether gpuscale finds them: the values of `--inject`."""
+"""Faults injected on purpose, to test whether gpuscale detects them: the values of `--inject`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "hang": ("hang=1@50", "step", "@"),
     "crash": ("crash=0@20", "step", "@"),
 }
-"""An example of each kind, the field of its number, and the sign between rank and number."""
+"""For each kind: an example, the field set by its number, and the separator after the rank."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
-"""The smallest and the largest value of each field."""
+"""Smallest and largest valid value of each whole-number field."""
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
@@ -27,21 +27,21 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """One fault; fields that its kind does not use are None."""
+    """One injected fault; fields that do not apply to this kind of fault are None."""
 
     kind: str
     rank: int | None = None
-    """The affected rank; None for all."""
+    """Affected rank; None for all ranks."""
     seconds: float | None = None
-    """For `data`: the extra wait of every rank for each batch."""
+    """For `data`: how long every rank waits in addition for each batch."""
     factor: float | None = None
-    """For `slow-rank` and `compute`: the factor by which a step's computation takes longer."""
+    """For `slow-rank` and `compute`: factor by which the computation of a step is slowed down."""
     step: int | None = None
-    """For `hang` and `crash`: the training step of the fault, counted from 1."""
+    """For `hang` and `crash`: training step at which the fault occurs, counted from 1."""
 
 
 def parse_injection(text: str) -> Injection:
-    """Parse a fault such as `slow-rank=1:1.2`; UsageError if it is not valid."""
+    """Parse a fault such as `slow-rank=1:1.2`; raise a UsageError if it is invalid."""
     kind, equals, value = text.strip().partition("=")
     if not equals or kind not in _KINDS:
         examples = ", ".join(example for example, *_ in _KINDS.values())
@@ -58,7 +58,7 @@ def parse_injection(text: str) -> Injection:
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """Parse several faults; UsageError if two of one kind hit the same rank."""
+    """Parse several faults; raise a UsageError if two of the same kind affect the same rank."""
     found: list[Injection] = []
     first_of: dict[tuple[str, int | None], str] = {}
     for text in texts:
@@ -71,7 +71,7 @@ def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
 
 
 def _number(field: str, value: str, text: str) -> float:
-    """Parse the value of a field of the fault in `text`; UsageError outside its bounds."""
+    """Parse a field of the fault in `text`; raise a UsageError if the value is invalid."""
     if field == "seconds":
         written = _DURATION.fullmatch(value)
         number = float(written[1]) * _UNITS[written[2]] if written else 0.0

@@ -1,4 +1,4 @@
-"""The default request for a run, by case and machine."""
+"""Default requests for runs, which depend on the case and the machine."""
 
 import dataclasses
 import math
@@ -31,10 +31,10 @@ def default_request(
     size: str | None = None,
     batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a case; CaseError if it cannot be trained so.
+    """Return the request for one run of a case; raise a CaseError if such a run is impossible.
 
-    By default it takes `default_strategy` and the batch of the size, which is per GPU, or over all
-    GPUs under strong scaling.
+    Defaults are `default_strategy` and the batch of the size, which is per GPU under weak scaling
+    and over all GPUs under strong scaling.
     """
     built, strategy = case(), strategy or default_strategy(case)
     has_micro_batches = STRATEGIES[strategy].micro_batches
@@ -76,9 +76,9 @@ def command_request(
     run: int,
     batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a command; CaseError if its batch cannot be divided.
+    """Return the request for one run of a command; raise a CaseError if its batch is not divisible.
 
-    `batch` is per GPU, or over all GPUs for a case with a global one; None for the case's own.
+    `batch` is over all GPUs if the case has a `global_batch`, else per GPU; None for the default.
     """
     own = case.global_batch or case.batch
     batch_per_gpu = case.batch_per_gpu(gpus, batch)
@@ -124,20 +124,20 @@ def _request(
 
 
 def default_strategy(case: type[TrainingCase]) -> str:
-    """The case's first strategy with a rank per GPU; its first one if none has."""
+    """Return the case's first strategy with a rank per GPU, or else the first of all."""
     return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
 
 
 def file_of_case(case: type[Case]) -> str:
-    """The path of the file that defines a case."""
+    """Return the path of the file that defines a case."""
     return str(sys.modules[case.__module__].__file__)
 
 
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
-    """Length and number of a run's windows; None for the default budget of the device.
+    """Return the length and number of a run's windows; without a budget, those of the device.
 
-    A larger budget goes into more windows first, since they show whether a run is steady, and then
-    into longer ones. With a smaller budget the ranks shorten the windows.
+    A larger budget is first spent on more windows, which show whether a run is steady, and then on
+    longer windows. With a smaller budget, the ranks shorten the windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -153,7 +153,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Loader processes per rank, the same on any number of GPUs, or T(1) would have more help."""
+    """Return the loader processes per rank, the same for any GPU count so as not to favour T(1)."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
@@ -161,9 +161,9 @@ def data_workers(environment: Environment) -> int:
 
 
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
-    """The most ranks on one GPU, if a node has fewer GPUs than were asked for.
+    """Return the largest number of ranks that share a GPU if the node has too few GPUs.
 
-    None if each rank has its own GPU, on CPU, and for a strategy with a single process.
+    None if each rank has its own GPU, on a CPU, and for strategies with a single process.
     """
     if environment.device == "cpu" or environment.nodes or not environment.gpus:
         return None
@@ -172,10 +172,10 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
-    """The CUDA devices of a run by local rank, the same on each of its nodes; none on CPU.
+    """Return the CUDA devices of a run by local rank, the same on every node; empty on a CPU.
 
-    Successive runs take successive blocks of devices, so that T(1) is not always that of GPU 0. The
-    blocks do not overlap: the link between GPUs 1 and 2 may differ from that between 0 and 1.
+    Successive runs take successive blocks of devices, so that T(1) is not always measured on GPU 0.
+    Blocks do not overlap: GPUs 1 and 2 may have another link than GPUs 0 and 1.
     """
     count = environment.gpus_per_node
     if environment.device == "cpu" or not count:

@@ -1,4 +1,4 @@
-"""`gpuscale.report`: lines by which a training loop reports its steps to `gpuscale run`."""
+"""`gpuscale.report`, with which a training loop reports its steps to `gpuscale run`."""
 
 import json
 import math
@@ -11,17 +11,17 @@ from typing import Protocol, SupportsFloat
 
 PREFIX = "GPUSCALE "
 ASKED_BY = "GPUSCALE_REPORT"
-"""The environment variable that `gpuscale run` sets to 1; without it nothing is printed."""
+"""Environment variable that `gpuscale run` sets to 1; otherwise `report` prints nothing."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _BETWEEN_LINES_S = 0.05
 _epochs = count()
 
 
 class StepDone(Protocol):
-    """The function to call once after each step."""
+    """Function that the training loop calls once after each step."""
 
     def __call__(self, loss: SupportsFloat | None = None) -> None:
-        """Count the step; the loss is read only when a line is printed."""
+        """Count a step; the loss is read only when a line is printed."""
 
 
 @contextmanager
@@ -38,17 +38,17 @@ def report(
                 ...
                 step_done(loss)
 
-    Use it around each epoch: the time between two epochs is not measured. Only rank 0 prints, only
+    Call it anew for each epoch: the time between epochs is not measured. Only rank 0 prints, only
     under `gpuscale run`, and at most 20 lines a second.
 
-    A loop on GPUs runs ahead of them, by as much as their queues hold. With a loss, or with
-    `synchronize=torch.cuda.synchronize`, each line waits until its step is really done; without
-    either, only windows much longer than a queue are right.
+    A training loop runs ahead of its GPUs by as much as their queues hold. With a loss, or with
+    `synchronize=torch.cuda.synchronize`, each line is printed only when the step is really done;
+    without either, only windows much longer than a queue are timed correctly.
 
     Args:
         samples: Samples of one step over all ranks; None if an option of `gpuscale run` gives them.
         rank: Rank of this process; by default from the variables of torchrun, Slurm or MPI, or 0.
-        synchronize: Called before each line.
+        synchronize: Function to call before each line is printed.
     """
     if os.environ.get(ASKED_BY) != "1" or (_rank() if rank is None else rank) != 0:
         yield lambda loss=None: None

@@ -1,7 +1,7 @@
 """The formats of lines that training scripts print, in one table.
 
-A new format is an entry in one of the modules here. `LogFormat.read` takes a line without colours
-(`plain`), split at carriage returns too, and returns a `Mark`, or None for any other line.
+To add a format, add an entry to a module of this package. `LogFormat.read` turns a line returned by
+`plain` into a `Mark`, or None if the line has another format; lines also end at carriage returns.
 """
 
 import re
@@ -24,16 +24,16 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 
 def plain(line: str) -> str:
-    """The beginning of a line, without colours, other escape sequences and backspaces.
+    """Return the beginning of a line, without colours, other escape sequences and backspaces.
 
-    No line that counts is long, and a pattern may take time quadratic in the length of a line.
+    Lines that report steps are short, and patterns may take quadratic time on long lines.
     """
     line = line[:LONGEST]
     return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
 
 
 class Recognition:
-    """Recognise which formats fit the lines of one script."""
+    """Recogniser of the formats that fit the lines of one script."""
 
     def __init__(self) -> None:
         self._waiting = dict(FORMATS)
@@ -41,7 +41,7 @@ class Recognition:
         self._fitting: list[LogFormat] = []
 
     def take(self, line: str) -> None:
-        """Examine the next line, as `plain` returns it."""
+        """Examine the next line, as returned by `plain`."""
         for one in list(self._waiting.values()):
             if one.known_by and one.known_by in line:
                 self._known.add(one.name)
@@ -54,15 +54,15 @@ class Recognition:
 
     @property
     def fitting(self) -> tuple[LogFormat, ...]:
-        """The formats that fit; generic ones, such as bars, only if no other one fits."""
+        """Formats that fit; generic formats, such as progress bars, only if no other fits."""
         special = tuple(one for one in self._fitting if not one.generic)
         return special or tuple(self._fitting)
 
 
 def by_regex(pattern: str) -> LogFormat:
-    """The format of a user's own pattern (`--step-regex`); a single unnamed group is the step.
+    """Return the format for a user's pattern (`--step-regex`); a sole unnamed group is the step.
 
-    Raises UsageError for an invalid pattern or group, and in `read` for a match that is no number.
+    Raises UsageError for an invalid pattern or group; `read` does so for a match that is no number.
     """
 
     def refused(problem: object) -> UsageError:

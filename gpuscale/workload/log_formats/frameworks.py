@@ -1,4 +1,4 @@
-"""Formats of training scripts whose lines one pattern reads."""
+"""Log formats of training scripts that need only one pattern each."""
 
 from gpuscale.workload.log_formats.log_format import NUMBER, LogFormat, reader
 

@@ -6,33 +6,33 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
-"""The unit of a counter; `iterations` are blocks of steps whose length the line does not report."""
+"""The unit of a counter; `iterations` are groups of steps whose size the line does not report."""
 
 Unit = Literal["s/step", "steps/s", "samples/s", "tokens/s"]
 
 Span = Literal["step", "interval", "run"]
-"""The steps that a figure covers: this one, those since about the last line, or all since the start
-of the run or the epoch."""
+"""Steps that a reported figure covers: this step, the steps since about the last line, or all steps
+since the start of the run or epoch."""
 
 NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The content of one line; None for anything that it does not report."""
+    """Content of one line; fields that the line does not report are None."""
 
     step: int | None = None
-    """The counter; None in a line that reports something else."""
+    """Value of the counter; None in a line that reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """The end of the counter; marks with different ends belong to different loops or bars."""
+    """Final value of the counter; a different one means a different loop or progress bar."""
     samples_per_step: int | None = None
-    """Over all ranks."""
+    """Samples per step over all ranks."""
     figure: float | None = None
-    """The speed that the script reports, in the unit of the format."""
+    """Speed that the script reports, in the unit of the log format."""
     loss: float | None = None
     validated: bool = False
-    """The interval around this mark, or up to it if it has a step, includes a validation."""
+    """True if a validation took place around this mark, or before it if the mark has a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,26 +42,26 @@ class LogFormat:
     name: str
     project: str
     example: str
-    """A real line."""
+    """A line that a real script printed."""
     read: Callable[[str], Mark | None]
-    """Reads a line without colours (`plain`); returns None for any other line."""
+    """Function that reads a line returned by `plain`; None for a line of another format."""
     counts: Counts = "steps"
     since_last: bool = False
-    """True if the number counts since the last such line, and is no running count."""
+    """True if each line counts from the line before it instead of from the start."""
     unit: Unit | None = None
-    """Unit of the reported figure; None without one."""
+    """Unit of the reported figure; None if lines report no figure."""
     span: Span | None = None
     of_all_ranks: bool = True
-    """False if the figure is that of the rank, or process, that prints it."""
+    """False if the figure is only that of the rank, or process, that prints the line."""
     every_rank_prints: bool = False
     known_by: str = ""
-    """Text that some line must contain, to tell the format from others that read the same lines."""
+    """Text that at least one line must contain, to distinguish the format from similar formats."""
     generic: bool = False
-    """Many scripts print such lines besides their own, so any other format takes precedence."""
+    """True if many scripts print such lines besides their own format, which takes precedence."""
 
 
 def number(value: Any) -> float | None:
-    """Parse a number of JSON, or of a text with or without commas between thousands."""
+    """Parse a number from JSON or a text, which may have thousands separators; None if invalid."""
     try:
         return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
@@ -69,7 +69,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number, with or without commas between thousands."""
+    """Parse a whole number, which may have thousands separators."""
     return None if text is None else int(text.replace(",", ""))
 
 
@@ -79,13 +79,13 @@ VALIDATION = Mark(validated=True)
 def reader(
     pattern: str, *, holds: str, validation: str | None = None, figure_scale: float = 1
 ) -> Callable[[str], Mark | None]:
-    """Return a function that reads the lines in which a pattern is found.
+    """Return a function that reads lines containing a match of a pattern.
 
     Args:
         pattern: Regular expression with the groups step, epoch, total, samples, figure, loss.
-        holds: Text in each such line; to search for it is much faster than for the pattern.
-        validation: Text of lines that report a validation.
-        figure_scale: Factor from the line's unit to the format's.
+        holds: Text that each such line contains; searching for text is faster than for a pattern.
+        validation: Text contained in lines that report a validation.
+        figure_scale: Factor that converts the unit of the line into the unit of the format.
     """
     search = re.compile(pattern).search
 
@@ -101,7 +101,7 @@ def reader(
 
 
 def mark_of(told: dict[str, str | None], figure_scale: float = 1) -> Mark:
-    """The mark of named texts from a line."""
+    """Return the mark with the values of the named groups that matched in a line."""
     figure = number(told.get("figure"))
     return Mark(
         step=whole(told.get("step")),

@@ -1,4 +1,4 @@
-"""Formats of progress bars: tqdm, scripts that print such bars, and Keras."""
+"""Formats of progress bars: tqdm, scripts that print tqdm bars, and Keras."""
 
 import re
 from dataclasses import replace
@@ -37,7 +37,7 @@ LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 
 def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
-    """Read a tqdm bar of training or validation, in seconds per step."""
+    """Read a tqdm bar of training or validation; the figure is in seconds per step."""
     if " [" not in line or ("<" not in line and "it [" not in line):
         return None
     bar = TQDM.search(line)
@@ -61,7 +61,7 @@ def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
 
 
 def read_tqdm_samples(line: str) -> Mark | None:
-    """Read a tqdm bar that counts samples, in samples per second of its process."""
+    """Read a tqdm bar that counts samples; the figure is in samples per second and process."""
     mark = read_tqdm(line, TQDM_SAMPLES)
     return replace(mark, figure=1 / mark.figure) if mark and mark.figure else mark
 
@@ -74,7 +74,7 @@ HF_SUMMARY = re.compile(
 
 
 def read_hf_trainer(line: str) -> Mark | None:
-    """Read a line of Hugging Face's Trainer: its bar, a loss, or the summary of the run."""
+    """Read a line of Hugging Face's Trainer: a progress bar, a loss, or the summary of the run."""
     if "{'" not in line:
         bar = read_tqdm(line)
         return bar and replace(bar, figure=None)
@@ -98,7 +98,7 @@ KERAS_EPOCH = re.compile(
 
 
 def read_keras_bar(line: str) -> Mark | None:
-    """Read Keras' progress bar, which is drawn once more after the epoch's validation."""
+    """Read Keras' progress bar, which is drawn once more after the validation of an epoch."""
     if "/step" not in line and "ETA: " not in line:
         return None
     bar = KERAS_BAR.search(line)

@@ -16,14 +16,14 @@ class Reported(msgspec.Struct, frozen=True):
 
     step: int
     samples: int | None = None
-    """Samples of one step over all ranks."""
+    """Samples per step over all ranks."""
     epoch: int | None = None
     loss: float | str | None = None
-    """As text if JSON has no such number: `"nan"`, `"inf"`."""
+    """Loss, as text if JSON cannot represent the number: `"nan"`, `"inf"`."""
 
 
 def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
-    """Parse the JSON object of a type after a prefix in the line; None without one."""
+    """Parse the JSON object after a prefix in the line; None if there is none of this type."""
     start = line.find(f"{prefix}{{")
     if start < 0:
         return None
@@ -34,7 +34,7 @@ def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
 
 
 def read_reported(line: str) -> Mark | None:
-    """Read a line of `gpuscale.report`."""
+    """Read a line printed by `gpuscale.report`."""
     told = json_after(PREFIX, line, Reported)
     if told is None:
         return None
@@ -42,7 +42,7 @@ def read_reported(line: str) -> Mark | None:
 
 
 def read_dllogger(line: str) -> Mark | None:
-    """Read DLLogger's JSON of one step; a step of validation has three numbers."""
+    """Read DLLogger's JSON of a training step; the step of a validation has three numbers."""
     match json_after("DLLL ", line, dict):
         case {"type": "LOG", "step": [int(epoch), int(step)], "data": dict(data)}:
             return Mark(
@@ -55,7 +55,7 @@ def read_dllogger(line: str) -> Mark | None:
 
 
 def mlperf_reader(key: str) -> Callable[[str], Mark | None]:
-    """Return a function that reads `tracked_stats` of MLPerf with that key."""
+    """Return a function that reads lines of MLPerf's `tracked_stats` that contain a key."""
 
     def read(line: str) -> Mark | None:
         match json_after(":::MLLOG ", line, dict):

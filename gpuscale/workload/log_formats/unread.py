@@ -1,4 +1,4 @@
-"""Find lines that count something but that no format reads, and a pattern that reads them."""
+"""Find lines that count something but fit no log format, and a pattern that reads such lines."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from gpuscale.workload.log_formats import FORMATS, STEP_REGEX_EXAMPLE
 _FEWEST_RISES = 20
 _SHORTEST_S = 10.0
 _FALLS_PER_RISE = 0.1
-"""A counter falls at the end of an epoch, a measured quantity half of the time."""
+"""Most falls per rise of a counter; a measured quantity falls as often as it rises."""
 _MOST_KINDS = 100
 # Dates, times and decimals are one number each.
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
 _ANY_NUMBER = r"[-+.,:\deE]+"
 _MOST_DIGITS = 9
-"""Numbers with more digits, such as the seconds since 1970, are no counters."""
+"""Most digits of a counter; a longer number may be a time stamp."""
 # Seconds, shares and sizes grow too, but count no steps.
 _NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
 _STEP_WORDS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
@@ -34,9 +34,9 @@ class Counting(NamedTuple):
     line: str
     """The latest line, shortened if long."""
     pattern: str
-    """A pattern for its counter, for `--step-regex`; without single quotes."""
+    """Pattern for `--step-regex` that captures the number; contains no single quotes."""
     of_training: bool
-    """It mentions steps or a loss; a script that is only starting counts other things."""
+    """True if the line mentions steps or a loss; a script that is starting counts other things."""
 
 
 class UnreadLines:
@@ -46,7 +46,7 @@ class UnreadLines:
         self._kinds: dict[tuple[str, int, str], _Kind] = {}
 
     def take(self, source: str, text: str, arrived_s: float) -> None:
-        """Examine the next line of a process, as `plain` returns it."""
+        """Examine the next line of a process, as returned by `plain`."""
         numbers = [*_NUMBER.finditer(text)]
         if not numbers:
             return
@@ -60,12 +60,12 @@ class UnreadLines:
 
     @property
     def counting(self) -> Counting | None:
-        """Lines that surely count something, preferably of a training; None without any."""
+        """Lines that surely count something, preferably training steps; None if there are none."""
         found = (counting for kind in self._kinds.values() for counting in kind.counting())
         return max(found, key=lambda counting: counting.of_training, default=None)
 
     def reason(self, format_name: str | None, last_line: str, *, has_batch: bool) -> str:
-        """The reason why no line reported a step in the named format, and the remedy."""
+        """Explain why no line reported a step in the named format, and suggest a remedy."""
         if (counting := self.counting) is not None:
             reads_no = "no format knows" if format_name is None else f"{format_name} reads no"
             batch = "" if has_batch else ", and --batch N, the samples of a step on each GPU"
@@ -116,7 +116,7 @@ class _Kind:
             yield Counting(line, pattern, _TRAINING_WORDS.search(line) is not None)
 
     def _pattern(self, place: int) -> str | None:
-        """The shortest pattern that finds the counter in both the first and the latest line."""
+        """Return the shortest pattern that finds the counter in the first and the latest line."""
         texts = (self._first, self._latest)
         begins = [[*_NUMBER.finditer(text)][place].start() for text in texts]
         before = self._first[: begins[0]]
@@ -130,14 +130,14 @@ class _Kind:
 
 
 def _count(number: re.Match[str]) -> int | None:
-    """The matched number if it is whole and may count something; else None."""
+    """Return the matched number if it is whole and may be a counter; else None."""
     is_other = _NO_COUNTER_BEFORE.match(number.string, number.end())
     is_count = number[0].isdecimal() and len(number[0]) <= _MOST_DIGITS and not is_other
     return int(number[0]) if is_count else None
 
 
 def _literal(text: str) -> str:
-    """A pattern for this text that takes any number in place of its numbers."""
+    """Return a pattern that matches the text with any numbers in place of those in the text."""
     numbers = [r"\d+" if number.isdecimal() else _ANY_NUMBER for number in _NUMBER.findall(text)]
     between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
     pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
