@@ -1,4 +1,4 @@
-"""gpuscale: does multi-GPU training still scale as it did, and if not, how surely and why?"""
+"""gpuscale: does multi-GPU training still scale as it did? If not, how certain is that, and why?"""
 
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # The pytest plugin imports this package in every project of the environment:
-    # what only a case needs is imported when a case asks for it.
+    # The pytest plugin imports this package in every project of the environment,
+    # so names that only cases need are imported on first use.
     if name in _HOMES:
         from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""`python -m gpuscale`, for machines where the console script is not installed."""
+"""Entry point of `python -m gpuscale`, for machines without the console script."""
 
 import sys
 

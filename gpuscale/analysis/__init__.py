@@ -1,1 +1,1 @@
-"""From runs to numbers: statistics, scaling, the efficiency budget, projections, histories."""
+"""Analysis of runs: statistics, scaling, the efficiency budget, projections and histories."""

@@ -1,11 +1,11 @@
-"""The parts of the lost efficiency: E(n) = 1 - communication - data - skew - rest.
+"""How lost efficiency divides into parts: E(n) = 1 - communication - data - skew - rest.
 
-T(n) exceeds the time of ideal scaling by the exposed communication, the additional wait for data,
-the lag of the slowest rank behind the median rank, and an unmeasured rest. Each divided by T(n) is
-what E(n) lacks to 1, since E(n) is the ideal time over T(n).
+T(n) exceeds the ideal step time by the exposed communication, the additional wait for data, the lag
+of the slowest rank behind the median rank, and an unmeasured rest. Divided by T(n), these parts add
+up to 1 - E(n), since E(n) is the ideal step time over T(n).
 
-The stages of a pipeline do different work, so their parts are means over all of them: E(n) = 1 -
-micro-batching - bubble - imbalance - data - optimizer - rest.
+The stages of a pipeline do different work, so a pipeline's parts are means over all stages: E(n) =
+1 - micro-batching - bubble - imbalance - data - optimizer - rest.
 """
 
 import math
@@ -29,14 +29,14 @@ from gpuscale.records import (
 PARTS = ("communication", "data", "skew")
 PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
 _DECLARED_DEVIATION = 0.01
-"""Declared deviation between runs on one GPU, with the weight that `compare` gives to
-moderation."""
+"""Relative standard deviation assumed between runs on one GPU. Its weight, `_DECLARED_DF`, is the
+weight that `compare` gives to the deviation of other entries."""
 _DECLARED_DF = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyBudget:
-    """The lost efficiency of one (configuration, gpus), each part as a fraction of T(n).
+    """Parts of the efficiency lost by a configuration on some number of GPUs, in fractions of T(n).
 
     A part may be negative: waiting less for data on more ranks is a gain.
     """
@@ -45,25 +45,25 @@ class EfficiencyBudget:
     configuration: Configuration
     efficiency: float
     parts: Mapping[str, float]
-    """The measured parts. In `PARTS`, communication is exposed and beyond what it costs a single
-    rank, such as DDP's handling of gradients; data is the wait for batches and their copies, beyond
-    what the ideal time contains. In `PIPELINE_PARTS`, micro-batching is its cost on one GPU; bubble
-    is the wait of the slowest stage; imbalance is its lag behind the mean stage; optimizer is a
-    gain if a stage has fewer parameters for as many samples."""
+    """Measured parts by name. In `PARTS`, communication is exposed communication beyond the cost of
+    a single rank's handling of gradients; data is the time to wait for and copy batches beyond that
+    in the ideal time. In `PIPELINE_PARTS`, micro-batching is the cost of dividing the batch on one
+    GPU; bubble is the wait of the slowest stage; imbalance is the lag of the slowest stage behind
+    the mean; optimizer is a gain if a stage has fewer parameters for as many samples."""
     rest: float
-    """The remaining loss, unmeasured parts included."""
+    """Remaining loss, including unmeasured parts."""
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The parts that were not measured."""
+        """Names of the parts that were not measured."""
         names = PIPELINE_PARTS if _is_pipeline(self.configuration) else PARTS
         return tuple(name for name in names if name not in self.parts)
 
     @property
     def hundredths(self) -> Mapping[str, int]:
-        """The efficiency, each part and the rest in whole hundredths, which add up to 100.
+        """The efficiency, each part and the rest as whole percentages that add up to 100.
 
-        The efficiency is rounded; every part is within a hundredth of its value.
+        The efficiency is rounded; every part is within one percentage point of the exact value.
         """
         efficiency = round(self.efficiency * 100)
         exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
@@ -76,31 +76,31 @@ class EfficiencyBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
-    """The slowest rank of a run, compared with its median rank."""
+    """The slowest rank of a run, compared with the median rank of the same run."""
 
     run: Run
     slowest: RankReport
     pace_s: float
-    """Seconds per step without waiting for other ranks."""
+    """Seconds per step of the slowest rank, without waiting for other ranks."""
     median_pace_s: float
-    """Pace of the median rank; with an even number of ranks, of the faster of the middle two."""
+    """Seconds per step of the median rank, or of the faster of two ranks in the middle."""
 
     @property
     def skew_s(self) -> float:
-        """Seconds per step by which the rank lags behind the median rank."""
+        """Seconds per step by which the slowest rank lags behind the median rank."""
         return self.pace_s - self.median_pace_s
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """The efficiency budgets of these runs."""
+    """Group runs into entries, and return the efficiency budgets of the entries."""
     return budgets_of(grouped(runs))
 
 
 def budgets_of(entries: Iterable[Entry]) -> tuple[EfficiencyBudget, ...]:
-    """The budget of every entry on more than one GPU that has a reference on one.
+    """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
 
-    Times are means over the valid runs, so a part that only some runs had counts by its share,
-    and the parts add up to the loss of efficiency that the entry's point shows.
+    Times are means over the valid runs. The parts and the rest add up to the efficiency loss of the
+    entry's scaling point.
     """
     valid = {entry.key: entry for entry in entries if entry.logs}
     references = References(valid)
@@ -116,7 +116,7 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
     assert point.efficiency is not None, "a valid entry with a reference has an efficiency"
     assert point.step_time_s is not None, "a point with an efficiency has a step time"
     efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
-    # If the batch is divided among the GPUs, the ideal step has only its share of the data.
+    # If the batch is divided among the GPUs, an ideal step takes a fraction of the reference time.
     ideal = entry.key.global_batch / (entry.key.gpus * reference.key.global_batch)
     parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
     parts = {
@@ -141,8 +141,8 @@ def _is_pipeline(configuration: Configuration) -> bool:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds beyond the ideal step, by `PARTS`."""
-    # A rank alone handles gradients too, and so does the ideal step.
+    """Seconds per step beyond the ideal step time, keyed by `PARTS`; None if unknown."""
+    # A single rank handles gradients too, so the ideal step time includes that.
     alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
     return {
@@ -155,7 +155,7 @@ def _parts_s(
 def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """The parts of a pipeline, by `PIPELINE_PARTS`; the reference has the whole batch at once."""
+    """Seconds per pipeline step beyond the ideal step time, which is for an undivided batch."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
         def of_run(run: Run) -> float | None:
@@ -185,7 +185,7 @@ def _beyond(
 
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
-    """The slowest rank of every valid run of several ranks whose paces are known."""
+    """Return the skew of every valid run with several ranks if all their paces are known."""
     skews = []
     for run in runs:
         paced = _by_pace(run.ranks)
@@ -196,14 +196,14 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
-    """The ranks from fast to slow; empty if a pace is unknown."""
+    """Paces and ranks, from fast to slow; empty if the pace of any rank is unknown."""
     paced = [(rank.pace_s, rank) for rank in ranks]
     known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
     return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
 
 
 def _data_s(run: Run) -> float | None:
-    """Seconds per step in which the median rank waits for its batch or copies it."""
+    """Seconds per step that the median rank spends on waiting for and copying its batch."""
     paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
     if not paced:
         return None
@@ -212,9 +212,9 @@ def _data_s(run: Run) -> float | None:
 
 
 def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
-    """The share of a step that the slowest-fed rank waits for its batch, as a mean over runs.
+    """Return the fraction of each point's step time that the longest-waiting rank waits for data.
 
-    Points without phases are missing.
+    The fractions are means over runs. Points without measured phases are left out.
     """
     waits = {}
     for point, valid in valid_by_point(runs).items():
@@ -229,10 +229,10 @@ def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
 
 
 def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
-    """Step time in seconds by device, fastest first, for points on one GPU whose devices differ.
+    """Return each device's step time in seconds, for points on one GPU whose devices differ.
 
-    Runs on the same devices, on any number of GPUs, give the noise, together with a declared
-    deviation; an analysis of variance must find the devices different with p < 0.01.
+    The fastest device comes first. Devices differ if an analysis of variance finds p < 0.01, with
+    noise estimated from runs repeated on the same devices and from the declared deviation.
     """
     valid = valid_by_point(runs)
     found = {key: _step_times_s(key, valid) for key in valid if key.gpus == 1}
@@ -240,7 +240,7 @@ def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
 
 
 def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:
-    """The step times of a point by device; empty if the devices do not differ."""
+    """Step time of a point on each device, in seconds; empty if the devices do not differ."""
     repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
     devices: dict[str, list[float]] = {}
     for key, runs in valid.items():
@@ -256,9 +256,9 @@ def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> d
 
 
 def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """Variance of a run's logarithm on the same devices, and its degrees of freedom.
+    """Variance of log step times between runs on the same devices, and its degrees of freedom.
 
-    If devices rotate, few runs repeat any, so a declared deviation is added unless they show more.
+    Few runs may repeat a device, so the declared deviation is included unless runs differ more.
     """
     sample = grouped_log_sample(repeated)
     declared = _DECLARED_DEVIATION**2
@@ -271,7 +271,7 @@ def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 
 def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
-    """True if the means of the groups differ more than that variance explains."""
+    """True if the group means differ significantly, given the variance within groups."""
     filled = list(groups)
     middle = statistics.fmean(value for group in filled for value in group)
     squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)

@@ -1,14 +1,14 @@
-"""Projection of T, S and E to numbers of GPUs that were not measured, as a band.
+"""Projection of T, S and E, with a band, to numbers of GPUs that were not measured.
 
-Two laws are fitted to the step times relative to the ideal ones, and the projection is their
-geometric mean. The power law takes the last three numbers of GPUs. The other law adds up the parts
-of the efficiency budget: exposed communication takes as long as a ring all-reduce, a (n - 1)/n + b
-(n - 1) seconds; skew, data and the rest keep their share of the ideal step. The first is too slow
-if communication levels off, the second too fast if it grows.
+Two laws are fitted to the ratio of step time to ideal step time, and the projection is the
+geometric mean of both. The power law uses the three largest numbers of GPUs. The other law adds up
+the parts of the efficiency budget: exposed communication takes as long as a ring all-reduce, a (n -
+1)/n + b (n - 1) seconds; skew, data and the rest stay constant relative to the ideal step. The
+power law is too slow if communication levels off, the sum of parts too fast if communication grows.
 
-The band has three parts: the difference of the two laws; the error of the same method on the
-measured numbers, each projected from the smaller ones; and the interval of the largest measured
-number. A projection is never judged.
+The band has three parts: the difference between the two laws; the error of the same method when
+each measured number of GPUs is projected from the smaller ones; and the interval of the point with
+the most GPUs. A projection is never judged.
 """
 
 import math
@@ -32,39 +32,39 @@ from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
-"""Numbers of GPUs in the power law: other links dominate on fewer GPUs."""
+"""The power law uses this many of the largest numbers of GPUs; other links dominate on fewer."""
 _USUAL_ERROR = 0.024
-"""Error one doubling ahead: the median over 62 public tables. With one degree of freedom Student's
-t covers 9 of 10 within 15%; in the tables they were within 14%."""
+"""Median error of projections to twice the GPUs, over 62 public tables. By Student's t with one
+degree of freedom 9 of 10 errors are within 15%; in the tables 9 of 10 were within 14%."""
 _USUAL_DF = 1
 _SINGULAR = 1e-9
 _ONE_SIDED = (1 + CONFIDENCE) / 2
 
 
 class LeftOut(NamedTuple):
-    """A measured number of GPUs, projected from the smaller ones."""
+    """A check of the method: a measured number of GPUs, projected from the smaller ones."""
 
     gpus: int
     fitted: tuple[int, ...]
     error: float
-    """Relative error of the step time: 0.02 is 2% too long."""
+    """Relative error of the projected step time; 0.02 means 2% too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """A scaling curve beyond its last measured point."""
+    """A scaling curve projected to numbers of GPUs that were not measured."""
 
     configuration: Configuration
     scaling: ScalingMode
-    """Derived from the measured batches."""
+    """Weak or strong scaling, derived from the measured batches."""
     measured: tuple[int, ...]
     """Measured numbers of GPUs."""
     on_one_node: bool
-    """True if all measurements ran on one node, so that links between nodes are unknown."""
+    """True if all measurements ran on one node, so the speed of links between nodes is unknown."""
     left_out: tuple[LeftOut, ...]
     points: tuple[ScalingPoint, ...]
-    """Points on numbers of GPUs that were not measured; bands are 95%. A curve measured on several
-    nodes keeps the number of GPUs per node of its largest point."""
+    """Projected points with 95% bands. If the curve was measured on several nodes, each node is
+    assumed to have as many GPUs as in the largest measured point."""
 
 
 class NotProjected(NamedTuple):
@@ -75,7 +75,7 @@ class NotProjected(NamedTuple):
 
 
 def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | NotProjected]:
-    """The projection of each configuration to those numbers of GPUs that it was not measured on."""
+    """Project each configuration to the given numbers of GPUs on which it was not measured."""
     exposed: dict[Configuration, dict[int, float]] = defaultdict(dict)
     entries = grouped(runs)
     for budget in budgets_of(entries):
@@ -99,26 +99,27 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
 
 
 class _RefusedError(Exception):
-    """The reason why a curve has no projection."""
+    """Raised with the reason why a curve cannot be projected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """The measured points in ascending order of GPUs, 1 among them."""
+    """A measured scaling curve in ascending order of GPUs, beginning with one GPU."""
 
     points: Sequence[ScalingPoint]
     scaling: ScalingMode
     logs: Mapping[int, float]
-    """Logarithm of the step time over the ideal one, by number of GPUs."""
+    """Logarithm of step time over ideal step time, by number of GPUs."""
     communication: Mapping[int, float]
-    """Exposed communication over the ideal step time; all overhead if it was not measured."""
+    """Exposed communication over ideal step time, by number of GPUs; if communication was not
+    measured, all overhead counts as communication."""
 
     def share(self, gpus: int) -> float:
-        """The ideal step time over that on 1 GPU."""
+        """Return the ideal step time as a fraction of the step time on 1 GPU."""
         return 1 / gpus if self.scaling == "strong" else 1.0
 
     def first(self, count: int) -> "_Curve":
-        """The curve of the smallest numbers of GPUs."""
+        """Return the curve with only the `count` smallest numbers of GPUs."""
         return replace(self, logs=dict([*self.logs.items()][:count]))
 
 
@@ -142,7 +143,7 @@ def _curve(points: Sequence[ScalingPoint], exposed: Mapping[int, float]) -> _Cur
         raise _RefusedError(
             "its batch is the same neither per GPU nor over all; measure with one batch"
         )
-    # A step time that is known gives the efficiency, since T(1) is known too.
+    # Every point with a step time has an efficiency, since T(1) is known.
     logs = {p.key.gpus: -math.log(p.efficiency.value) for p in points if p.efficiency is not None}
     is_measured = all(n in exposed for n in gpus if n > 1)
     communication = {n: exposed.get(n, 0.0) if is_measured else math.expm1(logs[n]) for n in logs}
@@ -199,7 +200,7 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ScalingPoin
 
 
 def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
-    """The step time over the ideal one; better than ideal only if that was measured."""
+    """Projected step time over ideal step time; below 1 only if a measured ratio was."""
     laws = _laws(curve, gpus)
     errors = [math.log1p(left.error) / _doublings(left.gpus, left.fitted) for left in left_out]
     df = _USUAL_DF + len(errors)
@@ -222,12 +223,12 @@ def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
 
 
 def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> float:
-    """Doublings from the nearest measured number."""
+    """Number of doublings between `gpus` and the nearest measured number of GPUs."""
     return min(abs(math.log2(gpus / n)) for n in measured)
 
 
 def _laws(curve: _Curve, gpus: int) -> tuple[float, float]:
-    """The logarithm of the step time over the ideal one, by the power law and by the parts."""
+    """Log of step time over ideal step time, by the power law and by the sum of parts."""
     numbers = list(curve.logs)[-_FITTED:]
     fit = statistics.linear_regression(
         [math.log(n) for n in numbers], [curve.logs[n] for n in numbers]
@@ -246,9 +247,9 @@ def _by_parts(curve: _Curve, gpus: int) -> float:
 
 
 def _ring(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Seconds that a ring all-reduce takes for its bytes and for its hops, both at least 0.
+    """Fit a ring all-reduce to times; return seconds for all bytes and for one hop, at least 0.
 
-    Fitted by least squares; a single number of GPUs shows the bytes alone.
+    The fit is by least squares; a single number of GPUs determines only the time for the bytes.
     """
     sizes, hops = [(n - 1) / n for n in seconds], [n - 1.0 for n in seconds]
     times_s = list(seconds.values())

@@ -1,4 +1,4 @@
-"""From runs to the points of a scaling curve: T(n), throughput, S(n) and E(n)."""
+"""Reduces runs to the points of a scaling curve: T(n), throughput, S(n) and E(n)."""
 
 import math
 import statistics
@@ -27,7 +27,7 @@ Figures = Mapping[EntryKey, PublishedFigure]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The runs of one configuration on one number of GPUs, with the numbers that they give."""
+    """The runs of one configuration on one number of GPUs, and the scaling point they yield."""
 
     key: PointKey
     point: ScalingPoint
@@ -44,12 +44,12 @@ class Entry:
 
     @property
     def sample(self) -> Sample:
-        """The sample of all logarithms; requires a valid run."""
+        """Sample of the log step times of all valid runs; requires at least one valid run."""
         return log_sample([log for logs in self.logs.values() for log in logs])
 
 
 class References:
-    """The points on 1 GPU among others, looked up by configuration and sample shape."""
+    """Looks up the single-GPU point of a configuration and sample shape."""
 
     def __init__(self, points: Iterable[PointKey]) -> None:
         self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
@@ -58,10 +58,10 @@ class References:
                 self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
 
     def of(self, key: PointKey) -> PointKey | None:
-        """The point on 1 GPU that a speedup is taken over; None if there is none.
+        """Return the single-GPU point to which a point's speedup refers; None if there is none.
 
-        Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
-        it). If there are several, the one with the same batch per GPU is taken, or else the first.
+        The batch per GPU may differ between the two (strong scaling divides it, JUWELS halved it).
+        Among several single-GPU points, one with the same batch is preferred, then the first.
         """
         found = self._found.get((key.configuration, key.sample_shape), ())
         return max(found, key=lambda one: one.batch_per_gpu == key.batch_per_gpu, default=None)
@@ -70,10 +70,10 @@ class References:
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
     """Group runs by configuration and number of GPUs, and reduce each group to T, S and E.
 
-    Configurations come in the order in which they first appear, each with its numbers of GPUs
-    ascending. Runs that differ in batch or sample shape form separate entries. Intervals are 95%
-    by Student's t on per-run log medians; a single run gives none. `allocations` has that of each
-    run; without it the runs count as one allocation.
+    Configurations keep the order in which they first appear; within each, numbers of GPUs ascend.
+    Runs that differ in batch or sample shape form separate entries. The 95% intervals use Student's
+    t on the log median of each run; a single run has no interval. `allocations` names the
+    allocation of each run; if omitted, all runs count as one allocation.
     """
     names = allocations or [""] * len(runs)
     groups = {
@@ -109,18 +109,18 @@ def _entry(
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-    """The points of the scaling curves of these runs, in the order of `grouped`."""
+    """Return the scaling points of runs, in the order of `grouped`."""
     return tuple(entry.point for entry in grouped(runs))
 
 
 def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """The valid runs of each point that has any, in the order of `grouped`."""
+    """Return the valid runs of each point, in the order of `grouped`; skip points without any."""
     valid = [run for run in runs if run.is_valid]
     return {key: [valid[i] for i in places] for key, places in _places_by_point(valid).items()}
 
 
 def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
-    """The indices of the runs of each point."""
+    """For each point, the indices of the runs that belong to it."""
     places: dict[PointKey, list[int]] = {}
     for place, key in enumerate(point_keys(runs)):
         places.setdefault(key, []).append(place)
@@ -130,14 +130,14 @@ def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """The point of each run; a command's run of unknown batch joins the other runs of its row."""
+    """Return the point of each run; runs with an unknown batch join other runs of the same row."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
 
 
 def step_time_ratios(runs: Sequence[Run]) -> dict[PointKey, Estimate]:
-    """T(n) of a strategy over T(n) of the strategy that it wraps, if both were measured alike."""
+    """Return T(n) of each strategy over T(n) of the strategy that it wraps, if measured alike."""
     samples = {entry.key: entry.sample for entry in grouped(runs) if entry.logs}
     ratios = {}
     for key, sample in samples.items():
@@ -186,14 +186,14 @@ def _point(
 
 
 def geometric_mean(sample: Sample) -> Estimate:
-    """The geometric mean of the values whose logarithms the sample holds, with its interval."""
+    """Return the geometric mean, with an interval, of values whose logarithms were sampled."""
     return difference(sample.mean, [sample.term()]).exponential()
 
 
 def log_speedup(
     sample: Sample, global_batch: int, reference: Sample, reference_batch: int
 ) -> float:
-    """The logarithm of the speedup: throughput over that of the reference."""
+    """Return the log speedup: the throughput of a sample over the reference's throughput."""
     return reference.mean - sample.mean + math.log(global_batch / reference_batch)
 
 
@@ -221,7 +221,7 @@ def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the known values; None if none is known."""
+    """Return the mean of the known values; None if all values are unknown."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -231,10 +231,10 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
 
 
 def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
-    """The speedup over the publication's own figure for 1 GPU; None if it has none of that kind.
+    """Return the speedup over the publication's own 1-GPU figure; None if none is comparable.
 
-    Times are for a fixed amount of training, so their ratio is the speedup under weak and
-    strong scaling alike.
+    Published times are for a fixed amount of training, so the ratio of two times is the speedup
+    under both weak and strong scaling.
     """
     one = figures.get(figure.key._replace(gpus=1))
     if figure.gpus == 1 or one is None:
@@ -248,7 +248,7 @@ def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None
 
 
 def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
-    """The point of each published figure, with the speedup that the publication reports."""
+    """Return each published figure as a scaling point, with the speedup within the publication."""
     figures = {figure.key: figure for figure in baseline.published}
     return {
         key: _published_point(figure, published_speedup(figure, figures), baseline.hardware.device)
@@ -272,7 +272,7 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
         valid_runs=figure.runs,
-        # A wall clock holds more than steps.
+        # Wall-clock times include more than steps.
         step_time_s=None if per_s is None else per_s.inverse(figure.gpus * figure.batch_per_gpu),
         samples_per_s=per_s,
         speedup=known,
@@ -282,13 +282,13 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Warn of speedups of commands, whose ranks need not train one model together."""
+    """Warn that nothing checked whether the ranks of a command train one model together."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Warn of an efficiency above 1.1: noise if its interval includes 1, or else a unit error."""
+    """Warn about an efficiency above 1.1: noise if the interval includes 1, else a unit error."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     value, low, high = efficiency.value, efficiency.low, efficiency.high

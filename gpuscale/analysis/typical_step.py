@@ -1,4 +1,4 @@
-"""The average step of each point, by phases."""
+"""The average step of each scaling point, divided into phases."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,35 +9,35 @@ from gpuscale.analysis.statistics.estimates import log_sample
 from gpuscale.records import Phases, PointKey, Run
 
 SUM_TOLERANCE = 0.03
-"""Tolerance for the sum of a window's phases, relative to its time."""
+"""Largest relative difference accepted between a window's time and the sum of its phases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalStep:
-    """An average step of one point, in seconds."""
+    """The average step of one scaling point."""
 
     time_s: float
     typical_s: float
-    """The step time of the scaling table: the mean over runs of each run's median."""
+    """Step time in the scaling table: the geometric mean over runs of each run's median."""
     phases_s: Mapping[str, float | None]
-    """Seconds by phase; communication is exposed, the mean over the runs, or 0 if noise makes it
-    negative."""
+    """Seconds by phase, None if unknown. Communication is only the exposed part, a mean over the
+    runs; it is 0 if noise makes that mean negative."""
     total_s: float
     """Sum of all phases."""
     windows: int
     missing_windows: int
-    """Windows whose phases do not add up to their time within the tolerance."""
+    """Number of windows whose phases do not add up to the window's time within `SUM_TOLERANCE`."""
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """The average step of every point whose windows have phases, in the order of scaling points."""
+    """Return the average step of every point whose windows have phases, in the points' order."""
     found = {point: _step(valid) for point, valid in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
     """The average step of a point's runs; None if no window has phases."""
-    # Time and phases of an average step of each window.
+    # Time and phases of the average step in each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
         for run in runs
@@ -81,9 +81,9 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
 
 
 def _communication_in_forward_s(runs: Iterable[Run]) -> float:
-    """Mean seconds per step that a forward takes longer with synchronisation; at least 0.
+    """Mean seconds that synchronisation adds to the forward pass of a step; at least 0.
 
-    FSDP gathers parameters there and DDP broadcasts buffers.
+    In the forward pass FSDP gathers parameters and DDP broadcasts buffers.
     """
     found = []
     for run in runs:

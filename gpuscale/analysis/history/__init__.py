@@ -1,4 +1,4 @@
-"""A machine's nights as series: the level of each row, its changes, and what else changed then."""
+"""A machine's nights as time series: the level of each row, when it changed, and what else did."""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """One allocation, with the mean over its runs for every row that it measured."""
+    """The runs of one allocation, and the mean step time of every row measured in it."""
 
     allocation: str
     began_at: datetime
@@ -34,19 +34,19 @@ class Night:
     runs: tuple[Run, ...]
     """Valid runs of the selected rows."""
     log_step_times: Mapping[PointKey, float]
-    """Mean logarithm of the step time by row."""
+    """Mean logarithm of the step time of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChange:
-    """A change of a row to another level."""
+    """A lasting change in the level of a row."""
 
     point: PointKey
     onset: int
-    """Index of the first night on the new level; for a drift, of the night that showed it."""
+    """Index of the first night on the new level; for a drift, of the night that revealed it."""
     kind: Kind
     throughput: Estimate
-    """The change from level to level: −0.03 is 3% less."""
+    """Relative change of throughput between the two levels; −0.03 means 3% less."""
 
     @property
     def is_loss(self) -> bool:
@@ -56,85 +56,85 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A slower level that a row reached by one change, or by several that nothing else explains.
+    """A loss of a row that later nights have not recovered: one change, or several in succession.
 
-    A slow drift may come as several steps.
+    Several changes count as one loss, such as a slow drift, unless the environment changed too.
     """
 
     kind: Kind
-    """A drift if there were several changes."""
+    """Kind of the change; several changes count as a drift."""
     since: int
     """Index of the night of the first change."""
     onset: int
     """Index of the night of the last change."""
     is_new: bool
-    """True if the last night was the first to show it."""
+    """True if the last night was the first to reveal the loss."""
     throughput: Estimate
-    """The present level against the lost one; without an interval if weekly medians showed the
-    change."""
+    """Relative change from the lost level to the present one; it has no interval if the change was
+    found in weekly medians."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowHistory:
-    """One row over the nights that measured it."""
+    """The history of one row over the nights in which it was measured."""
 
     point: PointKey
     nights: tuple[int, ...]
-    """Indices of the history's nights."""
+    """Indices of the nights in which the row was measured."""
     changes: tuple[RowChange, ...]
     level_nights: int
-    """Nights on the present level, the last one included."""
+    """Number of nights on the present level, including the last night."""
     outlying: tuple[int, ...]
-    """Indices of nights that are far from the others on their level."""
+    """Indices of nights that are far from the other nights on the same level."""
     last_step_time_s: float
     """Step time of the last night."""
     departure: float | None
-    """The last night's throughput relative to the `nights_before` it; None if there are too few."""
+    """Relative change of throughput from `nights_before` to the last night; None if too few."""
     stands_out: bool
     """True if a second night like the last one would be a change of level."""
     is_unclear: bool
-    """True if the last night is far from the `nights_before` it but too few nights show whether it
-    stands out, or if several last nights may be slower."""
+    """True if the last night is far from `nights_before` but there are too few nights to decide
+    whether it stands out, or if several of the latest nights may be slower."""
     lost: LostLevel | None
-    """None if later changes recovered most of the loss, or if the last night is as near to the
-    level before it."""
+    """The latest loss; None if later changes recovered most of it, or if the last night is at least
+    as near to the level before the loss."""
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The lost level, for 15 nights; after them the present level is the expected one."""
+        """The loss during its first 15 nights; after that the present level is the expected one."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
     def nights_missing(self) -> int:
-        """Further nights until one can stand out; a change of level takes one more."""
+        """Number of further nights before a night can stand out; a level change takes one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """The rows that changed on the same night in the same direction, and what else changed then."""
+    """Rows that changed on the same night in the same direction, and what else changed then."""
 
     night: int
     changes: tuple[RowChange, ...]
     environment: tuple[EnvironmentChange, ...]
-    """Changes since the night before; empty for a drift, which no single night has begun."""
+    """Changes since the previous night; empty for a drift, which has no definite first night."""
     devices: tuple[DeviceChange, ...]
-    """Devices that changed with the rows and more than other devices; empty for a drift."""
+    """Devices that changed in the same direction, and more than others; empty for a drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The nights of one machine, in the order in which they began, and their changes."""
+    """The nights of one machine, in the order in which they began, and the changes among them."""
 
     machine: str
     nights: tuple[Night, ...]
     rows: tuple[RowHistory, ...]
     events: tuple[HistoryEvent, ...]
     left_out: tuple[str, ...] = ()
-    """Nights that were left out on purpose, each as `2026-03-13 (cooling failure)`."""
+    """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
 
     def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
-        """The devices that became slower than the others on that night."""
+        """Return the devices that became slower relative to other devices on that night."""
         return _changed_devices(self.nights, night, slower=True)
 
 
@@ -144,10 +144,10 @@ def history_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> History:
-    """The history of one machine's results, for the selected rows.
+    """Return the history of one machine's results, for the selected cases and numbers of GPUs.
 
-    Raises UsageError if they come from several kinds of machines, or hold no valid run of these
-    rows.
+    Raise UsageError if the results come from several kinds of machines or have no valid run of the
+    selected cases.
     """
     results = list(results)
     nights, left_out = nights_of(results, cases=cases, gpus=gpus), left_out_of(results)
@@ -177,7 +177,7 @@ def history_of(
 
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
-    """Nights that were left out on purpose, as `2026-03-13 (cooling failure)`, earliest first."""
+    """Return the nights excluded on purpose, as `2026-03-13 (cooling failure)`, earliest first."""
     found = (
         (result, [_began(run, result) for run in result.runs])
         for result in results
@@ -197,9 +197,9 @@ def nights_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> tuple[Night, ...]:
-    """The allocations of some results in the order in which they began.
+    """Return a night for each allocation in the results, in the order in which they began.
 
-    Results with injected faults and those left out on purpose are ignored.
+    Results with injected faults and results excluded on purpose are ignored.
     """
     placed: dict[str, list[tuple[Run, Results]]] = {}
     for result in results:
@@ -288,9 +288,9 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """The nights that a row's night is compared with: those of the 15 before it on its level.
+    """Return the nights with which a row's night is compared: up to 15 before it on the same level.
 
-    The last of them are left out if they may be slower already. A drift begins no new level.
+    The latest of these are left out if they may already be slower. A drift starts no new level.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -300,7 +300,7 @@ def nights_before(
 
 
 def _unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Index of the last loss that was mostly not recovered since; None if there is none."""
+    """Index of the last loss, or None if there is none or later changes recovered most of it."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None
@@ -315,7 +315,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """The loss by the last change and by the changes before it that have no other explanation."""
+    """Combine change `last` with earlier losses, back to the latest change of the environment."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
@@ -333,13 +333,13 @@ def _lost_level(
 def _throughput_change(
     values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
 ) -> Estimate:
-    """The change from the nights before the first of these changes to those after the last one.
+    """Relative change of throughput from the nights before `first` to the nights after `last`.
 
-    At most 15 nights count on either side.
+    `first` and `last` are indices of changes. At most 15 nights count on either side.
     """
     left, reached = found[first], found[last]
     if "drift" in (left.kind, reached.kind):
-        # Its levels are weeks in the past, and the nights between them are no sample of either.
+        # The levels of a drift are weeks apart, and the nights in between are samples of neither.
         change = reached.before + reached.change - left.before
         return Estimate(value=exponential(-change) - 1, low=None, high=None)
     begin = found[first - 1].onset if first else 0
@@ -350,13 +350,13 @@ def _throughput_change(
 
 
 def _usual(level: Sequence[float]) -> Sample:
-    """The nights of one level without those that are far from the others."""
+    """Sample of the nights on one level, without outlying nights."""
     far = outlying(level)
     return log_sample([value for i, value in enumerate(level) if i not in far])
 
 
 def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
-    """The changes of all rows, grouped by night, kind and direction, in the order of the nights."""
+    """Group the changes of all rows by night, kind and direction, in the order of the nights."""
     together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
     for row in rows:
         for change in row.changes:
@@ -373,7 +373,7 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
 
 
 def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """The changes of the environment from the night before to this one."""
+    """Return the changes of the environment from the previous night to the given one."""
     before, now = nights[night - 1].environment, nights[night].environment
     hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
     return (*environment_changes([before], [now]), *hosts)

@@ -1,4 +1,4 @@
-"""Devices that became slower or faster than the others from one night to the next."""
+"""Find devices that became slower or faster, relative to the others, from one night to the next."""
 
 import math
 import statistics
@@ -9,26 +9,26 @@ from gpuscale.records import PointKey, Run
 
 _SMALLEST = math.log(1.03)
 _DEVIATIONS = 6.0
-"""Distance, in median absolute deviations of the devices, beyond which a device stands out."""
+"""Distance from the median device, in median absolute deviations, that makes a device stand out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChange:
-    """A device whose own pace changed relative to the others."""
+    """A device whose pace changed relative to other devices."""
 
     uuid: str
     host: str
     slowdown: float
-    """Change of its step time without waits for others, relative to most devices: 0.12 is 12%."""
+    """Change of the device's step time without waits, relative to most devices; 0.12 means 12%."""
 
 
 def devices_that_changed(
     before: Iterable[Run], now: Iterable[Run], *, slower: bool
 ) -> tuple[DeviceChange, ...]:
-    """The devices that became slower, or faster, than the others, the most changed first.
+    """Return devices that became slower (or faster) relative to the others, largest change first.
 
-    A device is compared with itself in the same rows, since no two devices are quite alike. Of two
-    devices, the one that changed in the given direction is named.
+    Each device is compared with itself in the same rows, since no two devices are quite alike. If
+    there are only two devices, the one that changed in the given direction is returned.
     """
     old, new = _log_paces(before), _log_paces(now)
     by_row: dict[tuple[str, str], list[float]] = {}
@@ -49,7 +49,7 @@ def devices_that_changed(
 
 
 def _log_paces(runs: Iterable[Run]) -> Mapping[tuple[PointKey, tuple[str, str]], list[float]]:
-    """Logarithms of the pace by row and device, for ranks that have one device each."""
+    """Log paces of ranks by row and device, for ranks with exactly one device."""
     logs: dict[tuple[PointKey, tuple[str, str]], list[float]] = {}
     for run in runs:
         point = PointKey.of(run)

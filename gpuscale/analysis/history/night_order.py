@@ -1,4 +1,4 @@
-"""Results whose clocks cannot all have been right, so the order of the nights may be wrong."""
+"""Find results whose clocks cannot all have been right, so nights may be in the wrong order."""
 
 import itertools
 import re
@@ -11,14 +11,14 @@ _LONGEST_NIGHT = timedelta(days=2)
 _FURTHEST_AHEAD = timedelta(days=1)
 _FEWEST = 3
 _TIMES = 10
-"""Names count as a series if they go back in time at most once, or once in this many nights."""
+"""Numbered files count as a series if at most one file, or one in this many, goes back in time."""
 _SMALLEST_S = 1.0
 
 
 def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
-    """One sentence for each kind of contradiction between the times of files.
+    """Yield one sentence for each kind of contradiction between the times in result files.
 
-    Each names the first file concerned.
+    Each sentence names the first file concerned.
     """
     known = [(name, results, began) for name, results in files if (began := _began(results))]
     yield from _first_of(list(_within(files)))
@@ -32,9 +32,9 @@ def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
 
 
 def yet_to_come(files: Sequence[tuple[str, Results]], now: datetime) -> dict[str, datetime]:
-    """The files that began more than a day after now, and when.
+    """Return the start times of files that began more than a day after `now`, by file name.
 
-    Empty if most files did: then the present clock is wrong.
+    Empty if most files did, since then the present clock is probably wrong.
     """
     known = {name: began for name, results in files if (began := _began(results))}
     ahead = {name: began for name, began in known.items() if began > now + _FURTHEST_AHEAD}
@@ -79,10 +79,10 @@ def _began(results: Results) -> datetime | None:
 def _going_back(
     series: Sequence[tuple[str, str, datetime]], what: str
 ) -> Iterator[tuple[str, str]]:
-    """The files that began before an earlier file of their series.
+    """Yield each file that began before a file with a smaller number, and a sentence about it.
 
-    `series` has the text that holds the number, the file's name, and its time; a series is made of
-    texts that differ in numbers alone.
+    `series` has a numbered text, a name and a start time for each file. Files are compared if their
+    numbered texts differ in numbers alone.
     """
     alike: dict[str, list[tuple[list[int], str, datetime]]] = {}
     for numbered, name, began in series:

@@ -1,1 +1,1 @@
-"""Statistics of logarithms of step times: no files, no GPUs, no words."""
+"""Statistics of log step times, without access to files or GPUs."""

@@ -1,6 +1,6 @@
-"""Normal, Student's, F, beta and chi-squared probabilities, from the standard library alone.
+"""Probabilities of the normal, Student's t, F, beta and chi-squared distributions.
 
-`scipy.special` has them too, but importing it takes longer than a whole comparison does.
+Only the standard library is used: importing `scipy.special` takes longer than a whole comparison.
 """
 
 import math
@@ -9,20 +9,20 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _NORMAL_DF = 1e7
-"""From this many degrees of freedom on, Student's t is normal to seven digits."""
+"""Degrees of freedom from which on Student's t equals the normal distribution to seven digits."""
 _EPSILON = 1e-14
 _LARGEST_QUANTILE = 1e140
 
 
 def normal_quantile(probability: float) -> float:
-    """The value that a standard normal one stays below with this probability (in 0 to 1)."""
+    """Return the quantile of the standard normal distribution for a probability from 0 to 1."""
     if not 0 < probability < 1:
         return math.inf if probability >= 1 else -math.inf
     return _NORMAL.inv_cdf(probability)
 
 
 def t_probability(quantile: float, df: float) -> float:
-    """The probability that Student's t stays below; `df` above 0, infinite is normal."""
+    """Return the probability that Student's t is below `quantile`; infinite `df` means normal."""
     if df >= _NORMAL_DF:
         return 0.5 * math.erfc(-quantile / math.sqrt(2))
     if quantile == 0:
@@ -33,7 +33,7 @@ def t_probability(quantile: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """The value that Student's t stays below with this probability, up to 1e140."""
+    """Return the quantile of Student's t distribution for a probability, limited to ±1e140."""
     if df >= _NORMAL_DF:
         return normal_quantile(probability)
     if probability == 0.5:
@@ -44,10 +44,10 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def _t_quantile_of_tail(tail: float, df: float) -> float:
-    """The value that Student's t exceeds with this probability, below 0.5.
+    """Value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
-    Newton's method for the logarithm of the probability, a concave function of the logarithm of the
-    value: from the second step on the result is approached from above.
+    Solved by Newton's method: the log probability is a concave function of the log value, so the
+    result is approached from above from the second step on.
     """
     z = -normal_quantile(tail)
     start = z + (z**3 + z) / (4 * df)
@@ -73,13 +73,13 @@ def _t_density(size: float, df: float) -> float:
 
 
 def _t_tail(size: float, df: float) -> float:
-    """The probability that Student's t is above a positive size."""
+    """Probability that Student's t exceeds `size`, which is positive."""
     square = size * size
     return 0.5 * _beta_probability(df / 2, 0.5, df / (df + square), square / (df + square))
 
 
 def f_tail(ratio: float, df: float, other_df: float) -> float:
-    """The probability that a ratio of two variance estimates is larger; `df` is the numerator's."""
+    """Return the probability of a variance ratio above `ratio`; `df` belongs to the numerator."""
     if ratio == 0 or math.isinf(ratio):
         return float(ratio == 0)
     total = other_df + df * ratio
@@ -87,7 +87,7 @@ def f_tail(ratio: float, df: float, other_df: float) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """The value that a beta variable stays below with this probability, to the last digit."""
+    """Return the quantile of a beta distribution for a probability, to floating-point precision."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         if _beta_probability(a, b, middle, 1 - middle) < probability:
@@ -98,7 +98,7 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """The incomplete beta function at `x`; `rest` is 1 - `x` without rounding."""
+    """Regularised incomplete beta function at `x`; `rest` is 1 - `x`, without rounding error."""
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
         return front * _beta_fraction(a, b, x) / a
@@ -111,7 +111,7 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    """Continued fraction of the incomplete beta function, evaluated by Lentz's method."""
     upper, lower = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     value = lower
     count = 1
@@ -131,7 +131,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 @cache
 def chi_squared_median(df: float) -> float:
-    """The median of a chi-squared variable; `df` above 0."""
+    """Return the median of a chi-squared distribution with `df` > 0 degrees of freedom."""
     half = df / 2
     # Wilson and Hilferty's approximation, then Newton's method for the gamma function below.
     value = half * (1 - 1 / (9 * half)) ** 3 if half > 0.5 else half / 2
@@ -144,7 +144,7 @@ def chi_squared_median(df: float) -> float:
 
 
 def _gamma_below(shape: float, value: float) -> tuple[float, float]:
-    """Probability below, and density at, the value of a gamma variable of this shape."""
+    """Cumulative probability and density, at `value`, of a gamma distribution with this shape."""
     density = math.exp((shape - 1) * math.log(value) - value - math.lgamma(shape))
     term = total = 1 / shape
     count = shape

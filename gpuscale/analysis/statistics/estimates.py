@@ -1,7 +1,7 @@
-"""Means of per-run logarithms, their variances, and differences of such means.
+"""Means of log step times, the variances of these means, and differences between them.
 
-Everything here is on logarithms of step times, one number a run: steps of one run are not
-independent samples, runs are. A difference of logarithms is a relative change.
+Each run contributes one number, since runs are independent samples but the steps of a run are not.
+A difference of logarithms is a relative change.
 """
 
 import math
@@ -22,27 +22,27 @@ from gpuscale.records import Estimate
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01
 RELEVANT = 0.1
-"""A one-sided p above this is not computed exactly: no rule needs it."""
+"""One-sided p-values above this are only approximate, since no rule depends on them."""
 FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
-"""Numbers of further runs that are tried for an inconclusive row."""
+"""Candidates for the number of further runs that would settle an inconclusive row."""
 
 _PRIOR_DF = 3.0
-"""Largest weight, in degrees of freedom, of the deviation of the other entries."""
+"""Largest weight, in degrees of freedom, given to the deviation of other entries."""
 _MEDIAN_EFFICIENCY = 0.37
-"""A median deviation is worth the variance of 37% of as many normal values."""
+"""Degrees of freedom of a median of deviations, as a fraction of those of a pooled variance."""
 EXCLUDED = 0.1
-"""One-sided probability that a row as noisy as its neighbours excludes their deviation."""
+"""Probability of wrongly rejecting the other rows' deviation for a row that is just as noisy."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
-"""Logarithm of the largest quantile that is tried; its square is still finite."""
+"""Logarithm of the largest quantile that is tried; the quantile's square is still finite."""
 _MOST_STEPS = 60
 _EXACT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One independent contribution to a variance; a declared one has infinite `df`."""
+    """One independent contribution to a variance; a declared variance has infinite `df`."""
 
     variance: float
     df: float
@@ -60,7 +60,7 @@ class Sample:
     """Degrees of freedom of `variance`; 0 if unknown."""
 
     def term(self) -> Term | None:
-        """The contribution of the sample's mean to the variance of a difference."""
+        """Return the contribution of the sample's mean to the variance of a difference."""
         if self.variance is None:
             return None
         return Term(variance=self.variance * (1 / self.count), df=self.df)
@@ -68,25 +68,25 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A value on the log scale, normally distributed about the truth, with estimated variance."""
+    """An estimated difference on the log scale, normally distributed about the true one."""
 
     value: float
     parts: tuple[Term, ...] | None
-    """Independent contributions to the squared standard error; None if it is unknown."""
+    """Independent contributions to the squared standard error; None if the error is unknown."""
 
     @property
     def variance(self) -> float | None:
-        """The squared standard error."""
+        """The squared standard error; None if unknown."""
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """Half of the interval around the truth with this one-sided probability, from 0.5 on.
+        """Return half the width of the interval with a one-sided probability of at least 0.5.
 
-        Each part has its own quantile of Student's t, and they are added in squares (Howe 1974).
-        The degrees of freedom after Welch and Satterthwaite would be those of the larger part: if
-        few runs happen to agree, those of the declared deviation, which are infinite. In
-        simulations, identical runs of 5% deviation, 2 against 2, were then called slower in 1.2% of
-        cases.
+        Each part is multiplied by its own quantile of Student's t, and the products are added in
+        squares (Howe 1974). Welch-Satterthwaite degrees of freedom would be dominated by the larger
+        part: if few runs happen to agree, that is the declared deviation, with infinitely many. In
+        simulations, 2 runs were then called slower than 2 equally fast ones, at 5% deviation, in
+        1.2% of cases.
         """
         if self.parts is None:
             return None
@@ -95,54 +95,54 @@ class Difference:
         )
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-        """The two-sided interval; None if the variance is unknown."""
+        """Return the two-sided confidence interval; None if the variance is unknown."""
         half = self.half_width((1 + confidence) / 2)
         return None if half is None else (self.value - half, self.value + half)
 
     def lower_bound(self, confidence: float = CONFIDENCE) -> float | None:
-        """The one-sided bound that the truth exceeds with this confidence."""
+        """Return the one-sided lower confidence bound; None if the variance is unknown."""
         half = self.half_width(confidence)
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """The one-sided p for "the truth is below 0"; above `RELEVANT` it is approximate."""
+        """Return the p-value of a one-sided test for a value below 0, inexact above `RELEVANT`."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
         return tail if self.value < 0 else 1 - tail
 
     def p_above_zero(self) -> float | None:
-        """The one-sided p for "the truth is above 0"."""
+        """Return the p-value of a one-sided test for a value above 0."""
         return (-self).p_below_zero()
 
     def __neg__(self) -> "Difference":
         return replace(self, value=-self.value)
 
     def exponential(self) -> Estimate:
-        """The estimate of the time, throughput or ratio whose logarithm the value is."""
+        """Return the time, throughput or ratio whose logarithm this is, with its interval."""
         ends = [exponential(end) for end in self.interval() or ()]
         low, high = ends or (None, None)
         return Estimate(value=exponential(self.value), low=low, high=high)
 
     def relative_change(self) -> Estimate:
-        """The estimate as a relative change: 0.02 is 2% more."""
+        """Return the estimate as a relative change; 0.02 means 2% more."""
         factor = self.exponential()
         low, high = (None if end is None else end - 1 for end in (factor.low, factor.high))
         return Estimate(value=factor.value - 1, low=low, high=high)
 
 
 def exponential(exponent: float) -> float:
-    """The exponential function, limited so that very wide intervals stay positive and finite."""
+    """Return e to the exponent, limited so that very wide intervals stay positive and finite."""
     return math.exp(max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
 def log_sample(logs: Sequence[float]) -> Sample:
-    """The sample of these (at least one) logarithms; a single one has no variance."""
+    """Return the sample of one or more logarithms; a single logarithm has no variance."""
     return grouped_log_sample([logs])
 
 
 def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
-    """The sample of all values, with the pooled variance *within* groups such as allocations."""
+    """Return the sample of all values, with the variance pooled *within* groups (allocations)."""
     filled = [group for group in groups if group]
     values = [value for group in filled for value in group]
     squares = math.fsum(
@@ -158,7 +158,7 @@ def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
 
 
 def welch_term(terms: Iterable[Term]) -> Term:
-    """The sum of several contributions of the same kind, with Welch-Satterthwaite `df`."""
+    """Return the sum of contributions of the same kind, with Welch-Satterthwaite `df`."""
     known = tuple(terms)
     total = math.fsum(term.variance for term in known)
     weight = math.fsum(term.variance**2 / term.df for term in known if term.df)
@@ -166,13 +166,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """A value whose variance is the sum of terms of one kind, after Welch; None is unknown."""
+    """Return a difference with all terms merged into one after Welch; unknown if one is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """A value whose variance is the sum of levels (runs, allocations); None is unknown."""
+    """Return a difference with a part per level (runs, allocations); unknown if one is None."""
     known = _all_known(levels)
     if known is None:
         return Difference(value=value, parts=None)
@@ -188,7 +188,7 @@ def _all_known(terms: Iterable[Term | None]) -> tuple[Term, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _tail(distance: float, parts: tuple[Term, ...]) -> float:
-    """The one-sided probability at which the half width is the distance; rough above `RELEVANT`."""
+    """One-sided p-value at which the half width equals the distance; rough above `RELEVANT`."""
     variance = math.fsum(part.variance for part in parts)
     if variance == 0:
         return 0.5 if distance == 0 else 0.0
@@ -198,8 +198,8 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
     smallest = t_probability(-ratio, math.inf)
     if not others or smallest > RELEVANT or largest < _SMALLEST_TAIL:
         return largest
-    # The result is the quantile of the part with the fewest degrees of freedom. It is between
-    # the quantile of all parts with these degrees of freedom and that of this part alone.
+    # Solve for the quantile of the part with the fewest degrees of freedom. It lies between the
+    # quantile if all parts had as few, and the quantile if there were no other part.
     low, goal = math.log(ratio), math.log(distance)
     high = min(goal - 0.5 * math.log(first.variance), _FURTHEST)
     below, above = (_log_half_width(at, first, others) - goal for at in (low, high))
@@ -211,7 +211,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
         excess = _log_half_width(at, first, others) - goal
         if abs(excess) < _EXACT:
             break
-        # The Illinois variant of false position: the end that stays counts half.
+        # Illinois variant of the false position method: the end that stays is halved.
         if excess < 0:
             low, below, above = at, excess, above / 2
         else:
@@ -220,7 +220,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Logarithm of the half width: nearly linear in that of the first part's quantile."""
+    """Log of the half width, which is nearly linear in the log of the first part's quantile."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(
@@ -230,10 +230,10 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
 
 
 def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
-    """For each sample the variance that all the others have; None if no other has any.
+    """Return each sample's prior variance, derived from all other samples; None if unknown.
 
-    It is the median of their deviations. If the sample itself were among them, moderating it would
-    add degrees of freedom that were not measured. The median of a chi-squared variable is below its
+    It is the squared median of the other samples' deviations. Including the sample itself would add
+    degrees of freedom that were not measured. The median of a chi-squared variable is below the
     mean (by 31% at 2 degrees of freedom), so each deviation is made median-unbiased first.
     """
     variances = [_median_unbiased(sample) for sample in samples]
@@ -248,7 +248,7 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
-    """The median of ascending numbers without one of them, which may be None."""
+    """Median of ascending numbers except for `one`; None if no number is left."""
     # Called for each of thousands of entries: nothing is copied or sorted.
     left_out = len(ordered) if one is None else bisect_left(ordered, one)
     count = len(ordered) - (one is not None)
@@ -259,11 +259,11 @@ def _median_without(ordered: Sequence[float], one: float | None) -> float | None
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
-    """The prior, raised to the variance that the same row has on the other side, if larger.
+    """Return the prior, raised to the same row's variance on the other side if that is larger.
 
-    It is not raised if the other side has fewer runs: many quiet runs are not doubted for a few
-    noisy ones. The median supposes that all rows are equally noisy; for a row that is not, a lucky
-    draw of few runs would be believed (docs/evidence/rates.md has the rates, of `not_above` too).
+    The prior is not raised if the other side has fewer runs: a few noisy runs cast no doubt on many
+    quiet ones. The prior assumes equally noisy rows; in a noisier row, a few runs that agree by
+    chance would be trusted too much (docs/evidence/rates.md has the rates, also for `not_above`).
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:
@@ -272,10 +272,10 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 
 
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
-    """The prior, lowered to the bound that the row's own samples put on their variance.
+    """Return the prior, lowered to an upper bound on the variance of the row's own samples.
 
-    A row with enough runs is not moderated by far noisier neighbours. Values that are all alike may
-    be rounded and set no bound.
+    This protects a row with enough runs from far noisier neighbours. Identical values set no bound,
+    since they may have been rounded.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -297,9 +297,9 @@ def _median_unbiased(sample: Sample) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moderated:
-    """A sample whose variance is drawn towards that of others, which makes few runs usable.
+    """A sample whose variance is shrunk towards a prior, which makes few runs usable.
 
-    s² = (d0·s0² + df·s²) / (d0 + df), with d0 and s0² of the prior.
+    The variance becomes (d0·s0² + df·s²) / (d0 + df); d0 and s0² belong to the prior.
     """
 
     sample: Sample
@@ -307,14 +307,14 @@ class Moderated:
 
     @property
     def prior_part(self) -> float:
-        """The contribution of the prior to the variance; 0 without one."""
+        """The prior's contribution to the moderated variance; 0 without a prior."""
         if self.prior is None:
             return 0.0
         return self.prior.variance * self.prior.df / (self.prior.df + self.sample.df)
 
     @property
     def own_part(self) -> float:
-        """The contribution of the sample to the variance; 0 if its own is unknown."""
+        """The sample's contribution to the moderated variance; 0 if the sample has no variance."""
         if self.sample.variance is None:
             return 0.0
         prior_df = 0.0 if self.prior is None else self.prior.df
@@ -322,21 +322,21 @@ class Moderated:
 
     @property
     def variance(self) -> float | None:
-        """Variance of one value; None if neither the sample nor the prior has one."""
+        """Moderated variance of one value; None if sample and prior both lack a variance."""
         if self.sample.variance is None and self.prior is None:
             return None
         return self.own_part + self.prior_part
 
 
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
-    """The part of the variance of a difference that several moderated samples add.
+    """Return the contribution of several moderated samples to the variance of a difference.
 
-    Their priors come from the same runs, except for one sample, and count as one contribution. As
-    independent ones they would promise degrees of freedom that were not measured: in simulations,
-    identical runs of one entry, 2 against 2, then differed at p < 0.01 in 2.3% of cases. Each
-    sample has its share, 1 / `count` if its mean goes into the difference.
+    Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
+    priors come from nearly the same runs, so they count as one contribution. As independent ones
+    they would add degrees of freedom that were not measured: in simulations, 2 against 2 runs of
+    the same entry then differed at p < 0.01 in 2.3% of cases.
 
-    A prior that widens takes no degrees of freedom away: noisy neighbours would count twice.
+    A prior that raises the variance does not lower `df`, or noisy neighbours would count twice.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

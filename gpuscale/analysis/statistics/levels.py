@@ -1,11 +1,11 @@
-"""Levels of a series of nights: real changes of level, apart from scatter.
+"""Distinguish real changes of level in a series of nights from scatter.
 
-Values are logarithms. Single nights may be anywhere, so a change is believed only if two successive
-nights are beyond the level and agree, or are far beyond it, or three are beyond it in any way; or
-if three and more differ from all nights before them by a t test; or if the median of a week has
-moved away from the best or worst week since the last change, which finds slow drifts whose steps
-are too small for the other rules. The limits were set by simulation (docs/evidence/rates.md has the
-rates, tests/test_levels.py checks them).
+Values are logarithms. A single night proves nothing, so a change is reported only if two successive
+nights are off the level and agree, or are far off it, or three are off it on the same side; or if
+at least three nights differ from all earlier ones by a t test; or if the median of the last week
+has moved away from the best or worst week since the last change, which finds slow drifts whose
+steps are too small for the other rules. The thresholds were set by simulation
+(docs/evidence/rates.md has the rates, tests/test_levels.py checks them).
 """
 
 import itertools
@@ -20,70 +20,70 @@ from gpuscale.analysis.statistics.distributions import t_quantile
 Kind = Literal["step", "drift"]
 
 REMEMBERED = 15
-"""Nights before tonight whose median is the level."""
+"""Number of nights before tonight whose median is taken as the level."""
 FEWEST_NIGHTS = 4
-"""Nights that a level needs before a change from it can be found."""
+"""Number of nights that a level must have before a change from it can be found."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_DEVIATIONS = 2.42
 _FAR = 5 / 3
-"""Factor by which two nights must be further away if they disagree, since one may be outlying."""
+"""Factor by which two nights must be further away if they disagree: one may be an outlier."""
 _OF_FEW_NIGHTS = 6.5
-"""A few nights determine their level and deviation badly: the step grows by this over their
-number."""
+"""The smallest step is multiplied by 1 + this over the number of nights, since few nights determine
+the level and the deviation poorly."""
 _FEWEST_LASTING = 3
-"""Nights on a new level that the t test needs."""
+"""Number of nights on a new level that the t test requires."""
 _LASTING_CONFIDENCE = 1 - 1e-5
-"""One-sided; each night repeats the test for every night on which the level may have begun."""
+"""One-sided confidence of the t test, which every night repeats for each possible onset."""
 _SUSPECT_CONFIDENCE = 0.99
-"""Confidence for nights that are only excluded from the reference of later nights."""
+"""Confidence at which nights are not reported but excluded from the reference of later nights."""
 _SUSPECT_LOSS = math.log(1.02)
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
 _DRIFT_DEVIATIONS = 3.0
 _OUTLYING_DEVIATIONS = 4.0
 _OF_DEVIATION = 60
-"""The number of latest nights that determine the deviation between nights."""
+"""Number of latest nights from which the deviation between nights is estimated."""
 _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
-"""Median absolute difference of successive values of normal noise, over their deviation."""
+"""Median absolute difference between successive values of normal noise, in standard deviations."""
 _ENOUGH_TO_EXCLUDE = 6
-"""Allocations from which on an outlying one can be told from their spread."""
+"""Smallest number of allocations among which an outlying one can be recognised."""
 _MOST_EXCLUDED = 0.25
-"""Largest part of nights or allocations that may be outlying: more are another level."""
+"""Largest fraction of nights or allocations that can be outliers; more form another level."""
 _OUTLYING_FAR = 7.0
-"""Distance in median absolute deviations beyond which an allocation is outlying."""
+"""Distance from the median, in standard deviations, beyond which an allocation is outlying."""
 _OUTLYING_NEAREST = 0.02
 _DEVIATION_OF_MEDIAN = 1.4826
-"""Standard over median absolute deviation of normal values."""
+"""Ratio of the standard deviation to the median absolute deviation of normal values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A lasting change of a series to another level."""
+    """A lasting change in the level of a series."""
 
     kind: Kind
     onset: int
-    """Index of the first night on the new level; for a drift, of the night that showed it."""
+    """Index of the first night on the new level; for a drift, of the night that revealed it."""
     seen: int
-    """Index of the night that showed it."""
+    """Index of the night that revealed the change."""
     before: float
     """The former level."""
     change: float
-    """Difference of the two levels."""
+    """New level minus former level."""
 
 
 def night_deviation(values: Sequence[float]) -> float:
-    """Standard deviation of one night about its level; single nights and drifts hardly affect it.
+    """Return the standard deviation of nights about their level; 0 for fewer than two nights.
 
-    It is 0 for fewer than two nights.
+    Single outliers and slow drifts hardly affect the result.
     """
     differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
 
 
 def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
-    """The changes of level of a series, in order, as each night showed them.
+    """Return the level changes of a series in the order in which the nights revealed them.
 
-    Each night is judged by earlier nights alone, so that a statement about a night stays true.
+    Later nights never affect what was found up to a night, so a reported change stays reported.
     """
     ends = range(1, len(values) + 1)
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
@@ -104,7 +104,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """Distance of a night from the nights that it is compared with; None if there are none."""
+    """Return a night minus the mean of the nights before it, without outliers; None if none."""
     if not before:
         return None
     values = {str(number): value for number, value in enumerate(before)}
@@ -113,20 +113,20 @@ def departure(before: Sequence[float], night: float) -> float | None:
 
 
 def stands_out(level: Sequence[float], departure: float) -> bool:
-    """True if a second night with the same departure from the level would be a step."""
+    """Return True if a second night with the same departure would prove a change of level."""
     return len(level) >= FEWEST_NIGHTS and abs(departure) > _step_size(level)
 
 
 def is_far(values: Sequence[float], departure: float) -> bool:
-    """True if a departure is larger than the usual differences between the last of these nights.
+    """Return True if a departure is large compared with the scatter of the latest nights.
 
-    With few nights it need not stand out: they cannot show whether it is outlying.
+    Unlike `stands_out`, this makes no allowance for a small number of nights.
     """
     return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
 
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
-    """Indices of the nights that are far from the others of their level."""
+    """Return the indices of nights that are far from the other nights on the same level."""
     level, far = statistics.median(values), _nearest_outlying(values)
     found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
     return found if _are_few(found, values) else ()
@@ -137,11 +137,11 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
-    """Outlying allocations, with their distance above the others.
+    """Return outlying allocations by name, each with the distance above the median.
 
-    One bad night would widen the spread until it hides a loss that all the other nights show.
+    If included, one bad night would widen the spread and hide a loss that all other nights show.
     """
-    # Unlike `outlying`, which uses the order of nights and excludes 3 to 9 times as many.
+    # `outlying` relies on the order of nights, and would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}
     middle = statistics.median(values.values())
@@ -157,13 +157,13 @@ def _are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def _step_size(before: Sequence[float]) -> float:
-    """The smallest departure from the level of these nights that can be a step."""
+    """Smallest departure from the level of the nights before that can be a step."""
     few = 1 + _OF_FEW_NIGHTS / min(len(before), REMEMBERED)
     return max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * night_deviation(before[-_OF_DEVIATION:]))
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """The step away from the level that began at `begin`, shown by tonight and last night."""
+    """Find a step away from the level that began at `begin`, as revealed by the latest nights."""
     first = max(begin, tonight - 1 - REMEMBERED)
     level = statistics.median(values[first : tonight - 1])
     beyond = _step_size(values[begin : tonight - 1])
@@ -178,7 +178,7 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
         parts = (values[first:onset], values[onset : tonight + 1])
         return math.fsum(abs(v - statistics.median(part)) for part in parts for v in part)
 
-    # Two nights were enough to begin a level, so a short one may end after them.
+    # Two nights are enough to start a level, so a level may also end after two nights.
     onset = min(range(first + 2, tonight), key=left_over)
     reached = values[onset : tonight + 1]
     # If two nights differ, the one further away may be outlying.
@@ -188,12 +188,12 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
 
 
 def _all_beyond(departures: Sequence[float], limit: float) -> bool:
-    """True if all are further from the level than the limit, on the same side."""
+    """True if all departures are larger than the limit, on the same side of the level."""
     return min(departures) > limit or max(departures) < -limit
 
 
 def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """The step that a t test finds between two groups of nights, the later one up to tonight."""
+    """Find a step by a t test between two groups of nights, the later one ending tonight."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
     splits = [
@@ -211,9 +211,9 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 
 def suspect_nights(level: Sequence[float]) -> int:
-    """The number of last nights that are slower than all before them without a proven step.
+    """Return how many of the latest nights are probably slower than the nights before them.
 
-    They are no reference for the next night, or a loss would hide itself.
+    They must not be a reference for the next night, or a gradual loss would hide itself.
     """
     splits = [
         (spread, len(level) - split)
@@ -224,7 +224,7 @@ def suspect_nights(level: Sequence[float]) -> int:
 
 
 def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, float, float]]:
-    """Each split of the nights in two: index, difference of means, squared residual, error."""
+    """Yield each split in two: index, difference of means, sum of squares, standard error."""
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
         return
@@ -239,7 +239,7 @@ def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, f
 
 
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
-    """The slow change of the last week from the best or the worst week before it."""
+    """Find a slow change of the last week from the best or the worst week before it."""
     earlier = weeks[:-_WEEK]
     if not earlier:
         return None

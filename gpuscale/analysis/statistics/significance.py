@@ -1,4 +1,4 @@
-"""Tests of several changes at once and of repeated analyses, what they can find, and rates."""
+"""Multiple tests, repeated tests, the losses that a test can detect, and rates of events."""
 
 import itertools
 import math
@@ -14,16 +14,16 @@ _POWER = 0.95
 _NORMAL = NormalDist()
 _LOWEST = -8.0
 _SIMPSON = (1, *(4, 2) * 39, 4, 1)
-"""The weights of Simpson's rule over 80 intervals; levels are then exact to five digits."""
+"""Weights of Simpson's rule over 80 intervals, which give error levels exact to five digits."""
 _TOLERANCE = 1e-6
 
 
 def benjamini_hochberg(
     probabilities: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, ...]:
-    """The adjusted p of each test of a family; the positive weights distribute its error.
+    """Return the weighted Benjamini-Hochberg adjusted p-value of each test in a family.
 
-    Only the ratios of the weights count (Genovese, Roeder and Wasserman 2006).
+    Positive weights divide the error among the tests; only ratios matter (Genovese et al. 2006).
     """
     count = len(probabilities)
     mean = math.fsum(weights) / count if count else 1.0
@@ -33,7 +33,7 @@ def benjamini_hochberg(
     descending = sorted(range(count), key=lambda i: weighted[i], reverse=True)
     for rank, index in zip(range(count, 0, -1), descending, strict=True):
         smallest = min(smallest, weighted[index] * count / rank)
-        # A heavy test among many rejected ones would come out below its own p.
+        # A heavily weighted test among many rejected ones would fall below its own p-value.
         adjusted[index] = max(smallest, probabilities[index])
     return tuple(adjusted[index] for index in range(count))
 
@@ -41,10 +41,10 @@ def benjamini_hochberg(
 def detectable_loss(
     test: Difference, *, significance: float = SIGNIFICANCE, margin: float = 0.0
 ) -> float | None:
-    """The smallest relative loss that a test of this standard error finds 19 times in 20.
+    """Return the smallest relative loss that a test with this standard error finds 19 times in 20.
 
-    A loss is found if its one-sided p is below `significance` and the observed loss above `margin`.
-    None if the standard error is unknown.
+    A loss is found if the one-sided p-value is below `significance` and the observed loss is above
+    `margin`. The result is None if the standard error is unknown.
     """
     needed, power = test.half_width(1 - significance), test.half_width(_POWER)
     if needed is None or power is None:
@@ -53,12 +53,12 @@ def detectable_loss(
 
 
 def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
-    """The rate of events over clusters, with the interval of Korn and Graubard (1998).
+    """Return the rate of events in clustered trials, with the interval of Korn and Graubard (1998).
 
-    It is Clopper and Pearson's interval for the number of independent trials that the clusters are
-    worth: fewer than there were if events come together in clusters, but at least one a cluster.
-    Without any event (or with nothing else) each cluster counts as one trial. `counts` has the
-    events and the trials (rows) of each cluster (comparison).
+    `counts` has the numbers of events and trials (rows) in each cluster (comparison). The interval
+    is Clopper and Pearson's for an effective number of independent trials, which is smaller than
+    the number of trials if events cluster, but at least one per cluster. If no trial or every trial
+    is an event, each cluster counts as one trial.
     """
     clusters = [(events, trials) for events, trials in counts if trials]
     if not clusters:
@@ -85,12 +85,12 @@ def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """The one-sided error of each analysis after `first`, …, `last` runs, after Pocock (1977).
+    """Return the one-sided error for each analysis after `first`, …, `last` runs (Pocock 1977).
 
-    `overall` is the chance that a true null is rejected at any of them. They share their data, so
-    each may have more than its part of `overall`. The computed case is the one with the least
-    shared data: whatever stays the same (the baseline, tonight's nodes) only lowers the overall
-    error.
+    `overall` is the probability that any analysis rejects a true null hypothesis. The analyses
+    share data, so each may use more than an equal part of `overall`. The result is for the least
+    shared data possible: whatever stays the same (the baseline, tonight's nodes) only lowers the
+    overall error.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall
@@ -104,10 +104,10 @@ def nominal_error(overall: float, first: int, last: int) -> float:
 
 
 def crossing_probability(shares: Sequence[float], bound: float) -> float:
-    """The chance that a standardised mean exceeds `bound` at any analysis under the null.
+    """Return the probability that a standardised mean exceeds `bound` at any analysis by chance.
 
-    By the recursion of Armitage, McPherson and Rowe (1969); `shares` are the parts of all data
-    that the analyses have, ascending.
+    The recursion is by Armitage, McPherson and Rowe (1969). `shares` are the fractions of all data
+    that are available at each analysis, in ascending order.
     """
     step = (bound - _LOWEST) / (len(_SIMPSON) - 1)
     grid = [_LOWEST + step * i for i in range(len(_SIMPSON))]

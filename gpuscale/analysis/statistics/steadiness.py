@@ -1,10 +1,10 @@
-"""Windows of a run that repeat one step time, and those that move.
+"""Check whether the windows of a run all show the same step time.
 
-The median of windows that drift, jump or alternate between two levels is meaningless, unless most
-of them are on the faster level. Three shapes are fitted to the logarithms of the window times: a
+If windows drift, jump or alternate between two levels, their median is meaningless, unless most
+windows are on the faster level. Three shapes are fitted to the logarithms of the window times: a
 straight line, two levels in succession, and two levels in any order. A shape counts if its change
 is at least 5% and many times the residual scatter. The multiple was set by simulation, so that at
-worst about two clean series in a thousand are called unsteady, also with correlated or heavy-tailed
+worst about two clean series in a thousand are called unsteady, even with correlated or heavy-tailed
 noise (docs/evidence/rates.md has the rates, tests/test_steadiness.py checks them).
 """
 
@@ -17,45 +17,45 @@ from typing import Literal
 _Kind = Literal["drift", "level", "two levels"]
 
 SHORTEST_JUDGED_S = 0.12
-"""Shorter windows show the machine's other activity: a single time slice of its scheduler is a
-tenth of them. Windows are longer by default."""
+"""Shortest window whose steadiness is judged, in seconds: a single time slice of the operating
+system's scheduler is a tenth of it. Windows are longer by default."""
 _FEWEST_WINDOWS = 5
 _SMALLEST_CHANGE = 0.05
-"""Changes below this fraction are called steady, however significant they are."""
+"""Smallest relative change that can make windows unsteady, however significant a smaller one is."""
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
-"""Standard over mean absolute deviation of normal noise."""
+"""Ratio of the standard deviation to the mean absolute deviation of normal noise."""
 _NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "drift": (3.0, 40.0, 3.0),
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""Base, rise and origin of the multiple of the scatter that a change must exceed: fitted to the
-99.95% quantiles in clean series of 5 to 30 windows with the worst noise tried (first order,
-0.5)."""
+"""A change must exceed the scatter times base + rise / (windows - origin), listed in this order:
+fitted to the 99.95% quantiles of clean series of 5 to 30 windows with the worst noise tried
+(autoregressive of first order, 0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Share of slow windows from which on a repeated run might have half of them."""
+"""Smallest fraction of slow windows not tolerated, since a repeated run might have half of them."""
 _LARGEST_BIAS = 0.02
-"""Largest excess of the median of all windows over that of the faster level."""
+"""Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6
-"""Relative; keeps a series without any scatter from dividing by 0."""
+"""Relative scatter that is always added, so that no series counts as free of scatter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """A shape fitted to the logarithms."""
+    """A shape fitted to the logarithms of the window times."""
 
     kind: _Kind
     change: float
-    """Logarithm of the change: from the first window to the last, or from level to level (to the
-    slower)."""
+    """Change of the logarithm from the first window to the last, or from the first level to the
+    second."""
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
-    """Indices of the windows on the second (for two levels: slower) level."""
+    """Indices of the windows on the second level, which is the slower one for `two levels`."""
 
     def is_clear(self, count: int) -> bool:
-        """True if the change is large, and far larger than the residual scatter."""
+        """Return True if the change is large, and far larger than the residual scatter."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
         base, rise, origin = _NEEDED[self.kind]
         needed = base + rise / (count - origin)
@@ -63,7 +63,7 @@ class _Shape:
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
     def leaves_median(self, logs: Sequence[float]) -> bool:
-        """True for two levels whose slower one has too few windows to move the median."""
+        """Return True for two levels of which the slower has too few windows to move the median."""
         if self.kind != "two levels" or len(self.second) >= _LARGEST_MINORITY * len(logs):
             return False
         faster = [log for i, log in enumerate(logs) if i not in self.second]
@@ -71,25 +71,25 @@ class _Shape:
 
 
 def steadiness(step_times_s: Sequence[float]) -> str | None:
-    """The movement of windows, as `drifts, steps 20% longer by window 15`; None if they are steady.
+    """Describe unsteady windows, as in `drifts, steps 20% longer by …`; return None if steady.
 
     The windows are equally long and in the order of measurement; fewer than 5 are not checked. A
-    few outlying windows are tolerated: a level must hold for a fifth of the windows and one of two
-    alternating levels for a quarter, and for 3 windows (2 of fewer than 8). A slower level is
-    tolerated if it does not move the median (`slow_windows`).
+    few outliers are tolerated: a level needs a fifth of the windows, or a quarter if two levels
+    alternate, and at least 3 windows (2 if there are fewer than 8). A slower level that does not
+    move the median is tolerated too (see `slow_windows`).
     """
     shape = _shape(step_times_s)
     return None if shape is None or shape[1] else shape[0]
 
 
 def slow_windows(step_times_s: Sequence[float]) -> str | None:
-    """The slower of two levels that the median of all tolerates; None if there is none."""
+    """Describe a slower level that is tolerated since it does not move the median; else None."""
     shape = _shape(step_times_s)
     return None if shape is None or not shape[1] else shape[0]
 
 
 def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
-    """The best-fitting shape in words, and whether it leaves the median as it is."""
+    """Describe the best-fitting shape, and tell whether the median can be used in spite of it."""
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
         return None
@@ -104,7 +104,7 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
     )
     clear = {shape.kind: shape for shape in shapes if shape.is_clear(count)}
     if "level" in clear:
-        # Two levels in succession are also two levels in some order, which fit outliers better.
+        # Two successive levels also fit as two levels in any order, which absorb outliers better.
         clear.pop("two levels", None)
     if not clear:
         return None
@@ -113,7 +113,7 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
-    """The line of Theil and Sen, which is robust to outliers."""
+    """Fit a straight line by the Theil-Sen estimator, which is robust to outliers."""
     count = len(logs)
     slope = statistics.median(
         (logs[j] - logs[i]) / (j - i) for i in range(count) for j in range(i + 1, count)
@@ -125,10 +125,10 @@ def _drift(logs: Sequence[float]) -> _Shape:
 def _levels(
     logs: Sequence[float], kind: _Kind, order: Sequence[int], *, parts: int
 ) -> Iterator[_Shape]:
-    """The two levels with the smallest residual, when the windows in this order are cut once.
+    """Yield the two levels with the smallest residual if the windows, in `order`, are split once.
 
-    Yields nothing if too few windows of a side are nearer to its own level than to the other one:
-    then they are outliers that share the side with windows of the other level.
+    Yield nothing if too few windows of a part are nearer to that part's level than to the other
+    level: such a part mixes outliers with windows of the other level.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
@@ -144,7 +144,7 @@ def _levels(
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
-    """The median of these windows, and the sum of their absolute deviations from it."""
+    """Median of the given windows, and the sum of their absolute deviations from the median."""
     own = [logs[i] for i in windows]
     median = statistics.median(own)
     return median, math.fsum(abs(log - median) for log in own)
