@@ -1,4 +1,4 @@
-"""Requests of a launcher to the ranks, and the answers of the ranks."""
+"""Requests from the launcher to the ranks, and the answers of the ranks."""
 
 import statistics
 from collections.abc import Mapping
@@ -10,125 +10,126 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 
 _WITH_UNSYNCED = 4 / 3
-"""One unsynchronised window follows every three synchronised ones."""
+"""Number of all windows per synchronised window; every fourth window is unsynchronised."""
 
 
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The length of a run: its warm-up and its windows."""
+    """Planned length of a run: the warm-up and the windows."""
 
     warmup_steps: int
     warmup_s: float
-    """Shortest warm-up, which also takes `warmup_steps`; the first step is not counted."""
+    """Minimum duration of the warm-up, in addition to `warmup_steps`; excludes the first step."""
     windows: int
-    """Maximum of synchronised windows; slow cases get fewer, but at least 10 if this allows it."""
+    """Maximum number of synchronised windows. Slow cases get fewer, but never fewer than 10 unless
+    this maximum is lower."""
     window_s: float
-    """Target length of a window, which holds at least one step."""
+    """Target duration of a window; every window has at least one step."""
     run_seconds: float
     """Time limit for all windows together."""
 
     @property
     def most_windows_s(self) -> float:
-        """Duration of the maximum of windows, including unsynchronised ones."""
+        """Duration of the maximum number of windows, including unsynchronised windows."""
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A command to run in place of gpuscale's ranks, and the format of its lines."""
+    """A command to run instead of gpuscale's own ranks, and the format of the lines it prints."""
 
     words: tuple[str, ...]
-    """Arguments of the command, with placeholders."""
+    """The command line in separate words, with placeholders."""
     folder: str
     """Working directory of the command."""
     launch: str
-    """One of `gpuscale.workload.command_case.LAUNCHES`."""
+    """Way to start the command, one of `gpuscale.workload.command_case.LAUNCHES`."""
     log_format: str | None
-    """Name of a format; None to recognise the format from the lines."""
+    """Name of the log format; None to recognise the format from the printed lines."""
     step_regex: str | None
     tells_batch: bool
-    """The batch size is only known from the command's lines."""
+    """True if the batch size is only known from the lines that the command prints."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One requested run: everything that a rank needs on any node."""
+    """One requested run: everything that a rank on any node needs to know."""
 
     configuration: Configuration
     gpus: int
     index: int
     batch_per_gpu: int | None
-    """None if a command's lines report it."""
+    """Samples per GPU and step; None if a command prints the batch size itself."""
     sample_shape: tuple[int, ...] | None = None
     case_module: str
     case_file: str
     case_class: str
     import_paths: tuple[str, ...] = ()
-    """`sys.path` of the test process, with which ranks find the imports of the case."""
+    """`sys.path` of the test process, so that ranks can import what the case imports."""
     devices: tuple[int, ...]
-    """CUDA devices by local rank, equal on all nodes; all devices of a rank that drives several
-    come one after the other; empty on CPU."""
+    """CUDA devices in order of local rank, the same on all nodes; empty on CPU. If a rank drives
+    several devices, they follow one another."""
     data_root: str | None = None
     download: bool = False
     timing: TimingPlan
     timeout_s: float = 600.0
     samples_per_epoch: int | None = None
     memory_limit_bytes: int | None = None
-    """Host memory that a rank may allocate after its start, for the model and the training."""
+    """Limit on the host memory that a rank may allocate after it has started."""
     injections: tuple[str, ...] = ()
     """Faults to inject, such as `data=5ms` (gpuscale/workload/injections.py)."""
     command: CommandRequest | None = None
-    """None if gpuscale itself trains the case."""
+    """Command to run; None if gpuscale itself trains the case."""
 
     @property
     def key(self) -> EntryKey:
-        """The table row of this run."""
+        """The run's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def job(self) -> str:
-        """The name of a process in messages: `rank` or `command`."""
+        """Word for a process of the run in messages: `rank` or `command`."""
         return "rank" if self.command is None else "command"
 
     @property
     def processes(self) -> int:
-        """Number of ranks that the strategy starts."""
+        """Number of ranks that the strategy starts for this run."""
         return STRATEGIES[self.configuration.strategy].processes(self.gpus)
 
 
 class SampledDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that the keepers of a run sample, by host."""
+    """UUIDs, by host, of the GPUs whose telemetry is sampled during a run."""
 
     uuids: Mapping[str, tuple[str, ...]]
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure that a rank reports itself."""
+    """A failure as reported by the failed rank itself."""
 
     failure: Failure
     lost_peer: bool
-    """Communication with another rank failed, which most likely ended before."""
+    """True if communication with another rank failed, most likely because that rank had ended."""
     line: str | None = None
-    """Line of the user's code that raised, `test_mine.py:12`; None if none did."""
+    """Line of user code that raised, such as `test_mine.py:12`; None if no user code raised."""
     steps_told: float = 0.0
-    """Steps in a command's lines; of several timed-out ranks, one with the most is reported."""
+    """Steps that the command printed; of several timed-out ranks, the most advanced is reported."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One window by the clock of one rank."""
+    """One window, timed by the clock of one rank."""
 
     started_at_s: float
-    """Unix time of its start."""
+    """Unix time at which the window started."""
     busy_s: float
-    """Seconds from the opening barrier to this rank's synchronisation."""
+    """Seconds from the opening barrier until this rank's own work was finished."""
     synchronized: bool
     phases: Phases
 
     @property
     def own_s(self) -> float:
-        """Busy time without the wait for other stages of a pipeline."""
+        """Busy seconds, excluding the wait for other stages of a pipeline."""
         return self.busy_s - self.phases.wait_s
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Warm-up and windows of one rank, by its clock."""
+    """Warm-up and windows of one rank, timed by that rank's clock."""
 
     warmup_steps: int
     warmup_s: float
@@ -136,7 +137,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step of this rank without synchronisation, or of a single rank."""
+        """Median seconds per step, without synchronisation unless there is only one rank."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.own_s for window in alone) / self.steps_per_window
@@ -144,7 +145,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def phases_per_step(self) -> Phases:
         """Median of each phase over the synchronised windows, in seconds per step.
 
-        Time that synchronisation adds to the forward counts as backward.
+        Time that synchronisation adds to the forward pass is counted in the backward pass.
         """
         synced, alone = (
             [window.phases for window in self.windows if window.synchronized is synchronized]
@@ -163,7 +164,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The report and measurement of one rank, before the launcher joins the ranks to a run."""
+    """Report and measurement of one rank; the launcher combines those of all ranks into a run."""
 
     report: RankReport
     joined_at_s: float
@@ -172,14 +173,14 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of a command, timed from the arrival of one line to that of another."""
+    """Consecutive steps of a command, timed between the arrivals of two printed lines."""
 
     started_at_s: float
     time_s: float
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Warm-up and windows of a command."""
+    """Measured warm-up and windows of a command."""
 
     batch_per_gpu: int
     warmup_steps: int
@@ -191,11 +192,11 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe of the nodes of a job, by one rank on each."""
+    """Request to measure the speed of a job's nodes, with one rank on each node."""
 
     device: str
     message_bytes: int
-    """Size of the messages between each two nodes."""
+    """Size of the messages sent between each pair of nodes."""
     repeats: int
     timeout_s: float
 
@@ -206,13 +207,13 @@ class SendTime(msgspec.Struct, frozen=True, kw_only=True):
     to: int
     """Index of the other node."""
     time_s: float
-    """Shortest of several round trips."""
+    """Shortest time of several round trips."""
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of a node's devices and links, measured by the rank on it."""
+    """Speed of a node's devices and links, measured by the rank on that node."""
 
     host: str
     compute_s: tuple[float, ...]
-    """Shortest time of a fixed computation on each GPU in turn, or on one CPU core."""
+    """Shortest time of a fixed computation, on each GPU in turn or on one CPU core."""
     sends: tuple[SendTime, ...]

@@ -1,4 +1,4 @@
-"""A run, one fresh start of all ranks of one (case, strategy, gpus), and the runs of a session."""
+"""Runs, each of which is one fresh start of all ranks, and results files with many runs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,25 +28,25 @@ from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
 class Run(Record, frozen=True, kw_only=True):
-    """The sampling unit of every statistic: one fresh start of all ranks.
+    """One fresh start of all ranks; all statistics treat a run as one sample.
 
-    `measured` holds the metrics; the fields below `failure` are evidence, and any may be absent.
+    `measured` holds the metrics. The fields after `failure` are evidence; any may be absent.
     """
 
     configuration: Configuration
     gpus: Gpus
     index: PositiveCount = 1
-    """1 for the first run of a (case, strategy, gpus)."""
+    """Number among the runs of the same (case, strategy, gpus), from 1."""
     batch_per_gpu: PositiveCount | None = None
-    """None if a command failed before it printed a batch size."""
+    """Samples per GPU and step; None if a command failed before it printed the batch size."""
     sample_shape: Shape | None = None
     samples_per_epoch: PositiveCount | None = None
-    """Training samples of the case, over all GPUs."""
+    """Number of training samples of the case, over all GPUs."""
     allocation: Name | None = None
-    """Job and nodes of the run, whose state all runs of the job share; None for the job of the
-    results file."""
+    """Job that made the run; runs of one job share the nodes and their state. None for the job that
+    began the results file."""
     measured: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Values by the names of `METRICS`; empty if the run failed."""
+    """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
     started_at_s: UnixTime | None = None
     wall_s: Duration | None = None
@@ -56,16 +56,16 @@ class Run(Record, frozen=True, kw_only=True):
     warmup_s: Duration | None = None
     steps_per_window: PositiveCount | None = None
     reported_step_s: Seconds | None = None
-    """Median seconds per step that a command itself prints; None if it prints none."""
+    """Median of the step times that a command prints itself; None if it prints no step times."""
     windows: tuple[Window, ...] = ()
-    """Windows of synchronised training, from which metrics are computed."""
+    """Windows of synchronised training, from which the metrics are computed."""
     unsynced_windows: tuple[Window, ...] = ()
-    """The same steps without gradient synchronisation, alternating with `windows`; for a pipeline
-    on one GPU the steps by micro-batches, as `windows` take the whole batch at once."""
+    """Windows without gradient synchronisation, measured between `windows`. For a pipeline on one
+    GPU, they compute in micro-batches, while `windows` compute the whole batch at once."""
     ranks: tuple[RankReport, ...] = ()
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None
-    """Reason for missing GPU summaries; None if there are some."""
+    """Reason why there are no GPU summaries; None if there are some."""
     host_load: HostLoad | None = None
 
     def __post_init__(self) -> None:
@@ -74,17 +74,17 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EntryKey:
-        """The table row of this run."""
+        """The run's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Identity used to deduplicate runs, also if they began at once or at unknown times."""
+        """Identity for deduplication, even if runs began simultaneously or at unknown times."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
     def ranks_in_order(self) -> list[RankReport]:
-        """The ranks by number, the order of the times in windows; files have them as they ended."""
+        """Rank reports sorted by rank, like `Window.busy_s`; `ranks` is in the order of endings."""
         return sorted(self.ranks, key=lambda report: report.rank)
 
     @property
@@ -94,21 +94,21 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per step of a valid run; a run without raises a ValueError."""
+        """Seconds per step; raise a ValueError if the run is not valid."""
         if not self.is_valid:
             raise ValueError(f"{self.key.label}, run {self.index} has no step time")
         return self.measured[STEP_TIME]
 
     @property
     def log_step_time(self) -> float:
-        """Natural logarithm of the step time: the only number that judging uses."""
+        """Natural logarithm of the step time, from which throughput and speedup are judged."""
         return math.log(self.step_time_s)
 
     @property
     def synchronization_s(self) -> float | None:
-        """Seconds per step added by gradient synchronisation; a difference of medians, maybe < 0.
+        """Seconds per step added by gradient synchronisation: a difference of medians, maybe < 0.
 
-        On one rank this is the overhead of the strategy's wrapper; None if not measured.
+        For a single rank, this is the overhead of the strategy's wrapper. None if not measured.
         """
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
@@ -117,42 +117,42 @@ class Run(Record, frozen=True, kw_only=True):
 
 
 def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
-    """The host loads of runs on a busy host, the heaviest first."""
+    """Return the host loads of the runs that had a busy host, highest load first."""
     busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
     return sorted(busy, key=lambda load: (-load.load_average, -(load.gpu_processes or 0)))
 
 
 class Header(Record, frozen=True, kw_only=True):
-    """The first line of a results file, without its format and version."""
+    """Contents of the first line of a results file, except the format and version."""
 
     created_at: Moment
     gpuscale_version: Name
     environment: Environment
     injections: tuple[Name, ...] = ()
-    """Faults injected on purpose: such results never pass for real ones."""
+    """Faults injected on purpose; results with such faults never count as real measurements."""
     left_out: Line | None = None
-    """Reason, given to `gpuscale leave-out`, why no night is compared with these results."""
+    """Reason given to `gpuscale leave-out` for not using these results; None if they are used."""
 
 
 class Results(Header, frozen=True, kw_only=True):
-    """A results file in memory: its header, and its runs in the order of measurement."""
+    """Contents of a results file: the header, and the runs in the order of measurement."""
 
     runs: tuple[Run, ...] = ()
 
     @property
     def allocation(self) -> str:
-        """The job that began the file: its identifier, else host and time."""
+        """Identifier of the job that began the file; if there is none, host and time."""
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
 
     def allocation_of(self, run: Run) -> str:
-        """The job of one run; a resumed file has runs of several."""
+        """Return the job that made a run; a resumed file has runs of several jobs."""
         return run.allocation or self.allocation
 
 
 def deduplicated(read: Iterable[Results]) -> list[Results]:
-    """The results with each run kept only once, since repeated runs would narrow intervals.
+    """Return the results with each run only once, since duplicates would narrow the intervals.
 
-    A run that occurs in results that are left out is removed from all others.
+    A run that also occurs in left-out results is removed from all other results.
     """
     seen: set[tuple[object, ...]] = set()
     kept = {}
@@ -197,18 +197,18 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
     "peak_memory_bytes": _peak_memory_bytes,
     "energy_per_sample_j": _energy_per_sample_j,
 }
-"""Functions that compute the metrics from the evidence of a run; None if that lacks a metric."""
+"""Functions that compute each metric of a run; they return None if evidence is missing."""
 
 
 def with_measured(run: Run) -> Run:
-    """Return the run with every metric that its evidence allows."""
+    """Return the run with every metric that can be computed from the run's evidence."""
     values = {metric.name: _MEASURES[metric.name](run) for metric in METRICS}
     measured = {name: float(value) for name, value in values.items() if value is not None}
     return msgspec.structs.replace(run, measured=measured)
 
 
 def without_windows(run: Run) -> Run:
-    """The run in the form that a baseline keeps: without its windows."""
+    """Return the run without windows, as baselines keep it."""
     return msgspec.structs.replace(
         run,
         steps_per_window=None,
@@ -243,7 +243,7 @@ def _problems(run: Run) -> Iterator[FieldError]:
 
 
 def _training_problems(run: Run) -> Iterator[FieldError]:
-    """Reasons why ranks that ended well did not train together."""
+    """Yield the reasons why ranks that ended normally cannot have trained together."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

@@ -1,4 +1,4 @@
-"""The evidence that a run leaves: windows, phases, ranks, telemetry, failure; any may be absent."""
+"""Evidence that a run leaves: windows, phases, rank reports, telemetry and failures."""
 
 import math
 from collections.abc import Mapping
@@ -34,21 +34,21 @@ FailureKind = Literal[
     "unread",
     "unsteady",
 ]
-"""`system`: an exception caused by a GPU, the network or a file system; `unread`: a command that
-counts steps in an unknown format."""
+"""Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
+`unread` a command that prints step counts in an unknown format."""
 BUSY_LOAD_PER_CORE = 1.5
-"""Least load of a busy host; ranks of the previous run leave at most 1 for each core."""
+"""Load average per core above which a host is busy; a previous run's ranks cause at most 1."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 # A look-up of the names in the table of counters is ten times as fast as a pattern.
 Values = Mapping[str, int | float]
 
 
 class Phases(Record, frozen=True, kw_only=True):
-    """Seconds by phase of one rank's window, or of its step, depending on the field.
+    """Seconds that one rank spends in each phase, per window or per step depending on the use.
 
     Phases follow each other without a gap and add up to the whole time. On CUDA a phase is the
-    time between events on the stream, so a wait of the device for the host is part of the phase
-    that caused it. `backward_s` contains the exposed communication of synchronised steps, which
+    time between events on the stream; if the device waits for the host, the phase that caused the
+    wait contains it. `backward_s` contains the exposed communication of synchronised steps, which
     events cannot separate.
     """
 
@@ -57,12 +57,12 @@ class Phases(Record, frozen=True, kw_only=True):
     h2d_s: Duration
     """Copy of the batch to the device."""
     forward_s: Duration
-    """The model's output and the loss."""
+    """Computation of the model's output and the loss."""
     backward_s: Duration
     optimizer_s: Duration
-    """Clearing of gradients and the steps of the optimiser and the loss scaler."""
+    """Clearing the gradients, and the steps of the optimiser and the loss scaler."""
     wait_s: Duration = 0.0
-    """Wait of a pipeline stage for others between micro-batches, with exposed transfers."""
+    """Wait of a pipeline stage for other stages between micro-batches, and exposed transfers."""
 
     @property
     def total_s(self) -> float:
@@ -71,22 +71,22 @@ class Phases(Record, frozen=True, kw_only=True):
         return math.fsum(seconds)
 
     def scaled(self, factor: float) -> "Phases":
-        """The phases times a factor, such as 1 / steps of the window."""
+        """Return the phases multiplied by a factor, such as 1 / steps of the window."""
         seconds = msgspec.structs.asdict(self)
         return Phases(**{phase: time_s * factor for phase, time_s in seconds.items()})
 
 
 class Window(Record, frozen=True, kw_only=True):
-    """A group of consecutive steps timed as one, from barrier to barrier."""
+    """A group of consecutive steps timed together, from barrier to barrier."""
 
     time_s: Seconds
     """Time of the slowest rank, from the opening barrier to the closing synchronisation."""
     started_at_s: UnixTime
     """Time at which rank 0 opened the window."""
     busy_s: tuple[Seconds, ...]
-    """Time of each rank without its wait at the closing barrier, by rank."""
+    """Time of each rank, in order of rank, without the wait at the closing barrier."""
     phases: Phases | None = None
-    """Phases of the rank with the slowest pace in the run, in seconds of the whole window."""
+    """Phases of the rank with the run's slowest pace, in seconds for the whole window."""
 
 
 class RankReport(Record, frozen=True, kw_only=True):
@@ -99,19 +99,19 @@ class RankReport(Record, frozen=True, kw_only=True):
     """CUDA device numbers in this job; empty on CPU."""
     device_uuids: tuple[Line, ...] = ()
     parameter_digest: Name | None = None
-    """SHA-256 of all parameters: data-parallel ranks that train together agree."""
+    """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
     final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None
     """Loss of the last step; None also if it was not finite."""
     peak_memory_bytes: Bytes | None = None
     """Peak of the CUDA allocator over the rank's devices; None on CPU."""
     peak_host_memory_bytes: Bytes | None = None
-    """Peak resident set of the process."""
+    """Peak resident set size of the process."""
     pace_s: Seconds | None = None
-    """Median seconds per step of this rank alone, without waiting for others: from unsynchronised
-    windows, for a single rank or a pipeline from synchronised ones."""
+    """Median seconds per step of this rank without waiting for other ranks, from unsynchronised
+    windows; for a single rank or a pipeline, from synchronised windows."""
     phases: Phases | None = None
     """Median of each phase over the synchronised windows, in seconds per step; time that
-    synchronisation adds to the forward counts as backward."""
+    synchronisation adds to the forward pass is counted in the backward pass."""
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -122,18 +122,18 @@ class Failure(Record, frozen=True, kw_only=True):
     rank: Number | None = None
     host: Line | None = None
     detail: Lines = ""
-    """Traceback or last state of the rank; empty if it left none."""
+    """Traceback or last state of the rank; empty if neither is known."""
 
 
 class GpuWindow(Record, frozen=True, kw_only=True):
     """Telemetry of one device during one window."""
 
     samples: Count
-    """Number of samples; with 0 the other fields are empty."""
+    """Number of samples; if 0, the other fields are empty."""
     values: Values = msgspec.field(default_factory=dict)
-    """As in `GpuSummary`, for the counters of windows."""
+    """Counter values as in `GpuSummary.values`, for counters that are summarised per window."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """The same shares as in `GpuSummary`, of this window."""
+    """Shares of this window's samples, as in `GpuSummary.clock_event_reasons`."""
 
     def __post_init__(self) -> None:
         if problem := values_problem(self.values):
@@ -147,14 +147,14 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     name: Line | None = None
     samples: Count
     absent: tuple[Line, ...] = ()
-    """Counters that NVML could not read, each with its reason."""
+    """Counters that NVML could not read, each with the reason."""
     values: Values = msgspec.field(default_factory=dict)
-    """Counters by the names of `gpuscale.base.counters`, without those that are not available."""
+    """Counter values by name (see `gpuscale.base.counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """Reasons for throttled clocks, as nvidia-smi names them (`sw_power_cap`), each with its share
-    of the samples; reasons that never occurred are left out."""
+    """Reasons for throttled clocks, as nvidia-smi names them (`sw_power_cap`), each with the share
+    of samples that show it; reasons that never occurred are left out."""
     xids: tuple[Count, ...] | None = None
-    """Error events of the driver, in order; empty if it reported none."""
+    """Numbers of the driver's error events, in order; empty if the driver reported no errors."""
     windows: tuple[GpuWindow, ...] = ()
     """Telemetry of each window of the run, in order."""
 
@@ -164,20 +164,20 @@ class GpuSummary(Record, frozen=True, kw_only=True):
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
-    """CPU load of the host by other processes, on the session's host if a run has several."""
+    """Load on the host from other processes; if a run has several hosts, on the session's host."""
 
     load_average: Annotated[float, Meta(ge=0, le=1e6)]
     """Load average over the minute before the run."""
     cores: PositiveCount
-    """All cores of the host, also those that this job may not use."""
+    """Number of all cores of the host, including cores that this job may not use."""
     cpu_pressure: Share | None = None
-    """Share of the run in which some process waited for a CPU."""
+    """Share of the run's time in which some process waited for a CPU."""
     steal: Share | None = None
-    """Share of CPU time that a hypervisor gave to others."""
+    """Share of CPU time that a hypervisor gave to other virtual machines."""
     gpu_processes: Count | None = None
-    """Processes that computed on the run's GPUs before it began."""
+    """Number of processes that used the run's GPUs for computing before the run began."""
 
     @property
     def is_busy(self) -> bool:
-        """True if other processes loaded the host more than a previous run of ours can."""
+        """True if the load exceeds what a previous run can leave, or other processes use GPUs."""
         return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)

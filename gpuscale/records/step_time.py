@@ -1,4 +1,4 @@
-"""What decides: a window is the slowest rank's time, the step time T the median of windows."""
+"""The step time T of a run: a median of window times, each of which is the slowest rank's."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from gpuscale.records.run_evidence import Window
 
 
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
-    """One window of a run, from the clocks of all its ranks; it takes as long as for the slowest.
+    """Combine the clocks of all ranks into one window of a run, which lasts as long as the slowest.
 
-    In synchronised windows all ranks take as long as the slowest, so which of them took longest by
-    a hair is chance. The phases are those of one and the same rank of the run, the `slowest`. If
-    another rank took longer, that rank waited: in training the wait lies in its next backward
-    pass, unless waits are measured separately.
+    In synchronised windows all ranks take about equally long, and chance decides which takes
+    longest. The phases are therefore always those of the rank `slowest`. If another rank took
+    longer, `slowest` waited for the difference: it is added to `wait_s` if waits are measured, and
+    otherwise to `backward_s`, where training waits.
     """
     time_s = max(window.busy_s for window in by_rank)
     shown = by_rank[slowest]
@@ -33,12 +33,12 @@ def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
 
 
 def median_window_s(windows: Sequence[Window]) -> float:
-    """The median of the times of windows."""
+    """Return the median duration of windows, in seconds."""
     return statistics.median(window.time_s for window in windows)
 
 
 def median_step_time_s(windows: Sequence[Window], steps_per_window: int | None) -> float | None:
-    """T of a run: the median of its windows, in seconds per step; None without windows."""
+    """Return a run's step time T, the median over windows, in seconds; None without windows."""
     if not windows or not steps_per_window:
         return None
     return median_window_s(windows) / steps_per_window

@@ -1,4 +1,4 @@
-"""The limits of judgement and the overrides of a site."""
+"""Limits for judging comparisons, and overrides of these limits by a site."""
 
 from typing import Annotated
 
@@ -13,17 +13,17 @@ from gpuscale.records.record import Gpus, Name, Record
 THROUGHPUT = "throughput"
 SPEEDUP = "speedup"
 JUDGED = (THROUGHPUT, SPEEDUP, *(name for name, metric in METRICS_BY_NAME.items() if metric.limits))
-"""The names of judged metrics, as overrides give them."""
+"""Names of the judged metrics, as used in overrides."""
 Fraction = Annotated[float, Meta(ge=0, le=0.99)]
 Significance = Annotated[float, Meta(ge=1e-4, le=0.05)]
 OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 
 
 class ToleranceOverride(Record, frozen=True, kw_only=True):
-    """Other limits for some rows and one metric.
+    """Different limits for some rows and one metric.
 
-    None as a condition matches any row, and as a limit changes nothing. Without a metric the
-    override applies to throughput and speedup.
+    A condition of None matches any row, and a limit of None changes nothing. An override without
+    a metric applies to throughput and speedup.
     """
 
     case: Name | None = None
@@ -47,32 +47,32 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """The conditions that a row must meet, in order of weight."""
+        """Conditions that a row must meet, most important first."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
     def fits(self, key: EntryKey) -> bool:
-        """True if the override applies to the row, whatever the metric."""
+        """True if the override applies to the row, regardless of the metric."""
         wanted = (self.case, self.strategy, self.gpus)
         return all(want in (None, has) for want, has in zip(wanted, key, strict=True))
 
 
 class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """The limits of judgement; a site can set its own in its baseline file."""
+    """Limits for judging comparisons; a site can set different limits in a baseline file."""
 
     margin: Fraction = 0.02
     """A loss of throughput or speedup up to this fraction is never called a regression."""
     ok_bound: OkBound = 0.05
-    """For ok, the 95% upper bound of the loss must be below this fraction."""
+    """For the verdict ok, the 95% upper bound of the loss must be below this fraction."""
     allocation_deviation_time: Fraction = 0.01
-    """Declared relative standard deviation of T between allocations."""
+    """Declared relative standard deviation of the step time between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
-    """Standard deviation of S and E, whose two ends were measured on the same nodes."""
+    """The same for speedup and efficiency, which compare two measurements on the same nodes."""
     significance: Significance = 0.01
-    """A change counts if its one-sided p, adjusted for all tests of a comparison, is below this."""
+    """Level below which the one-sided p-value, adjusted for all tests, of a change must be."""
     published_within_node: Fraction = 0.10
     published_across_nodes: Fraction = 0.20
     overrides: tuple[ToleranceOverride, ...] = ()
-    """Other limits for some rows; for each limit the most specific override applies."""
+    """Different limits for some rows; for each limit, the most specific override applies."""
 
     def __post_init__(self) -> None:
         conditions = [override.conditions for override in self.overrides]
@@ -82,7 +82,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
             raise FieldError(f"overrides[{twice}]", problem)
 
     def limits(self, key: EntryKey, metric: str) -> Limits:
-        """The limits of one metric of one row, with all overrides that apply."""
+        """Return the limits for one metric of one row, with all applicable overrides."""
         spec = METRICS_BY_NAME.get(metric)
         declared = self.allocation_deviation_speedup
         if metric == THROUGHPUT:
@@ -96,7 +96,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         )
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
-        """The fraction by which a metric of the row may be below a published figure."""
+        """Return the fraction by which a metric of a row may be below a published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, metric, "margin", default)
 

@@ -1,4 +1,4 @@
-"""Trials of gpuscale on a machine by `gpuscale selftest`, and their results."""
+"""Results of `gpuscale selftest`, which tests gpuscale itself on a machine."""
 
 from typing import Literal
 
@@ -11,50 +11,50 @@ from gpuscale.records.point import Estimate, Rate
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of a run that measures the overhead; ranks get it in addition to the request."""
+    """Plan of a run that measures gpuscale's overhead; ranks receive it with the run's request."""
 
     pairs: int
-    """Windows as measured, and as many of the bare loop, in turn."""
+    """Number of pairs of windows, one measured as usual and one of a bare training loop."""
     sampler_pid: int | None
-    """Process of the sampler, which pauses while the bare loop runs; None without a sampler."""
+    """Process ID of the sampler, which pauses during bare loops; None if there is no sampler."""
 
 
 class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of the same number of steps, measured and bare."""
+    """Times of the same number of steps, with and without gpuscale's measurement."""
 
     measured_s: float
-    """With everything that gpuscale does from one window to the next."""
+    """Seconds with everything that gpuscale does from one window to the next."""
     bare_s: float
-    """In a bare training loop."""
+    """Seconds in a bare training loop."""
 
 
 class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Times that one rank measured in one run."""
+    """Overhead measurements of one rank in one run."""
 
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
 
 
 class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The overhead on one number of GPUs."""
+    """Overhead of gpuscale's measurement on one number of GPUs."""
 
     gpus: int
     runs: int
     pairs: int
-    """Pairs of windows in all runs together."""
+    """Number of pairs of windows in all runs together."""
     step_time_s: float
-    """Median of the bare loop."""
+    """Median seconds per step of the bare training loop."""
     ratio: Estimate
-    """Time with gpuscale, divided by the time of the bare loop."""
+    """Time with gpuscale, divided by the time of the bare training loop."""
     limit: float
-    """The largest ratio that gpuscale promises."""
+    """Largest ratio that gpuscale promises."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
-    """Reason for `not decided`; else empty."""
+    """Reason for the verdict `not decided`; empty for other verdicts."""
 
 
 class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The overhead of measuring on a machine."""
+    """Overhead of gpuscale's measurement on one machine."""
 
     configuration: Configuration
     environment: Environment
@@ -63,52 +63,52 @@ class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault made on purpose, at one size."""
+    """A fault of a certain size that is injected on purpose."""
 
     name: str
-    """The fault in words: `data stall`."""
+    """Name of the fault in words, such as `data stall`."""
     size: float
     """Extra time as a fraction of a step."""
     injection: str
-    """The kind of `--inject`."""
+    """Kind of fault as `--inject` names it, such as `slow-rank`."""
     kind: CauseKind
-    """The cause that the diagnosis should name."""
+    """Cause that the diagnosis should name."""
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates at which a fault was found and named."""
+    """How often a fault was found, and how often it was named correctly."""
 
     fault: Fault
     found: Rate | None
-    """Trials in which an affected row was called regressed; None if none was judged."""
+    """Rate of trials in which an affected row was called regressed; None if no trial was judged."""
     named: Rate | None
-    """Trials found in which it was the first cause of the row on the most GPUs."""
+    """Rate of trials, among those found, whose row on the most GPUs named the fault first."""
 
 
 class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest loss of a row that is found 19 times in 20, median over the comparisons."""
+    """Smallest loss of a row that is found 19 times in 20; median over the comparisons."""
 
     key: EntryKey
     loss: float
 
 
 class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """False alarms, faults found and overhead of gpuscale on a machine."""
+    """False alarms, found faults and overhead of gpuscale on one machine."""
 
     configuration: Configuration
     environment: Environment
     gpus: tuple[int, ...]
     runs_per_block: int
     comparisons: int
-    """Comparisons of identical measurements that could be judged."""
+    """Number of judged comparisons between identical measurements."""
     false_alarms: Rate | None
-    """Rows called regressed although nothing had changed."""
+    """Rate of rows called regressed although nothing had changed; None if no row was judged."""
     detectable_losses: tuple[DetectableLoss, ...]
     faults: tuple[FaultResult, ...]
     not_tried: tuple[str, ...]
-    """Faults that this machine or case cannot have, each with the reason."""
+    """Faults that cannot be injected on this machine or in this case, each with the reason."""
     runs: int
     failed_runs: int
-    """Runs without a number, unsteady ones included."""
+    """Number of runs without a valid result, including unsteady runs."""
     overhead: OverheadReport
     wall_s: float

@@ -23,7 +23,7 @@ class QuantityName(StrEnum):
 
 
 class Finding(StrEnum):
-    """The change that explains a row's verdict."""
+    """Kinds of changes that explain a row's verdict."""
 
     SINGLE_GPU_SLOWDOWN = "single-GPU slowdown"
     SCALING_LOSS = "scaling loss"
@@ -33,7 +33,7 @@ class Finding(StrEnum):
 
 
 class Facts(TypedDict, total=False):
-    """Facts of a reason or note; a name always has the same type, and is shown in the same form."""
+    """Facts of a reason or note; a fact's name determines the type and how the fact is shown."""
 
     # Fractions: of the throughput or the step time, or relative changes.
     allowed: float
@@ -112,19 +112,19 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A reason or note: a code, whose words are in `reports.reason_words`, and its facts."""
+    """A reason or note: a code, which `reports.reason_words` puts into words, and the facts."""
 
     code: str
     facts: Facts
 
     @classmethod
     def of(cls, code: str, /, **facts: Unpack[Facts]) -> "Statement":
-        """The statement with these facts."""
+        """Create a statement from a code and facts."""
         return cls(code, facts)
 
 
 class Verdict(StrEnum):
-    """One word for one row (docs/judging.md)."""
+    """One-word verdict on a row; docs/judging.md explains each verdict."""
 
     OK = "ok"
     CONSISTENT = "consistent"
@@ -137,7 +137,7 @@ class Verdict(StrEnum):
 
     @property
     def is_pass(self) -> bool:
-        """True for the verdicts of a successful night."""
+        """True for verdicts with which a night is successful."""
         return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
 
     @property
@@ -147,12 +147,12 @@ class Verdict(StrEnum):
 
     @property
     def weight(self) -> int:
-        """0 for a loss, 1 for a row not shown to be fine, 2 for a pass."""
+        """Sort key, worst verdict first: 0 for a loss, 2 for a pass, 1 for other verdicts."""
         return 0 if self.is_loss else 2 if self.is_pass else 1
 
     @property
     def is_judged(self) -> bool:
-        """True if two numbers were compared."""
+        """True if a current number was compared with the baseline's."""
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -165,14 +165,14 @@ class MetricVerdict:
     baseline: Estimate
     current: Estimate
     change: Estimate
-    """Relative change with its 95% interval; a metric in points is relative to the step time."""
+    """Relative change with its 95% interval; relative to the step time if `metric.in_points`."""
     loss_bound: float | None = None
-    """Upper bound of the deterioration; None if the spread is unknown."""
+    """Upper bound of the deterioration; None if the spread between runs is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryVerdict:
-    """The verdict on one (case, strategy, gpus)."""
+    """The verdict on one row: a case, a strategy and a number of GPUs."""
 
     key: EntryKey
     verdict: Verdict
@@ -186,31 +186,31 @@ class EntryVerdict:
     changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
-    """Further runs that an inconclusive row needs; None if runs cannot settle it."""
+    """Estimated further runs that settle an inconclusive row; None if there is no estimate."""
     metrics: tuple[MetricVerdict, ...] = ()
-    """Verdicts on the metrics that both sides measured."""
+    """Verdicts on the metrics that were measured on both sides of the comparison."""
     configuration: Configuration | None = None
-    """Configuration of the current runs, else of the baseline's; None without any run."""
+    """Configuration of the current runs, otherwise of the baseline's runs; None without any run."""
     causes: tuple[Cause, ...] = ()
-    """Causes by their share of the loss, the largest first; empty if none was found."""
+    """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """Date of the first night on a slower level; None if unknown."""
+    """Date of the first night on the slower level; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Place and time at which one side was measured; a field is empty or None if unknown."""
+    """Place and time of one side's measurements; a field is empty or None if unknown."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
-    """Identifiers of the scheduler's jobs, in the order of their start."""
+    """Identifiers of the scheduler's jobs, in the order in which the jobs started."""
     began_at: str | None = None
-    """Start of the first run, ISO 8601 with offset."""
+    """Start of the first run, in ISO 8601 with UTC offset."""
     last_at: str | None = None
-    """Start of the first run of the last allocation."""
+    """Start of the first run of the last allocation, in the same format as `began_at`."""
     fewest_runs: int | None = None
-    """Fewest valid runs of a row, without rows that have none."""
+    """Fewest valid runs of any row, ignoring rows without valid runs."""
     most_runs: int | None = None
     torch: tuple[str, ...] = ()
     driver: tuple[str, ...] = ()
@@ -221,7 +221,7 @@ BaselineKind = Literal["baseline", "results", "nights"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of one comparison, and the exit code that follows from them."""
+    """The verdicts on all rows of a comparison, and the exit code that follows from them."""
 
     cluster: str
     """Cluster of the baseline, or host of earlier results."""
@@ -229,7 +229,7 @@ class Comparison:
     baseline_machine: str
     current_machine: str
     baseline_kind: BaselineKind = "baseline"
-    """The kind of file, or the nights of `--history`."""
+    """Kind of the file compared with, or `nights` for the nights of `--history`."""
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()
     before: Origin = Origin()
@@ -237,7 +237,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the worst row: regressed, nothing comparable, inconclusive, ok."""
+        """Exit code, in order of priority: regressed, nothing comparable, inconclusive, ok."""
         verdicts = [entry.verdict for entry in self.entries]
         if any(verdict.is_loss for verdict in verdicts):
             return ExitCode.REGRESSED
