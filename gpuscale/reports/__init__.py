@@ -1,8 +1,8 @@
 """Results and verdicts as text and data.
 
-A report format of a comparison is a module `comparison/as_….py`, with `render(view: View) -> str`,
-and its line in `COMPARISON_FORMATS`. A format of `gpuscale show` is a module `show/as_….py`, with
-`render(shown: Shown) -> str`, and its line in `SHOWN_FORMATS`.
+A format of a comparison is a module `comparison/as_….py` that defines `render(view: View) -> str`,
+listed in `COMPARISON_FORMATS`. A format of `gpuscale show` is a module `show/as_….py` that defines
+`render(shown: Shown) -> str`, listed in `SHOWN_FORMATS`.
 """
 
 COMPARISON_FORMATS = {
@@ -14,11 +14,11 @@ COMPARISON_FORMATS = {
     "github": "annotations of a GitHub workflow",
     "openmetrics": "Prometheus, through the textfile collector of node_exporter",
 }
-"""The formats of comparisons by the names of their modules, and their purposes."""
+"""Formats of comparisons, with the purpose of each; the keys name modules `comparison/as_….py`."""
 SHOWN_FORMATS = {
     "text": "a terminal or a log; the default",
     "csv": "spreadsheets and data frames, a line for each row",
     "json": "scripts; with machine and software",
     "latex": "a paper, or a proposal for computing time",
 }
-"""The formats of results and baselines, and their purposes."""
+"""Formats of results and baselines, with the purpose of each; keys name modules `show/as_….py`."""

@@ -21,17 +21,17 @@ _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """A few words for a table's row: `exposed all-reduce +14 ms`; several causes give a range."""
+    """Summarise a cause, `exposed all-reduce +14 ms`; several like causes give a range."""
     return _headline_and_statement(cause, *alike)[0]
 
 
 def statement(cause: Cause) -> str:
-    """One sentence that names rank, host and GPU if one of them is responsible."""
+    """Describe a cause in one sentence that names the rank, host or GPU responsible, if known."""
     return _headline_and_statement(cause)[1]
 
 
 def whole_line(cause: Cause) -> str:
-    """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
+    """Describe a cause: `exposed all-reduce +14 ms (83 % of the loss): …; from 4 GPUs on`."""
     share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
     words, sentence = _headline_and_statement(cause)
     where = scope(cause)
@@ -39,7 +39,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """`from 8 GPUs on, where the ranks span 2 nodes`; empty if unknown."""
+    """Say where a cause shows: `from 8 GPUs on, where the ranks span 2 nodes`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -57,7 +57,7 @@ def scope(cause: Cause) -> str:
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """The evidence: all phases in one fact, then one fact for each device."""
+    """Return facts that support a cause: on phases, then on devices and on the environment."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
@@ -72,7 +72,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 
 def next_step(cause: Cause) -> str:
-    """The next command to run or thing to check; empty if there is none."""
+    """Return the next command to run or thing to check; empty if there is none."""
     if cause.remedy is None:
         return ""
     hosts = cause.remedy.hosts
@@ -94,7 +94,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds with two significant digits, since noise leaves no more: `14 ms`, `−0.32 ms`."""
+    """Format a duration, `14 ms` or `−0.32 ms`; noise makes more than two digits meaningless."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     rounded = float(f"{size:.2g}")
     factor, unit = (
@@ -104,12 +104,12 @@ def _duration(seconds: float) -> str:
 
 
 def _spent(seconds: float) -> str:
-    """Format a time that cannot be negative; noise may put it below zero."""
+    """Format a time that cannot be negative, although noise may put it below zero."""
     return "about 0 ms" if seconds < 0 else _duration(seconds)
 
 
 def _took(cause: Cause) -> str:
-    """`35 ms a step on ranks 1 and 2 of 4 (baseline: 21 ms)`."""
+    """Format the time per step: `35 ms a step on ranks 1 and 2 of 4 (baseline: 21 ms)`."""
     where = ""
     if cause.shared_by is not None:
         ranks, of = cause.shared_by.ranks, cause.shared_by.of
@@ -231,7 +231,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "lost_to_ideal": _lost_to_ideal,
     "other_metrics": _other_metrics,
 }
-"""The headline and the statement of a cause, from what it added and the time it took."""
+"""Functions that return the headline and the statement of a cause, keyed by the cause's code."""
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases_before": "the baseline lacks phases, paces or exposed communication of these runs",
     "no_phases_after": "the results lack phases, paces or exposed communication of these runs",
@@ -241,7 +241,7 @@ NOT_ESTABLISHED: Mapping[str, str] = {
         "published figures hold no phases, so the differences from them are unknown"
     ),
 }
-"""Statements of causes whose headline is only their kind."""
+"""Statements for losses whose cause is not established, keyed by the cause's code."""
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it reports temperatures, power "
@@ -285,9 +285,9 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Share of the time lost in computing, below which two digits do not show it."""
+"""Computing time offset by shorter communication is mentioned above this share of the loss."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
-"""Causes whose headline gives their evidence already if there is only one piece."""
+"""Codes of causes whose headline already includes the evidence if there is only one piece."""
 _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",
@@ -300,7 +300,7 @@ _COUNTERS = {
     "pcie_generation": ("PCIe generation {}", "generation {}"),
     "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
-"""The texts of a counter that is too low, and of its usual value."""
+"""Templates for a counter that is too low and for its usual value, keyed by counter."""
 _BESIDE = {
     Beside.BASELINE: ", {} in the baseline",
     Beside.OTHER_GPUS: ", {} on the other GPUs",
@@ -315,11 +315,11 @@ _XIDS = {
     94: "contained memory error",
     95: "uncontained memory error",
 }
-"""Faults of the hardware in NVIDIA's words; a program can cause most other numbers."""
+"""NVIDIA's names of hardware faults, keyed by XID; programs can cause most other XIDs."""
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
-    """One fact for each device, or for several devices with the same symptoms."""
+    """Yield one fact for each device, or for several devices with the same symptoms."""
     of_device: dict[tuple[str, str | None], list[DeviceSymptom]] = {}
     for each in symptoms:
         of_device.setdefault((each.uuid, each.host), []).append(each)
@@ -336,7 +336,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 
 def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
-    """The name of the device, or `4 GPUs on node1`, with their names if they are few."""
+    """Name one device, or count several, `4 GPUs on node1`, with their names if they are few."""
     if len(devices) == 1:
         return device_text(devices[0].uuid, devices[0].host)
     hosts = dict.fromkeys(each.host for each in devices if each.host is not None)
@@ -348,7 +348,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
-    """`PCIe x8, x16 in the baseline`; a range if several devices differ in a number."""
+    """Describe a symptom, `PCIe x8, x16 in the baseline`, with a range if devices differ."""
     every = (symptom, *alike)
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
@@ -371,7 +371,7 @@ def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
 
 
 def device_text(uuid: str, host: str | None = None) -> str:
-    """`GPU-ab12… on node1`; the UUID has the same prefix as in nvidia-smi."""
+    """Name a device, `GPU-ab12… on node1`; the UUID has the same prefix as in nvidia-smi."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"
 
@@ -381,5 +381,5 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 2`, or `ranks 1, 2 and 4`."""
+    """Name ranks: `rank 2`, or `ranks 1, 2 and 4`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"

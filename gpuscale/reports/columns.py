@@ -1,4 +1,4 @@
-"""Columns, the one model of tables in every format: name, value, form and interval of a cell."""
+"""Columns of tables in every report format: how a cell gets its value, text and interval."""
 
 import csv
 import io
@@ -13,48 +13,48 @@ from gpuscale.reports.phrases import UNKNOWN, bounds_text, spread_text
 from gpuscale.reports.screen import table
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
-"""The meaning of a colour, which the words of a cell give too."""
+"""Meaning of a colour on a page; the coloured text conveys it too."""
 _Row = TypeVar("_Row")
 _ENDS = ("low", "high")
-# A spreadsheet runs texts that begin like this.
+# A spreadsheet evaluates text that begins with one of these.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Cell(NamedTuple):
-    """The text of a cell."""
+    """Content of a table cell."""
 
     text: str
     below: str = ""
-    """Second, smaller line on a page, such as the interval or the value before."""
+    """Second line, in small type on a page, such as the interval or the earlier value."""
     tone: Tone = ""
     link: str = ""
-    """Address on another page; empty for none."""
+    """Relative URL of the page that the text links to; empty for no link."""
 
     @property
     def line(self) -> str:
-        """The whole cell in one line."""
+        """The text and the second line, joined into one line."""
         return f"{self.text} {self.below}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[_Row]):
-    """A column of a table: scripts know it by its field, people by its header."""
+    """A table column: scripts know it by `field`, people by `header`."""
 
     field: str
     header: str = ""
-    """Empty for a column of CSV and JSON only."""
+    """Column title; empty if the column appears only in CSV and JSON."""
     form: Callable[[Any], str] = str
     interval: Literal["", "±", "[]"] = ""
-    """Form of an estimate's interval; empty for values that are no estimates."""
+    """How intervals of estimates are shown; empty if the values are not estimates."""
     value: Callable[[_Row], object] | None = None
-    """The value in a row; None for the row's attribute of that name."""
+    """Function that returns a row's value; if None, the row attribute named by `field` is used."""
 
     def value_in(self, row: _Row) -> object:
-        """The value in a row; None if unknown."""
+        """Return this column's value for a row; None if unknown."""
         return getattr(row, self.field) if self.value is None else self.value(row)
 
     def cell(self, row: _Row) -> Cell:
-        """The number in its form, with its interval below it."""
+        """Return the formatted value for a row; an estimate's interval goes on the second line."""
         value = self.value_in(row)
         if not isinstance(value, Estimate):
             return Cell(UNKNOWN if value is None else self.form(value))
@@ -68,7 +68,7 @@ SAMPLES: Column[Any] = Column("samples_per_s", "samples/s", significant, "±")
 SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "[]")
 EFFICIENCY: Column[Any] = Column("efficiency", "efficiency", "{:.2f}".format, "[]")
 SCALING = (STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
-"""The columns that points of a curve and both sides of a comparison have."""
+"""Columns common to scaling points and to both sides of a comparison."""
 
 
 def text_table(
@@ -80,15 +80,15 @@ def text_table(
     left: Collection[str] | None = None,
     spare: Collection[str] = (),
 ) -> str:
-    """Rows of cells as a table of text, which `screen.table` fits into so many columns."""
+    """Return rows of cells as a text table; `screen.table` explains the options."""
     texts = [[cell.line for cell in row.values()] for row in rows]
     return table([*rows[0]], texts, columns, keys=keys, first=first, left=left, spare=spare)
 
 
 def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: object) -> str:
-    """Rows as CSV (RFC 4180), without a line break at the end; unknown is empty.
+    """Return rows as CSV (RFC 4180), without a final line break; unknown values are empty.
 
-    An estimate takes three columns. The last columns are the common values of all rows.
+    An estimate takes three columns. `common` adds columns with the same value in every row.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -105,7 +105,7 @@ def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: ob
 
 
 def _plain(value: object) -> object:
-    """A number with a point and at most twelve significant digits, and no formula."""
+    """Format a CSV value: at most 12 significant digits, lower-case booleans, formulas quoted."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

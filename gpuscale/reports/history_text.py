@@ -1,4 +1,4 @@
-"""The history of a machine as text: its rows, and the nights that changed them."""
+"""The history of a machine as text: its rows, and the nights on which rows changed."""
 
 import itertools
 from collections import Counter
@@ -18,13 +18,13 @@ from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "samples/s against before"
 _MOST_NAMED = 2
-"""Most rows named in the first line."""
+"""Maximum number of rows named in the first line."""
 _MOST_ROWS = 4
-"""Most rows of one change listed one by one."""
+"""Maximum number of rows that an event lists one by one."""
 
 
 def render(history: History, screen: Screen) -> str:
-    """The rows, then the changes, the latest first, without a line break at the end."""
+    """Return the table of rows, then the changes, the latest first, without a final line break."""
     return "\n".join(_lines(history, screen))
 
 
@@ -41,7 +41,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 
 
 def notes(history: History) -> Iterator[str]:
-    """Notes on the history: total losses, single bad nights, and missing nights."""
+    """Yield notes on the history, such as gradual losses, unusual nights and missing nights."""
     names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
@@ -66,7 +66,7 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
-    """`2096-03-04 (1)`, `2096-03-06 to 2096-03-09 (2)`: successive nights with as many rows."""
+    """Join successive nights with equal counts: `2096-03-06 to 2096-03-09 (2)`."""
     ordered = enumerate(sorted(counts.items()))
     for (_, count), span in itertools.groupby(ordered, lambda at: (at[1][0] - at[0], at[1][1])):
         nights = [names[night] for _, (night, _) in span]
@@ -86,7 +86,7 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
 
 
 def nights_text(history: History) -> str:
-    """`24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
+    """Summarise the nights: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
     nights, names = history.nights, night_names(history.nights)
     hosts = sorted({night.environment.host or "?" for night in nights})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
@@ -95,7 +95,7 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """The verdict on the history with the rows concerned; None if the nights are too few."""
+    """Return the verdict and a text on the rows concerned; None if there are too few nights."""
     rows, names, nights = history.rows, _row_names(history), night_names(history.nights)
     last = len(nights) - 1
     if all(row.nights_missing for row in rows):
@@ -123,7 +123,7 @@ def verdict(history: History) -> tuple[str, str] | None:
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
     unclear = [text for row, text in departed.items() if row.is_unclear]
-    # After 15 nights without a row it is no longer missed.
+    # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
@@ -145,7 +145,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
-    """The nights without the row: gaps between its nights, and the last night."""
+    """Yield the nights on which the row is missing: gaps between its nights, and the last night."""
     for before, after in itertools.pairwise(row.nights):
         yield from range(before + 1, after)
     if row.nights[-1] < nights - 1:
@@ -153,7 +153,7 @@ def _missed(row: RowHistory, nights: int) -> Iterator[int]:
 
 
 def night_names(nights: tuple[Night, ...]) -> list[str]:
-    """The date of each night in UTC, with the time if several share a date."""
+    """Return the UTC date of each night, with the time if several nights share a date."""
     dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
     counts = Counter(dates)
     return [
@@ -163,7 +163,7 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
 
 
 def standings(history: History) -> list[dict[str, Cell]]:
-    """The last night of each row beside those before it, by header."""
+    """Return a table that compares each row's last night with the nights before it."""
     nights = night_names(history.nights)
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     rows = []
@@ -191,7 +191,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _no_change_text(history: History) -> str:
-    """The text for a history without events: no change, or too few nights."""
+    """Say why a history has no events: nothing changed, or there are too few nights to tell."""
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
     if not all(row.nights_missing for row in history.rows):
@@ -214,24 +214,24 @@ def _row_names(history: History) -> dict[PointKey, str]:
 
 
 class EventText(NamedTuple):
-    """A change of several rows in words."""
+    """Text on a night when one or more rows changed."""
 
     night: str
-    """`2096-03-13`."""
+    """Date of the night: `2096-03-13`."""
     is_drift: bool
     rows: str
-    """`2 of 4 rows slower`."""
+    """Number of rows that changed, and how: `2 of 4 rows slower`."""
     details: Sequence[str]
-    """The changes of the first rows, then what else changed."""
+    """The largest changes of rows, then changes of devices and the environment."""
 
     @property
     def when(self) -> str:
-        """`from 2096-03-13`, or `drifted until 2096-03-13`."""
+        """Date with a preposition: `from 2096-03-13`, or `drifted until 2096-03-13`."""
         return f"{'drifted until' if self.is_drift else 'from'} {self.night}"
 
 
 def event_text(event: HistoryEvent, history: History) -> EventText:
-    """The words of an event."""
+    """Describe an event of the history."""
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)

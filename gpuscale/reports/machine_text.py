@@ -23,7 +23,7 @@ _SMALL_SHARED_BYTES = 1024**3
 
 
 def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
-    """The machine, GPU by GPU, and the problems, without a line break at its end."""
+    """Describe the machine, its GPUs and the problems found, without a final line break."""
     cores = counted(machine.cpu_count, "core")
     shared_bytes, shared = machine.shared_memory_bytes, "absent: loader processes need it"
     if shared_bytes is not None:
@@ -52,7 +52,7 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
 def nodes_text(
     probes: Sequence[NodeProbe], findings: Sequence[NodeFinding], *, message_bytes: int
 ) -> str:
-    """A table of a job's nodes and a line for each finding, without a line break at its end."""
+    """Return a table of a job's nodes and a line for each finding, without a final line break."""
     rows = []
     for probe in probes:
         rates = {
@@ -77,7 +77,7 @@ def nodes_text(
 
 
 def overhead_text(report: OverheadReport) -> str:
-    """The overhead on each number of GPUs, without a line break at its end."""
+    """Report the overhead of measuring on each number of GPUs, without a final line break."""
     rows = [
         [
             str(result.gpus),
@@ -105,7 +105,7 @@ def overhead_text(report: OverheadReport) -> str:
 
 
 def trials_text(report: TrialsReport) -> str:
-    """False alarms, faults found and the overhead, without a line break at its end."""
+    """Report false alarms, detected faults and the overhead, without a final line break."""
     failed = f", {report.failed_runs} of them failed or not steady" if report.failed_runs else ""
     losses = [
         f"{format_percent(each.loss)} on {gpus_text(each.key.gpus)}"
@@ -139,7 +139,7 @@ def trials_text(report: TrialsReport) -> str:
 
 
 def coarse_rate_text(rate: Rate) -> str:
-    """`97.1 % [94, 99]`, for rates that are not small."""
+    """Format a rate with its interval, `97.1 % [94, 99]`; too coarse for small rates."""
     bounds = bounds_text(rate.rate, lambda share: f"{share * 100:.0f}")
     return f"{format_percent(rate.rate.value)} {bounds}".rstrip()
 
@@ -175,7 +175,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """The text of a counter now; None if unknown or part of another counter's text."""
+    """Return a counter's current value as text; None if unknown or included in another text."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None
@@ -213,4 +213,4 @@ _OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
     "pcie_width": _pcie_width,
     "nvlink_active": _nvlink,
 }
-"""Counters with a text of their own, by the name of their moment."""
+"""Functions that format counters in a special way, keyed by `Field.moment`."""

@@ -1,4 +1,4 @@
-"""Names and numbers that reports share: configurations, counts, changes, intervals."""
+"""Wording shared by all reports: configurations, counts, changes, intervals."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A unique name for each configuration: its label, and options that differ within a label."""
+    """Return a unique name for each configuration: its label, with options if it is shared."""
     words = {each: _words(each) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, options in words.items():
@@ -54,7 +54,7 @@ _DATA: Mapping[str | None, str] = {
 
 
 def configuration_text(configuration: Configuration) -> str:
-    """The options of a configuration: `CPU ranks, smoke, fp32, synthetic data`."""
+    """Return a configuration's options as text: `CPU ranks, smoke, fp32, synthetic data`."""
     return ", ".join(_words(configuration))
 
 
@@ -77,9 +77,9 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
-    """The options of several configurations, separated by semicolons.
+    """Return the options of several configurations, separated by semicolons.
 
-    Batches that differ are omitted: the rows of the table name them.
+    Batch sizes that differ are omitted, since the rows of the table show them.
     """
     distinct = dict.fromkeys(configurations)
     if len({each.batch for each in distinct}) > 1:
@@ -88,9 +88,9 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
 
 
 def to_minutes(text: str) -> str:
-    """The text with its times (in UTC) to the minute: `vm 2026-11-21 23:07`.
+    """Shorten the UTC timestamps in a text to minutes: `vm 2026-11-21 23:07`.
 
-    Different times within one minute keep their seconds.
+    Different timestamps within the same minute keep their seconds.
     """
     minutes = {found[0]: f"{found[1]} {found[2]}" for found in _MOMENT.finditer(text)}
     counts = Counter(minutes.values())
@@ -103,7 +103,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """`load 8.1 on 2 cores`, and the number of other processes on the GPUs."""
+    """Describe a host's load, `load 8.1 on 2 cores`, and count foreign processes on its GPUs."""
     text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
     if not load.gpu_processes:
         return text
@@ -112,7 +112,7 @@ def load_text(load: HostLoad) -> str:
 
 
 def enumerated(items: Sequence[object]) -> str:
-    """`4` or `1, 2 and 4`; a long list is cut, with a count of the rest."""
+    """Join items, `4` or `1, 2 and 4`; a long list ends with the number of items left out."""
     *others, last = map(str, items)
     if len(others) >= _MOST_ITEMS:
         *others, last = *others[:_MOST_ITEMS], f"{len(items) - _MOST_ITEMS} more"
@@ -120,17 +120,17 @@ def enumerated(items: Sequence[object]) -> str:
 
 
 def ends_text(texts: Sequence[str]) -> str:
-    """`2.3 % to 6.3 %`: the first and the last text, or the one that both are."""
+    """Join the first and the last text, `2.3 % to 6.3 %`; if both are equal, return only one."""
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def gpus_text(*counts: int) -> str:
-    """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
+    """Format numbers of GPUs: `1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
     return f"{enumerated(counts)} GPU{'' if counts == (1,) else 's'}"
 
 
 def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`: rows by name; a long list ends with a count."""
+    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; rows beyond `most` names are counted."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)
@@ -140,7 +140,7 @@ def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[
 
 
 def age_text(results: Results, now: datetime) -> str:
-    """`, 3 days ago`, since the last run; empty if that is less than a day."""
+    """Return the time since the last run, `, 3 days ago`; empty if less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)
@@ -148,7 +148,7 @@ def age_text(results: Results, now: datetime) -> str:
 
 
 def software_text(environment: Environment) -> str:
-    """The versions that a measurement depends on: `torch 2.15.0, CUDA 13.2, …`."""
+    """List the software versions that affect a measurement: `torch 2.15.0, CUDA 13.2, …`."""
     versions = {
         "torch": environment.torch_version,
         "CUDA": environment.cuda_version if environment.device == "cuda" else None,
@@ -163,33 +163,33 @@ def software_text(environment: Environment) -> str:
 
 
 def injection_warning(injections: Sequence[str]) -> str:
-    """`INJECTED data=5ms: not a real result`; empty without injected faults."""
+    """Return the warning `INJECTED data=5ms: not a real result`; empty without injected faults."""
     return f"INJECTED {', '.join(injections)}: not a real result" if injections else ""
 
 
 def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
-    """`[1.80, 1.93]`; empty without an interval."""
+    """Format the interval of an estimate, `[1.80, 1.93]`; empty without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"[{form(estimate.low)}, {form(estimate.high)}]"
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """The number in this form, or the sign for an unknown value."""
+    """Format a number, or return the sign for an unknown value if it is None."""
     return UNKNOWN if value is None else form(value)
 
 
 def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.2f}".format) -> str:
-    """`1.86 [1.80, 1.93]`; the value alone without an interval."""
+    """Format an estimate with its interval, `1.86 [1.80, 1.93]`; without one, only its value."""
     if estimate is None:
         return UNKNOWN
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
 
 
 def spread_text(estimate: Estimate) -> str:
-    """Half the interval relative to the value: `±2.1 %`; empty without an interval.
+    """Return half the interval's width relative to the value, `±2.1 %`; empty without an interval.
 
-    A wide interval is not symmetric; it is shown as factors of the value instead.
+    A wide interval is not symmetric, so its bounds are shown as multiples of the value instead.
     """
     if estimate.low is None or estimate.high is None:
         return ""
@@ -200,16 +200,16 @@ def spread_text(estimate: Estimate) -> str:
 
 
 def is_wide(estimate: Estimate) -> bool:
-    """True for an interval that is too wide to be symmetric about its value."""
+    """True if an estimate's interval is too wide to be shown as symmetric about the value."""
     if estimate.low is None or estimate.high is None:
         return False
     return (estimate.high - estimate.low) / 2 / estimate.value > _WIDEST_SYMMETRIC
 
 
 def amount_text(value: float, unit: str) -> str:
-    """A value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`.
+    """Format a value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`.
 
-    None of them can be negative; noise may put one below zero.
+    Such quantities cannot be negative; if noise puts a value below zero, it is shown as about zero.
     """
     if value < 0:
         return f"about 0 {'ms' if unit == 's' else unit}"
@@ -219,17 +219,17 @@ def amount_text(value: float, unit: str) -> str:
 
 
 def quantity_text(quantity: QuantityName, gpus: int) -> str:
-    """`throughput on 1 GPU`, `throughput on 4 GPUs` or `E(4)`."""
+    """Name a quantity: `throughput on 1 GPU`, `throughput on 4 GPUs` or `E(4)`."""
     if quantity is QuantityName.EFFICIENCY:
         return f"E({gpus})"
     return f"throughput on {gpus_text(gpus)}"
 
 
 def change_texts(change: Estimate) -> list[str]:
-    """`−9.1 %`, `−10.2 %` and `−8.0 %`: a change and its ends, with enough decimals to differ.
+    """Format a change and its bounds, each distinct: `−9.1 %`, `−10.2 %` and `−8.0 %`.
 
-    The change alone without an interval, and no numbers if no change at all is as likely as half
-    or twice of what was seen.
+    Without an interval, only the change is returned. If the interval contains zero and a bound
+    differs from the change by more than a factor of two, a text says so instead of numbers.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]
@@ -240,29 +240,29 @@ def change_texts(change: Estimate) -> list[str]:
 
 
 def change_text(change: Estimate) -> str:
-    """`−9.1 % [−10.2 %, −8.0 %]`."""
+    """Format a change with its interval: `−9.1 % [−10.2 %, −8.0 %]`."""
     value, *ends = change_texts(change)
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def percent_text(fraction: float, more: int = 0) -> str:
-    """A change with its sign: `−9.1 %`; more than tenfold as a factor: `×1000`."""
+    """Format a change with its sign, `−9.1 %`; above a tenfold increase as a factor, `×1000`."""
     if fraction > 10:
         return f"×{significant(1 + fraction, 3 + more)}"
     return format_percent(fraction, signed=True, decimals=1 + more)
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """The verdict, in capitals unless it is a pass."""
+    """Return the verdict as a word, in capitals unless it is a pass."""
     return verdict.value if verdict.is_pass else verdict.value.upper()
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The verdicts by weight: losses first, then open ones, then passes."""
+    """Sort verdicts by severity: losses first, then rows not shown to be fine, then passes."""
     return sorted(verdicts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
 
 
 def counted_verdicts(verdicts: Iterable[Verdict]) -> str:
-    """`1 regressed, 3 ok`, the worst first."""
+    """Count the verdicts, the worst first: `1 regressed, 3 ok`."""
     counts = Counter(worst_first(verdicts))
     return ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())

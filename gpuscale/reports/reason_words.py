@@ -1,4 +1,4 @@
-"""The words of each reason and note, and the forms of their facts."""
+"""Sentences for reasons and notes, and the format of each fact in them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -30,7 +30,7 @@ from gpuscale.reports.phrases import (
 )
 
 _SMALLEST_SHOWN = 0.0005
-"""Changes below this fraction are printed as 0.0 %."""
+"""Smallest change that does not print as 0.0 %, as a fraction."""
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
@@ -44,19 +44,19 @@ _DECLARED = (
 
 
 class Words(NamedTuple):
-    """The words for one code; facts stand in braces, each in its form of `_FORMS`."""
+    """Texts for one kind of reason or note; `_FORMS` formats the facts in braces."""
 
     sentence: str
     short: str = ""
     """Why a row got its verdict, in a few words."""
     remedy: str = ""
-    """What to do about a row that is no pass."""
+    """What to do about a row that does not pass."""
     needs_baseline: bool = False
-    """True if only more runs in the baseline settle the row, and none of tonight."""
+    """True if only more runs in the baseline, not more runs tonight, can settle the verdict."""
     is_in_table: bool = False
-    """True for the reason of a pass that the numbers of its row already give."""
+    """True if a row passes for a reason that the numbers in the table already show."""
     caution: str | None = None
-    """First step for a note that makes every verdict doubtful; empty for none."""
+    """First step if a note casts doubt on all verdicts; empty for no step, None for other notes."""
 
 
 WORDS: Mapping[str, Words] = {
@@ -336,29 +336,29 @@ _FIELDS = {
     "strategy_options": "options of the strategy",
     "threads_per_rank": "threads per rank",
 }
-"""Words for fields of configurations."""
+"""Words for configuration fields, keyed by field."""
 _SINGLE = ("accumulate", "ranks_per_gpu")
-"""Fields that are 1 by default."""
+"""Configuration fields for which None means 1."""
 _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 
 def reason_text(entry: EntryVerdict) -> str:
-    """One sentence that a tired person understands."""
+    """Explain a row's verdict in one plain sentence."""
     return to_minutes(_said(WORDS[entry.reason.code].sentence, entry.reason, entry))
 
 
 def short_text(entry: EntryVerdict) -> str:
-    """The reason of a row in a few words; empty if it has none."""
+    """Explain a row's verdict in a few words; empty if its reason has no short form."""
     return to_minutes(_said(WORDS[entry.reason.code].short, entry.reason, entry))
 
 
 def statement_text(statement: Statement) -> str:
-    """The words of a statement that is not about a row, such as a note."""
+    """Return the sentence for a statement that is not about a row, such as a note."""
     return to_minutes(_said(WORDS[statement.code].sentence, statement, None))
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """The reason and its `otherwise` parts; the remedy of each part comes before it."""
+    """Yield a reason and its nested `otherwise` parts; each part comes after its remedy."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -368,7 +368,7 @@ def parts_of(reason: Statement) -> Iterator[Statement]:
 
 
 def metric_reason(metric: MetricVerdict) -> str:
-    """Why a metric got its verdict, as part of a sentence."""
+    """Return the reason for a metric's verdict, as part of a sentence."""
     spec, change, bound = metric.metric, metric.change, metric.loss_bound
     of_step = " of the step time" if spec.in_points else ""
     if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
@@ -386,7 +386,7 @@ def metric_reason(metric: MetricVerdict) -> str:
 
 
 def _changed(change: Estimate, of_step: str = "") -> str:
-    """`changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
+    """Describe a change: `changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
     value, *ends = change_texts(change)
     if value == UNCERTAIN:
         return f"is {value}"
@@ -403,7 +403,7 @@ def _moved(change: float) -> str:
 
 
 def _field_text(value: object, name: str) -> str:
-    """`full`, or a shape as `1×28×28`, or the ranks on each node as `2 + 2 or 3 + 1`."""
+    """Format a configuration field: a shape as `1×28×28`, ranks per node as `2 + 2 or 3 + 1`."""
     if value is None:
         return "1" if name in _SINGLE else "none"
     if isinstance(value, bool):
@@ -460,11 +460,11 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""The forms of facts; a list is joined by commas, and anything else shown as it is."""
+"""Functions that format facts, keyed by fact; lists are otherwise joined by commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> str:
-    """The sentence with the facts of the statement filled in."""
+    """Fill the facts of a statement into a sentence."""
     texts = {name: _fact_text(name, fact, entry) for name, fact in statement.facts.items()}
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": gpus_text(entry.key.gpus)}
@@ -489,7 +489,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None) -> str:
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """The words for a quantity or a metric of the row."""
+    """Return the words for a quantity or a metric of the row."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

@@ -15,10 +15,10 @@ from gpuscale.base.units import format_seconds
 from gpuscale.records import Verdict
 
 PLAIN_COLUMNS = 100
-"""Columns of text in a file or a log."""
+"""Width of text in a file or log, in columns."""
 _NARROWEST = 60
 _WIDEST_TEXT = 120
-"""Most columns of a sentence; a table may use the whole terminal."""
+"""Maximum width of a sentence, in columns; a table may use the whole terminal."""
 _GAP = "  "
 _RESET, _BOLD = "\033[0m", "\033[1m"
 _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
@@ -33,7 +33,7 @@ _UNBROKEN = re.compile(
     r"|(?<=[a-z]) (?=\d\.\d\d\b)"
 )
 _ERASE_LINE = "\r\033[K"
-# The cursor rests behind what stands in the line and goes back there after each text, so that
+# The cursor stays after the present content of the line and returns there after each text, so that
 # nothing is left behind when the screen scrolls; a text never runs into a second line.
 _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
@@ -41,31 +41,31 @@ _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """The place where text is shown; a file or a log by default."""
+    """Properties of the output destination; the defaults suit a file or log, not a terminal."""
 
     columns: int = PLAIN_COLUMNS
     colour: bool = False
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """The screen of a stream: its width, and colour for a terminal unless NO_COLOR is set."""
+        """Detect the width and the colour of a stream; NO_COLOR turns a terminal's colour off."""
         # no-color.org
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         columns = max(columns_of(stream), _NARROWEST)
         return cls(columns=columns, colour=stream.isatty() and not plain)
 
     def of_verdict(self, verdict: Verdict, text: str) -> str:
-        """The text in the verdict's colour."""
+        """Return the text in the verdict's colour, or unchanged if the screen has no colour."""
         sign = _BOLD_RED if verdict.is_loss else _GREEN if verdict.is_pass else _YELLOW
         return f"{sign}{text}{_RESET}" if self.colour else text
 
     def bold(self, text: str) -> str:
-        """The text in bold."""
+        """Return the text in bold, or unchanged if the screen has no colour."""
         return f"{_BOLD}{text}{_RESET}" if self.colour else text
 
 
 def columns_of(stream: TextIO) -> int:
-    """The columns of a terminal, or those of `COLUMNS`; a file has those of a log."""
+    """Return the width of a terminal, which `COLUMNS` overrides, or the width of a log."""
     if not stream.isatty():
         return PLAIN_COLUMNS
     chosen = os.environ.get("COLUMNS", "")
@@ -78,7 +78,7 @@ def columns_of(stream: TextIO) -> int:
 
 
 def width_of(text: str) -> int:
-    """The columns of a text on a terminal: two for a Chinese character, none for an accent."""
+    """Return the width of a text on a terminal, where a Chinese character takes two columns."""
     if not _MAY_BE_WIDE.search(text):
         return len(text)
     # Imported here: it takes 12 ms and is rarely needed.
@@ -89,24 +89,24 @@ def width_of(text: str) -> int:
 
 
 def padded(text: str, width: int, side: str = "<") -> str:
-    """Pad the text with blanks on the right, or on the left (`>`)."""
+    """Pad the text to a width with blanks on the right, or on the left if `side` is `>`."""
     return f"{text:{side}{width - width_of(text) + len(text)}}"
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
-    """The lines, wrapped to so many columns.
+    """Wrap each line to a width in columns.
 
-    Tables, which are texts of several lines, already fit and stay as they are.
+    Texts of several lines are tables, which already fit and stay as they are.
     """
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
 
 
 def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]:
-    """Wrap a line to so many columns; a longer word stays whole.
+    """Wrap a line to a width in columns without splitting words.
 
-    The indentation is kept. Further lines are indented by `hanging` more, by default below the text
-    after a label.
+    The indentation is kept. Continuation lines are indented by `hanging` more columns; by default
+    they align with the text after a label.
     """
     columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))
@@ -135,11 +135,11 @@ def table(
     left: Collection[str] | None = None,
     spare: Collection[str] = (),
 ) -> str:
-    """One table if it fits into so many columns, or else several.
+    """Return one table if it fits into this many columns, or several narrower ones.
 
-    The first `keys` headers name a row and so begin each table. `first` names the headers that come
-    first in narrow tables, `left` those aligned to the left (None for the first header alone), and
-    `spare` those that only a whole table has.
+    The first `keys` headers identify a row, so each of the tables begins with them. `first` names
+    the headers that come next in narrow tables, `left` those aligned to the left (only the first
+    header by default), and `spare` those that narrow tables omit.
     """
     # Imported here: it would take a sixth of the time of a comparison, which has no table.
     from tabulate import tabulate
@@ -172,7 +172,7 @@ def table(
 def _drawn(
     columns: Sequence[Sequence[str]], widths: Sequence[int], aligned_left: Collection[str]
 ) -> str:
-    """The table of these columns; each begins with its header."""
+    """Draw a table from columns that each begin with their header."""
     heads = [textwrap.wrap(name, width) for (name, *_), width in zip(columns, widths, strict=True)]
     height = max(map(len, heads))
     drawn = []
@@ -184,15 +184,15 @@ def _drawn(
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """True for a terminal that can redraw a line."""
+    """True if the stream is a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def progress_text(what: str, done: int, total: int, room: int | None = None) -> str:
-    """A progress bar with its count: `██████████░░░░░░░░░░ window 5/10`.
+    """Return a progress bar with a count: `██████████░░░░░░░░░░ window 5/10`.
 
-    With less room, in columns, the bar is shorter or omitted; the text is empty if not even the
-    words fit.
+    If `room`, in columns, is too small, the bar is shorter or omitted; the text is empty if not
+    even the words fit.
     """
     words = f"{what} {done}/{total}"
     cells = _BAR_CELLS if room is None else min(_BAR_CELLS, room - len(words) - 1)
@@ -206,10 +206,10 @@ def progress_text(what: str, done: int, total: int, room: int | None = None) -> 
 def redrawn(
     stream: TextIO | None, text: Callable[[], str | None], *, behind: bool = False
 ) -> Iterator[None]:
-    """Redraw a text while the context lasts, and erase it at the end.
+    """Redraw a text periodically while the context lasts, and erase it at the end.
 
-    A thread calls `text`; None or an empty text leaves the line as it is. `behind` keeps the
-    present content of the line. Nothing is drawn on a stream that is None.
+    A thread calls `text`; if the result is None or empty, the line stays as it is. `behind` draws
+    the text after the line's present content. If the stream is None, nothing is drawn.
     """
     if stream is None:
         yield
@@ -241,9 +241,9 @@ def redrawn(
 def counted_runs(
     stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Draw the count of runs, the stage of the present one and the time; yield a counter.
+    """Show the number of finished runs, the current stage and the time; yield a run counter.
 
-    `present` returns the name of the stage, the steps done and their total.
+    `present` returns the name of the current stage, the steps done and their total, or None.
     """
     done = 0
     started = time.monotonic()

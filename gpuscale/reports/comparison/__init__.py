@@ -1,4 +1,4 @@
-"""The view of a comparison: ordered, in words, and common to all report formats."""
+"""The view of a comparison that all report formats share: its content in order and in words."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ _OUTCOMES = {
 
 
 class Explanation(NamedTuple):
-    """An explanation of one or more rows."""
+    """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
+    """The rows explained: `mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -42,47 +42,47 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that the formats show of a comparison."""
+    """Everything that report formats show of a comparison."""
 
     comparison: Comparison
     results: Sequence[Results]
     headline: tuple[tuple[str, str], ...]
-    """The headline: labels with their texts.
+    """Lines of the headline, each a label and a text.
 
-    The first label is the verdict, then come `beware`, `cause`, `changed`, `baseline`, `now` and
+    The first label is the verdict, followed by `beware`, `cause`, `changed`, `baseline`, `now` and
     `next`, each if known.
     """
     rows: tuple[Row, ...]
-    """The rows in the order of the baseline."""
+    """Rows in the order of the baseline."""
     ranked: tuple[Row, ...]
-    """The rows by weight: losses first, then open ones, then passes."""
+    """Rows by severity: losses first, then rows not shown to be fine, then passes."""
     explanations: tuple[Explanation, ...]
-    """The explanations of the ranked rows."""
+    """Explanations of the verdicts, the worst first."""
     injections: tuple[str, ...]
-    """The faults that were injected into the results on purpose."""
+    """Faults injected into the results on purpose."""
     warning: str
-    """The first line of the report if faults were injected; else empty."""
+    """First line of the report if faults were injected; otherwise empty."""
     notes: tuple[str, ...]
-    """The notes that are not part of the headline."""
+    """Notes that are not part of the headline."""
     all_notes: tuple[str, ...]
-    """All notes, after the one on injected faults."""
+    """All notes, preceded by a note on injected faults, if any."""
     summary: str
-    """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
+    """Number of rows with each verdict, the worst first: `1 regressed, 3 ok`."""
     outcome: str
-    """The verdict in a few words."""
+    """Overall verdict in a few words."""
     exit_code: int
-    """Exit code of the comparison; a session's may have other reasons."""
+    """Exit code of the comparison; in a pytest session, that of the session."""
     screen: Screen
 
     @property
     def unsaid(self) -> Iterator[Explanation]:
-        """The explanations that the first line of the headline does not give."""
+        """Explanations that the first line of the headline does not already give."""
         (_, said), *_ = self.headline
         return (each for each in self.explanations if each.causes or each.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
-    """Create the view of a comparison for a file or a log."""
+    """Create the view of a comparison; its screen is that of a file or log."""
     rows = rows_of(comparison.entries, results)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
@@ -112,10 +112,10 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """The explanations of the verdicts; a row whose numbers say everything needs none.
+    """Explain the verdicts, except those of rows whose numbers say everything.
 
-    Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
-    the row on the most GPUs.
+    Rows with the same finding, causes and lost metrics share an explanation, which gives the
+    numbers of the row on the most GPUs.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
@@ -144,7 +144,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
 
 
 def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
-    """True for a pass without anything to add, such as an unknown speedup."""
+    """True if the row passes and its numbers need no explanation."""
     if any(each.verdict.is_loss for each in entry.metrics):
         return False
     if entry.verdict is Verdict.OK:
@@ -153,9 +153,9 @@ def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
 
 
 def _likeness(row: Row) -> object:
-    """A value that is equal for rows that differ only in their numbers."""
+    """Return a key that is equal for rows that differ only in their numbers."""
     entry = row.entry
-    # The reason names other numbers of GPUs, which a slower single GPU makes irrelevant.
+    # The reason may mention other numbers of GPUs, irrelevant if a single GPU is slower.
     code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
     causes = tuple(map(likeness_of_cause, entry.causes))
@@ -163,9 +163,9 @@ def _likeness(row: Row) -> object:
 
 
 def _kind(statement: Statement) -> object:
-    """The statement without its numbers; a quantity only counts as efficiency or not.
+    """Return a key for a statement without its numbers; a quantity counts as efficiency or not.
 
-    On one GPU there is no efficiency, so its sentence must not stand for the throughput there.
+    There is no efficiency on one GPU, so a sentence on efficiency must not stand for such a row.
     """
     facts = []
     for name, value in statement.facts.items():

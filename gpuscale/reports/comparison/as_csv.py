@@ -58,5 +58,5 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 
 def render(view: View) -> str:
-    """The rows in the order of the baseline (docs/tools.md); unknown is empty."""
+    """Return the rows in the order of the baseline (docs/tools.md); unknown values are empty."""
     return csv_text(_COLUMNS, view.rows, injections=" ".join(view.injections) or None)

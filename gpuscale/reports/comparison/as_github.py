@@ -1,8 +1,8 @@
 """A comparison as annotations of a GitHub workflow: lines that the runner turns into messages.
 
-The syntax and its escapes are those of GitHub's "Workflow commands". A step shows ten annotations
-of each kind at most and drops the rest without a word, so what weighs most comes first and the
-tenth stands for all that are left.
+The syntax and its escapes follow GitHub's "Workflow commands". A step shows at most ten annotations
+of each kind and silently drops the rest, so the most serious come first and the tenth stands for
+all that remain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ _LONGEST_MESSAGE = 4000
 
 
 def render(view: View) -> str:
-    """Errors for what got worse, warnings for what was not shown to be fine, and a notice.
+    """Return errors for losses, warnings for rows not shown to be fine, and notices.
 
-    Each annotation is one line; there is no line break at the end. Rows that share a reason share
+    Each annotation is one line; there is no final line break. Rows that share an explanation share
     an annotation; errors begin with the largest loss.
     """
     (verdict, found), *facts = view.headline

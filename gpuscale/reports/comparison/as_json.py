@@ -1,4 +1,4 @@
-"""A comparison as data: the same verdicts, for scripts."""
+"""A comparison as JSON, for scripts."""
 
 from dataclasses import asdict
 
@@ -16,7 +16,7 @@ _OF_METRIC = ("verdict", "baseline", "current", "change")
 
 
 def render(view: View) -> str:
-    """The comparison as a JSON document (docs/tools.md); unknown is null."""
+    """Return the comparison as a JSON document (docs/tools.md); unknown values are null."""
     comparison = view.comparison
     return document_text(
         "gpuscale-comparison",
@@ -37,7 +37,7 @@ def render(view: View) -> str:
 
 
 def entry_of(row: Row) -> dict[str, object]:
-    """The row under the names that scripts use."""
+    """Return a row as a dictionary, under the names that scripts use."""
     entry, configuration = row.entry, None
     if entry.configuration is not None:
         fields = msgspec.structs.asdict(entry.configuration)

@@ -1,8 +1,8 @@
 """A comparison as a JUnit report, which GitLab, Jenkins and others show as tests.
 
-It is valid by the two schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
-(`JUnit.xsd` of Windy Road). Neither lets a test case have properties, so those of all rows are
-the suite's.
+It is valid under the two schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
+(`JUnit.xsd` of Windy Road). Neither allows properties in a test case, so the properties of all rows
+belong to the suite.
 """
 
 import re
@@ -22,10 +22,10 @@ _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def render(view: View) -> str:
-    """The comparison as XML: a test case for each row, named `mnist_cnn.ddp` and `4 GPUs`.
+    """Return XML with a test case for each row, with class name `mnist_cnn.ddp` and name `4 GPUs`.
 
-    What got worse is a failure. What was not shown to be fine is an error, and so is a comparison
-    without rows: the report is green only where the exit code is 0.
+    A loss is a failure. A row not shown to be fine is an error, and so is a comparison without
+    rows: the report is green only if the exit code is 0.
     """
     cases = [_case(row) for row in view.ranked]
     if not cases:

@@ -1,7 +1,7 @@
-"""A comparison as a comment on a merge request: the verdict first, the rest within its limits.
+"""A comparison as a comment on a merge request: the verdict first, the rest within size limits.
 
-GitHub takes comments of up to 65,536 characters, GitLab of up to a million. Whatever is beyond
-the space of its section is counted instead of shown.
+GitHub accepts comments of up to 65,536 characters, GitLab of up to a million. Items that exceed the
+limit of their section are counted instead of shown.
 """
 
 import re
@@ -12,16 +12,16 @@ from gpuscale.reports.comparison.rows import Row, losses_found, metric_change
 from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
 _SIGNS = ("❌", "⚠️", "✅")
-"""Signs by the weight of a verdict."""
-# Bytes of UTF-8, so that no way of counting finds more than 65,536.
+"""Signs for verdicts, indexed by `Verdict.weight`."""
+# In bytes of UTF-8, so that the comment fits however GitHub counts characters.
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
 _NOTES_BYTES = 4_000
 _METRICS_BYTES = 8_000
 _ALL_BYTES = 60_000
-"""Bytes of the whole comment: passing rows get what the other sections leave."""
+"""Size of the whole comment; passing rows get the space that other sections leave."""
 _FRAME_BYTES = 1_000
-"""Bytes of headers, legends and the lines that count omitted rows."""
+"""Space for headers, legends and the lines that count omitted rows."""
 _LONGEST_TEXT = 600
 _HEADER = (
     "| case | GPUs | step time | samples/s | E | change | verdict | |\n"
@@ -30,14 +30,14 @@ _HEADER = (
 _METRICS_HEADER = (
     "| case | GPUs | metric | baseline | now | change | verdict |\n" + "|---" * 7 + "|"
 )
-# What GitHub and GitLab take for markup inside a line; `_` only where it would begin emphasis.
+# Characters that GitHub and GitLab treat as markup; `_` only at the beginning or end of a word.
 _MARKUP = re.compile(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)")
-# `@name` would call a person, and `#12` or `!12` link to an issue of that number.
+# `@name` would notify a user; `#12` and `!12` would link to an issue or a merge request.
 _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 
 
 def render(view: View) -> str:
-    """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
+    """Return the comparison in GitHub's and GitLab's Markdown, without a final line break."""
     rows = view.ranked
     worst = min((row.entry.verdict.weight for row in rows), default=1)
     blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
@@ -71,7 +71,7 @@ def _row(row: Row) -> str:
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
-    """A block for each explanation: the sentence, then lost metrics and causes."""
+    """Yield a block for each explanation: the sentence, then lost metrics and causes."""
     for found in explanations:
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
         lines += [f"- {_plain(metric)}" for metric in found.lost_metrics]
@@ -80,7 +80,7 @@ def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
             lines += [f"   - {_plain(fact)}" for fact in cause.facts]
             lines += [f"   - next: {_plain(cause.next_step)}"] if cause.next_step else []
         if len(lines) > 1:
-            # A list right below its paragraph is one only after an empty line, in some renderers.
+            # Some renderers need an empty line between a paragraph and a list.
             lines.insert(1, "")
         yield "\n".join(lines)
 
@@ -119,7 +119,7 @@ def _table(header: str, rows: Iterable[str], size: int) -> str:
 
 
 def _within(texts: Iterable[str], size: int, rest: str, begin: str = "… ") -> list[str]:
-    """The first texts that fit into so many bytes, and a line that counts the rest."""
+    """Return the first texts that fit into a number of bytes, and a line that counts the rest."""
     texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2
@@ -137,7 +137,7 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape markup, HTML and mentions of users in a text."""
+    """Shorten a long text, and escape markup, HTML and mentions of users."""
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT - 1]}…"
     text = " ".join(text.split())

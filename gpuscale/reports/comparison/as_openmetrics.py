@@ -1,8 +1,8 @@
 """A comparison as metrics, for the textfile collector of Prometheus' node_exporter.
 
-The collector reads Prometheus' text format, others read OpenMetrics; the text is valid by both. So
-there are gauges only, the one type that both write alike, and no sample has a time of its own,
-which the collector refuses.
+The text is valid both in Prometheus' format, which the collector reads, and in OpenMetrics. So all
+metrics are gauges, the only type written alike in both, and samples have no timestamps, which the
+collector rejects.
 """
 
 from collections import Counter
@@ -24,20 +24,20 @@ from gpuscale.records import (
 from gpuscale.reports.comparison import View
 
 Labels = Mapping[str, object]
-"""Values by label; labels whose value is None are omitted."""
+"""Values keyed by label; labels whose value is None are omitted."""
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
 
 
 class _Gauge(NamedTuple):
-    """A gauge; the bounds of an estimate are gauges too, such as `speedup_low_ratio`."""
+    """A gauge; an estimate's bounds become gauges too, such as `speedup_low_ratio`."""
 
     field: str
-    """Field of a point or an entry."""
+    """Attribute of a scaling point or an entry."""
     unit: str
     meaning: str
     name: str = ""
-    """Name of the gauge if it differs from the field's."""
+    """Name of the gauge; empty if it is that of the field."""
 
 
 _OF_POINTS = (
@@ -51,18 +51,18 @@ _OF_POINTS = (
     _Gauge("valid_runs", "", "Runs that gave a number"),
     _Gauge("failed_runs", "", "Runs that gave none"),
 )
-"""Gauges of what was measured now, whatever the baseline."""
+"""Gauges for the current measurement, independent of the baseline."""
 _OF_ENTRIES = (
     _Gauge("baseline.speedup", "ratio", "Speedup in the baseline", "baseline_speedup"),
     _Gauge("baseline.efficiency", "ratio", "Efficiency in the baseline", "baseline_efficiency"),
     _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
     _Gauge("minimum_detectable_loss", "ratio", "Smallest loss found 19 times in 20"),
 )
-"""Gauges of the comparison, in addition to the `METRICS` that both sides measured."""
+"""Gauges for the comparison, in addition to the metrics that both sides measured."""
 
 
 def render(view: View) -> str:
-    """The comparison as gauges, without a final line break; an unknown value has no sample."""
+    """Return the comparison as gauges, without a final line break; unknown values are omitted."""
     return "\n".join((*_lines(view), "# EOF"))
 
 
@@ -109,7 +109,7 @@ def _lines(view: View) -> Iterator[str]:
 
 
 def _facts(view: View) -> Labels:
-    """Labels that a dashboard shows as text."""
+    """Return labels that a dashboard shows as text."""
     environment = view.results[-1].environment
     return {
         "baseline": view.comparison.baseline_name,
@@ -124,7 +124,7 @@ def _facts(view: View) -> Labels:
 def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
-    """Each entry with unique labels: the second one of the same row has `row="2"`."""
+    """Yield each entry with unique labels: a repeated row is numbered from `row="2"` on."""
     seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration
@@ -141,7 +141,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def _family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """The samples of a metric, and of its bounds as further metrics."""
+    """Yield the samples of a metric, and those of its bounds as further metrics."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found
@@ -159,7 +159,7 @@ def _family(
 
 
 def _text(labels: Labels) -> str:
-    """`case="mnist_cnn",gpus="4"`, with flags as `true` and `false`, as in Prometheus."""
+    """Format labels for Prometheus, `case="mnist_cnn",gpus="4"`, with booleans in lower case."""
     words = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in labels.items()

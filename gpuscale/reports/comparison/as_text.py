@@ -11,11 +11,11 @@ from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 _GAP = "  "
 _INDENT = "    "
 _WITHOUT_COLUMN = {"step time": "{} a step", "samples/s": "{} samples/s", "E": "E {}"}
-"""Texts of numbers whose columns do not fit on the screen."""
+"""Templates for numbers whose columns do not fit on the screen, keyed by header."""
 
 
 def render(view: View) -> str:
-    """The comparison as text, without a line break at its end; what got worse comes first."""
+    """Return the comparison as text, without a final line break; losses come first."""
     return "\n".join(_lines(view))
 
 
@@ -53,9 +53,9 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
-    """A line for each row, or two: change and reason go below if they do not fit.
+    """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Numbers whose columns do not fit on the screen go there too.
+    Numbers whose columns do not fit on the screen go with the change and the reason.
     """
     shown = [*rows[0].numbers]
     cells = [
@@ -92,7 +92,7 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """How to read the rows, and the smallest losses that passing rows would have shown.
+    """Explain the table, and give the losses that would have been detected in passing rows.
 
     If all rows pass, the headline gives these losses.
     """

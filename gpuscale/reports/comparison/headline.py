@@ -30,20 +30,20 @@ _MORE_BEFORE = {
     "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
     "nights": "compare again after more nights",
 }
-"""What to do, by kind of baseline, if its runs are too few or differ too much."""
+"""What to do if the baseline has too few runs or they differ too much, by kind of baseline."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Labels with their texts, the verdict first; unknown facts have no line.
+    """Return the lines of the headline, each a label and a text, without lines for unknown facts.
 
-    The rows are ranked, the worst first.
+    The rows must be ranked, the worst first.
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now, changed = comparison.before, comparison.after, _changed(comparison)
     name = listed(before.files) or comparison.baseline_name
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
-    # The most serious ones come first in the table of words.
+    # `WORDS` lists the most serious ones first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
     lines = (
         _verdict_line(rows),
@@ -63,7 +63,7 @@ def is_headlined(note: Statement) -> bool:
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
-    """`REGRESSED` and `3 of 4 rows: every GPU lost 10 % of its samples/s …; 1 ok`."""
+    """Return the verdict and its text: `REGRESSED` and `3 of 4 rows: every GPU lost …; 1 ok`."""
     verdicts, of_all = [row.entry.verdict for row in rows], f"of {counted(len(rows), 'row')}"
     verdict = worst_first(verdicts)[0]
     if verdict.is_pass:
@@ -77,7 +77,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """The loss of each finding among the rows, and whether scaling changed."""
+    """Yield the loss for each finding among the chosen rows, then what has not changed."""
     groups: dict[object, list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
@@ -96,7 +96,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """`training lost 9 % to 10 % of its samples/s [7 %, 13 %]`: the widest bounds of all rows."""
+    """Describe the loss of rows, `training lost 9 % to 10 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [
@@ -131,7 +131,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Why the rows do not pass: their common reason, or short reasons with counts."""
+    """Explain why rows do not pass, by their common reason or by short reasons with counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -143,7 +143,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """The word for rows that all pass, and the gains and bounds known."""
+    """Return the verdict on rows that all pass, and a text on gains and on losses ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[bool, list[float]] = {}
     for row in rows:
@@ -170,7 +170,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
             gain = max(row.change.value if row.change else 0.0 for row in passed)
-            # A gain above the bound, and not how alike the runs are, rules the loss out.
+            # The loss is ruled out by a gain above the bound, not by runs that are alike.
             is_by_gain = gain > worst.facts["bound"]
             why = f" (runs were up to {rough_percent(gain)} faster)" if is_by_gain else ""
             parts.append(f"{statement_text(worst)}{why}")
@@ -181,7 +181,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """The most important cause that most rows share, such as `computing +10 ms; all 3 rows`."""
+    """Return the established cause that most rows share: `computing +10 ms; all 3 rows`."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
@@ -192,9 +192,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the most frequent first cause among those that decide the verdict.
+    """Return rows that share the most frequent first cause, among those that decide the verdict.
 
-    Established causes go before others; ties go to the cause that cost the most time.
+    Established causes come first; ties go to the cause that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
@@ -214,9 +214,9 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """The next step of the first cause, or the remedy of the worst row that does not pass."""
+    """Return what to do next: a note's caution, the first cause's next step or a row's remedy."""
     weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
-    # A row that no further run would settle is worse than others of its verdict.
+    # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
     cautions = [words.caution for code, words in WORDS.items() if words.caution and code in notes]
@@ -239,7 +239,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
         step = next(filter(None, remedies), "")
     if step:
         return step
-    # If there are too few runs for a forecast, as many again are suggested.
+    # If there are too few runs for a forecast, suggest as many again.
     needed = []
     for row in rows:
         more = row.entry.further_runs
@@ -255,12 +255,12 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
 
 
 def _words(row: Row) -> list[Words]:
-    """The words of each part of the row's reason."""
+    """Return the words for each part of a row's reason."""
     return [WORDS[part.code] for part in parts_of(row.entry.reason)]
 
 
 def _changed(comparison: Comparison) -> str:
-    """The changes of the environment between both sides, or with a lost level."""
+    """List environment changes between both sides, or on the night from which a level was lost."""
     found = [
         _listed(note.facts["changes"])
         for note in comparison.notes
@@ -277,7 +277,7 @@ def _listed(changes: Iterable[EnvironmentChange]) -> str:
 
 
 def _side(name: str, origin: Origin, machine: str) -> str:
-    """`well.json: node017, 2026-11-20 02:10, job 4711, 6 runs a row; ARC4, 4× V100 per node`."""
+    """Describe a side: `well.json: node017, 2026-11-20 02:10, job 4711, 6 runs a row; ARC4, …`."""
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     facts = [
         listed(origin.hosts),
@@ -299,5 +299,5 @@ def _dates(origin: Origin) -> str:
 
 
 def _span(fractions: Sequence[float]) -> str:
-    """`9.8 % to 10 %`: the smallest and the largest fraction."""
+    """Return the range of the fractions: `9.8 % to 10 %`."""
     return ends_text([*map(rough_percent, (min(fractions), max(fractions)))])

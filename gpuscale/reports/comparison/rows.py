@@ -35,24 +35,24 @@ _NAMED_SUBJECTS = 3
 
 
 class ShownCause(NamedTuple):
-    """A cause in words."""
+    """Text about a cause."""
 
     line: str
     facts: tuple[str, ...]
-    """The evidence for it."""
+    """Evidence for the cause."""
     next_step: str
-    """The next step; `as above` or `as for …` if an earlier row has the same."""
+    """What to do next; `as above` or `as for …` if an earlier explanation has the same step."""
 
 
 class Pair(NamedTuple):
-    """A number of both sides: `98.1 ms` and `115 ms`."""
+    """A number in the baseline and now: `98.1 ms` and `115 ms`."""
 
     then: str
     now: str
 
     @property
     def line(self) -> str:
-        """`98.1 → 115 ms`: a unit that both have is shown once."""
+        """Both numbers, `98.1 → 115 ms`; a common unit appears once."""
         if self.then == self.now == UNKNOWN:
             return UNKNOWN
         number, _, unit = self.then.partition(" ")
@@ -62,42 +62,42 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An entry in words; its name is unique among the rows of its number of GPUs."""
+    """A row of the comparison; its name is unique among rows on the same number of GPUs."""
 
     entry: EntryVerdict
     name: str
-    """`mnist_cnn/ddp`, with options if that alone is ambiguous."""
+    """Case and strategy, `mnist_cnn/ddp`, with options if needed to distinguish the row."""
     gpus: str
-    """`1 GPU` or `4 GPUs`."""
+    """Number of GPUs: `1 GPU` or `4 GPUs`."""
     label: str
-    """`mnist_cnn/ddp on 4 GPUs`."""
+    """Name and number of GPUs: `mnist_cnn/ddp on 4 GPUs`."""
     verdict: str
-    """In capitals unless it is a pass."""
+    """Verdict, in capitals unless it is a pass."""
     reason: str
-    """One sentence that a tired person understands."""
+    """Reason for the verdict in one plain sentence."""
     short_reason: str
-    """The cause or finding behind the verdict, short enough for a table."""
+    """Cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None
-    """The change that the verdict rests on."""
+    """Change on which the verdict rests."""
     moved: Cell
-    """The same in words: `E −7.6 %` and its interval; a metric has its amounts too."""
+    """The change in words, `E −7.6 %`, with its interval; for a metric, also both amounts."""
     numbers: Mapping[str, Pair]
-    """Step time, samples/s of all GPUs together and E, which is 1 by definition on one GPU."""
+    """Step time, total samples/s and efficiency E, by header; E is unknown on one GPU."""
     lost_metrics: tuple[str, ...]
-    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: losses that the reason does not name."""
+    """Losses that the reason does not name: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
     causes: tuple[ShownCause, ...]
     wall_s: float
-    """Duration of its runs now, including start-up and failed runs."""
+    """Duration of the row's current runs, including start-up and failed runs."""
     valid_runs: int
-    """Valid runs now."""
+    """Number of valid runs in the current results."""
 
 
 NUMBERS = {"step time": STEP_TIME, "samples/s": SAMPLES, "E": EFFICIENCY}
-"""The columns that have the numbers of both sides, by their headers."""
+"""Columns that show a number in the baseline and now, keyed by header."""
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
-    """The row of each entry, in their order, of a comparison with those results."""
+    """Return a row for each entry, in the same order; `results` are those that were compared."""
     runs: defaultdict[object, list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
         runs[run.key, run.configuration].append(run)
@@ -162,14 +162,14 @@ def _short_reason(entry: EntryVerdict) -> str:
         return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
     if loss is None:
         return ""
-    # The smallest loss is one of throughput, even if E is open; published figures differ.
+    # The detectable loss is one of throughput, even if E is uncertain; published figures differ.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
     is_open_e = of_speedup and "ok_bound" in entry.reason.facts
     return smallest_losses(loss) + (" of throughput" if is_open_e else "")
 
 
 def _allowed(reason: Statement) -> str:
-    """`ok allows a loss of 30.0 % here`, if that is more than the default."""
+    """Return `ok allows a loss of 30.0 % here`, or an empty text if the default loss is allowed."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -177,7 +177,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
-    """The evidence for a cause; communication has the doubts of its own metric too."""
+    """Return the evidence for a cause; for communication, also why its metric is inconclusive."""
     doubts = (
         f"judged by itself, {metric_reason(each)}"
         for each in entry.metrics
@@ -196,14 +196,14 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
 
 
 def metric_change(metric: MetricVerdict) -> Cell:
-    """`+30.0 %` and its interval, followed by `of the step` for a metric that is a part of it."""
+    """Return a metric's change and interval, with `of the step` for a metric that is part of it."""
     value, *ends = phrases.change_texts(metric.change)
     of_step = " of the step" if metric.metric.in_points else ""
     return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:
-    """The lost metrics, then the numbered causes with their evidence and next steps."""
+    """Yield the lost metrics, then the numbered causes with their evidence and next steps."""
     yield from lost_metrics
     for number, cause in enumerate(causes, start=1):
         yield f"{number}. {cause.line}"
@@ -213,12 +213,12 @@ def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> I
 
 
 def finding_text(finding: Finding | MetricSpec) -> str:
-    """`scaling loss`, `more memory`."""
+    """Name a finding: `scaling loss` or `more memory`."""
     return finding.value if isinstance(finding, Finding) else finding.worse
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` if the rows are all there are."""
+    """Name rows, `mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` if `among` has no others."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
@@ -226,13 +226,13 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def losses_found(rows: Iterable[Row]) -> str:
-    """`found 19 times in 20: a loss of 2.3 % to 6.3 % by row`; empty if no row has a limit."""
+    """State the detectable losses of rows, `found 19 times in 20: …`; empty if all are unknown."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
     return smallest_losses(*(loss for loss in losses if loss is not None))
 
 
 def smallest_losses(*losses: float) -> str:
-    """`found 19 times in 20: a loss of 2.3 %`, or the range of several losses."""
+    """State detectable losses: `found 19 times in 20: a loss of 2.3 % to 6.3 % by row`."""
     texts = [
         "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
     ]
@@ -243,7 +243,7 @@ def smallest_losses(*losses: float) -> str:
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
-    """The names; cases with several rows of one number of GPUs have their options added."""
+    """Name each entry, with options if its case has several rows on the same number of GPUs."""
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
     known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
@@ -262,7 +262,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
 
 
 def likeness_of_cause(cause: Cause) -> object:
-    """A value that is equal for causes that differ only in the devices of a host."""
+    """Return a key that is equal for causes that differ only in numbers or in devices of a host."""
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
         for each in cause.evidence

@@ -1,19 +1,19 @@
 """Exports of results to other tools.
 
-An export is a module here, with `write(target, results)`, and its line in `EXPORTS`.
+To add an export, write a module here with `write(target, results)` and list it in `EXPORTS`.
 """
 
 from typing import NamedTuple
 
 
 class Export(NamedTuple):
-    """An export as the command line describes it."""
+    """Description of an export for the command line."""
 
     what: str
     ending: str = ""
-    """Suffix of the file that it writes; empty for a folder."""
+    """Suffix of the file that the export writes; empty if it writes a folder."""
     of_nights: bool = False
-    """Whether it takes folders of nights."""
+    """True if the export takes folders of nights."""
 
 
 EXPORTS = {
@@ -21,4 +21,4 @@ EXPORTS = {
     "otava": Export("the step times of many nights, for Apache Otava", ".csv", of_nights=True),
     "trace": Export("the windows of each rank in time, for Perfetto or chrome://tracing", ".json"),
 }
-"""Each export, named as its module."""
+"""Exports, keyed by module name."""

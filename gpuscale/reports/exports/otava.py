@@ -1,7 +1,7 @@
-"""Tables of nights for Apache Otava, which finds change points by its own method.
+"""Export of nights as tables for Apache Otava, which finds change points by its own method.
 
-Its importer accepts no empty cell, and Otava finds nothing in a column with a `nan`. So rows that
-were measured on the same nights share a table, and others get their own.
+Otava's importer accepts no empty cell, and Otava finds nothing in a column with a `nan`. So only
+rows that were measured on the same nights share a table.
 """
 
 import csv
@@ -21,7 +21,7 @@ _ATTRIBUTES = ("job", "host", "driver", "torch")
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Write `target`, then `target-2` and so on; return Otava's configuration."""
+    """Write tables to `target`, `target-2` and so on; return Otava's configuration."""
     history = history_of(results)
     names = _names([row.point for row in history.rows])
     tables: dict[tuple[int, ...], list[RowHistory]] = {}
@@ -38,7 +38,7 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _names(points: Sequence[PointKey]) -> dict[PointKey, str]:
-    """`mnist_cnn/ddp on 4 GPUs`, with batch and shape if that is ambiguous."""
+    """Name each point, `mnist_cnn/ddp on 4 GPUs`, with batch and shape if that is ambiguous."""
     labels = set_apart([point.configuration for point in points])
     names = {point: f"{labels[point.configuration]} on {gpus_text(point.gpus)}" for point in points}
     counts = Counter(names.values())
@@ -63,7 +63,7 @@ def _table(nights: Sequence[Night], columns: dict[PointKey, str]) -> str:
 
 
 def _test(name: str, path: Path, columns: Iterable[str]) -> Iterator[str]:
-    """The lines of a test in Otava's configuration; YAML reads strings quoted as JSON."""
+    """Yield the lines of a test in Otava's YAML configuration, with strings quoted as in JSON."""
     yield f"  {json.dumps(name)}:"
     yield "    type: csv"
     yield f"    file: {json.dumps(str(path.resolve()))}"

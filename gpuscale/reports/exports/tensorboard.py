@@ -1,4 +1,4 @@
-"""Results as TensorBoard's event files: each run over its steps, and each curve over its GPUs."""
+"""Export to TensorBoard event files: runs over their steps, scaling curves over numbers of GPUs."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from gpuscale.reports.phrases import set_apart
 from gpuscale.store.files import file_errors
 
 _Scalar = tuple[str, float, int, float]
-"""Tag, value, step and Unix time, as `add_scalar` takes them."""
+"""Tag, value, step and Unix time: the arguments of `add_scalar`."""
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Write a folder for each run and each curve; return the command that shows them."""
+    """Write a folder for each run and each scaling curve; return the command that shows them."""
     require_packages("export tensorboard", ("torch", "tensorboard"))
     from torch.utils.tensorboard import SummaryWriter
 
@@ -42,14 +42,14 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _measured(result: Results) -> str:
-    """`2026-11-21T021000-4711`: time and job, with a warning if faults were injected."""
+    """Return time and job, `2026-11-21T021000-4711`, with a warning if faults were injected."""
     at, where = datetime.fromisoformat(result.created_at), result.environment
     name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
     return "-".join((name, *(f"INJECTED-{each}" for each in result.injections)))
 
 
 def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
-    """The scalars of each curve with the name of its folder."""
+    """Yield the folder name and the scalars of each run and each scaling curve."""
     labels = set_apart([run.configuration for run in result.runs])
     rows = dict(zip(labels, _folder_names(labels.values()), strict=True))
     places = gpu_places([result.environment])
@@ -72,7 +72,7 @@ def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
 
 
 def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
-    """The synchronised windows; phases are those of the slowest rank."""
+    """Yield scalars of a run's synchronised windows; phases are those of the slowest rank."""
     steps = run.steps_per_window or 1
     for number, window in enumerate(run.windows):
         values = {"step_time_s": window.time_s / steps}
@@ -93,7 +93,7 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
 
 
 def _folder_names(texts: Iterable[str]) -> list[str]:
-    """A unique folder name for each text, since TensorBoard merges curves of one folder."""
+    """Return a unique folder name for each text, since TensorBoard merges curves in one folder."""
     names: list[str] = []
     for text in texts:
         name = re.sub(r"[^\w.,()=-]+", "_", text)

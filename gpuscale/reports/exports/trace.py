@@ -1,7 +1,7 @@
-"""Results as a Chrome trace, for Perfetto and chrome://tracing: hosts, their ranks, their windows.
+"""Export to a Chrome trace of hosts, ranks and windows, for Perfetto and chrome://tracing.
 
 It follows Chrome's "Trace Event Format": a process is a host, a thread is a rank, and slices of a
-thread are nested without overlapping. Only the slowest rank's phases are known, as sums over a
+thread are nested without overlapping. Phases are known only for the slowest rank, as sums over a
 window: each is drawn once, with its total time.
 """
 
@@ -21,14 +21,14 @@ from gpuscale.store import write_report
 
 Event = dict[str, object]
 _FIRST_THREAD = 1000
-"""Thread of rank 0; a thread with its process' number would be the main thread."""
+"""Thread of rank 0; a thread numbered like its process would count as the main thread."""
 
 
 class _Mark(NamedTuple):
-    """An event on one host, in Unix time."""
+    """An event on a host; times are Unix times."""
 
     kind: str
-    """Letter of the format: `X` for a slice, `C` a counter, `i` an instant."""
+    """Type of event in the trace format: `X` is a slice, `C` a counter, `i` an instant."""
     name: str
     host: str
     rank: int
@@ -38,7 +38,7 @@ class _Mark(NamedTuple):
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Write all runs whose start is known; return where to open the file."""
+    """Write all runs whose start time is known; return a text that says where to open the file."""
     marks = [mark for result in results for mark in _marks(result)]
     if not marks:
         raise UsageError("no run has a start time, so there is nothing to trace")
@@ -61,7 +61,7 @@ def _marks(result: Results) -> Iterator[_Mark]:
 
 
 def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Mark]:
-    """The run on each rank that reported, or else on rank 0 or the rank that failed."""
+    """Yield a run's events on each rank that reported, or else on rank 0 or the failed rank."""
     drawn = [(window, "window") for window in run.windows]
     drawn += [(window, "window without synchronisation") for window in run.unsynced_windows]
     drawn.sort(key=lambda each: each[0].started_at_s)
@@ -90,7 +90,7 @@ def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Ma
 def _inside(
     window: Window, kind: str, position: int, shows_phases: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """The window, and inside it the phases, or for other ranks their busy time."""
+    """Yield a window, then its phases on the slowest rank, or the busy time on any other rank."""
     begin_s, end_s = window.started_at_s, window.started_at_s + window.time_s
     yield kind, begin_s, end_s
     if window.phases is None or not shows_phases:
@@ -103,7 +103,7 @@ def _inside(
 
 
 def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark]:
-    """The counters of each device at the start of the window that they describe."""
+    """Yield the counters of each device at the start of the window that they describe."""
     hosts = {uuid: report.host for report in run.ranks for uuid in report.device_uuids}
     for summary in run.gpu_summaries:
         where, place = hosts.get(summary.uuid, host), places.get(summary.uuid, summary.uuid)
@@ -116,7 +116,7 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
 
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
-    """The names, then the marks as events, in microseconds since the first one."""
+    """Yield the names of hosts and ranks, then the marks, in microseconds since the first."""
     hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
     for host, process in hosts.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}

@@ -1,7 +1,7 @@
-"""Pictures of results, baselines and histories, by matplotlib (the extra `plots`).
+"""Pictures of results, baselines and histories, drawn by matplotlib (the extra `plots`).
 
-A figure is a function from `Measurements` to a `Picture`, or to None if they have no data for it,
-and its entry in `FIGURES`.
+To add a figure, write a function that takes `Measurements` and returns a `Picture`, or None without
+data, and list it in `FIGURES`.
 """
 
 from collections.abc import Callable, Mapping

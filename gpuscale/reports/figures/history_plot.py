@@ -29,10 +29,10 @@ from gpuscale.reports.phrases import counted, percent_text
 
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
-"""Most changes of the environment listed below the picture; the latest are kept."""
+"""Maximum number of environment changes listed below the picture; the latest are kept."""
 _MOST_RATES = 3
 _LEAST_ROOM, _ROOM = 0.01, 0.25
-"""Room below the nights of a row, and half of that above: shares of throughput and spread."""
+"""Space below a row's nights, the larger of two shares: of throughput and of spread."""
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
 """Width of a change's label as a share of the nights, and its height in points."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
@@ -40,7 +40,7 @@ _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """The throughput of each row over the nights; rows that changed come first."""
+    """Draw the throughput of each row over the nights; rows that changed come first."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -89,7 +89,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 def _environment_changes(
     nights: Sequence[Night],
 ) -> Iterator[tuple[int, Sequence[EnvironmentChange]]]:
-    """The changes of the environment by night; each host counts once if nights alternate."""
+    """Yield the environment changes of each night; a host counts as a change only if it is new."""
     hosts = {nights[0].environment.host}
     for night in range(1, len(nights)):
         changes = [
@@ -105,7 +105,7 @@ def _environment_changes(
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
     """Draw the nights of a row, its levels, and changes of the environment.
 
-    Nights are evenly spaced: with dates, one wrong clock would leave no room for the others.
+    Nights are evenly spaced: on an axis of dates, one wrong clock would squeeze all other nights.
     """
     rates = {
         index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
@@ -186,7 +186,7 @@ def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
 
 
 def _is_of_too_few(row: RowHistory) -> bool:
-    """True for a row whose last nights are too few for a level."""
+    """True if the last nights of a row are too few for a level."""
     return row.is_unclear or row.nights_missing > 0
 
 

@@ -23,9 +23,9 @@ from gpuscale.records import Baseline, Configuration, Run
 from gpuscale.reports.phrases import counted, gpus_text, injection_warning, set_apart
 
 INK = "#1b1b1c"
-"""Colour of axes and text; `svg_of` replaces it by the colour of the text around."""
+"""Colour of axes and text; `svg_of` replaces it with the colour of the surrounding text."""
 SURFACE = "#fefefd"
-"""Colour inside hollow marks; `svg_of` replaces it by `--surface`, which a page may set."""
+"""Colour inside hollow marks; `svg_of` replaces it with `--surface`, which a page may set."""
 Style = tuple[str, str, str | tuple[int, tuple[int, ...]]]
 STYLES: Mapping[str, Style] = {
     "ddp": ("#0072b2", "o", "-"),
@@ -35,25 +35,25 @@ STYLES: Mapping[str, Style] = {
     "lightning": ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
     "mp": ("#56b4e9", "P", (0, (1, 1))),
 }
-"""A colour (Okabe and Ito), a mark and a line for each strategy, the same in every picture."""
+"""Colour (by Okabe and Ito), mark and line of each strategy, the same in every picture."""
 _Tick = TypeVar("_Tick")
 _MOST_COUNTS = 9
 _LEGEND_CHARACTERS_PER_IN = 14
 _LEGEND_MARK_IN = 0.55
-"""Width of a legend's mark with the gap to the next column."""
+"""Width of a legend mark and the gap to the next column, in inches."""
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
-"""Multiples of powers of ten for ticks, from coarse to fine."""
+"""Multiples of powers of ten to use as ticks, from coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
 _UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
-"""Units: least seconds, seconds of the unit, and sign."""
+"""Units of time: the shortest time shown in the unit, the unit in seconds, and its symbol."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
-"""Widths of a column and of a page of a paper, in inches."""
+"""Widths of a column and of a page in a paper, in inches."""
 _FONT = "DejaVu Sans"
-"""A wide font that comes with matplotlib: a layout with it has room for other fonts."""
+"""A wide font that comes with matplotlib; a layout made with it has room for other fonts."""
 _MOST_CHARACTERS = 28
-"""Longest name of a row or case."""
+"""Maximum length of the name of a row or case."""
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -70,7 +70,7 @@ _LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
-    # A dollar in a name is a dollar.
+    # A dollar sign in a name does not begin a formula.
     "text.parse_math": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
@@ -92,30 +92,30 @@ _LOOK: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """The data of all figures; each takes the part that it shows."""
+    """Data for figures; each figure uses the part that it shows."""
 
     runs: Sequence[Run] = ()
     baseline: Baseline | None = None
     history: History | None = None
     injections: Sequence[str] = ()
-    """Injected faults: such pictures never pass for real ones."""
+    """Injected faults, named in each picture so that it never passes for a real result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure with its title and description for people who cannot see it."""
+    """A figure with a title, and with a description for people who cannot see it."""
 
     figure: Figure
     title: str
     description: str
     left_out: Sequence[str] = ()
-    """Items without room, such as `2 more cases`."""
+    """Items omitted for lack of space, such as `2 more cases`."""
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """A style for each way to train, as far as there are styles.
+    """Return a style for each way to train, until the styles run out.
 
-    The first way of a strategy by name has the strategy's own style; the others share the rest.
+    The first way of a strategy, by name, gets the strategy's own style; other ways get the rest.
     """
     styles: dict[str, Style] = {}
     for way, strategy in sorted(strategies.items()):
@@ -127,13 +127,13 @@ def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
 
 
 def row_text(name: str, configuration: Configuration, gpus: int) -> str:
-    """`mnist_cnn/ddp, 2 GPUs`, or `2 CPU ranks`."""
+    """Name a row: `mnist_cnn/ddp, 2 GPUs` or `mnist_cnn/ddp, 2 CPU ranks`."""
     ranks = counted(gpus, "CPU rank") if configuration.device == "cpu" else gpus_text(gpus)
     return f"{name}, {ranks}"
 
 
 def shortened(name: str) -> str:
-    """The name; only both ends of a long one."""
+    """Return the name; the middle of a long one is replaced by an ellipsis."""
     if len(name) <= _MOST_CHARACTERS:
         return name
     return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
@@ -147,9 +147,9 @@ def drawn(
     notes: Iterable[str],
     left_out: Iterable[str],
 ) -> Iterator[Figure]:
-    """An empty figure in the common look, not registered with pyplot.
+    """Yield an empty figure in the common style, not registered with pyplot.
 
-    Notes and left-out items stand below it in small print, injected faults first.
+    Notes and omitted items are printed below the figure in small type, injected faults first.
     """
     notes = (*notes, *(f"not shown: {each}" for each in left_out))
     if measurements.injections:
@@ -164,19 +164,19 @@ def drawn(
 
 
 def left_out_of(counts: Mapping[str, int]) -> list[str]:
-    """`2 more cases`: texts for the counts of items without room."""
+    """Format the numbers of items omitted for lack of space: `2 more cases`."""
     return [counted(count, f"more {word}") for word, count in counts.items() if count > 0]
 
 
 def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A name for each configuration, shortened if the names remain distinct."""
+    """Return a name for each configuration; names are shortened if they remain distinct."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
 
 
 def legend_columns(handles: Sequence[Artist], width_in: float, most: int) -> int:
-    """The most columns in which a legend fits, filled one after the other."""
+    """Return the largest number of columns, up to `most`, in which the legend fits the width."""
     widths_in = [
         len(str(each.get_label())) / _LEGEND_CHARACTERS_PER_IN + _LEGEND_MARK_IN for each in handles
     ]
@@ -198,7 +198,7 @@ def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
 
 
 def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
-    """Make the y axis logarithmic for these positive values, with round numbers as ticks."""
+    """Make the y axis logarithmic for positive values, with round numbers as ticks."""
     known = [*values]
     low, high = min(known), max(known)
     room = max(1.1, (high / low) ** 0.08)
@@ -208,14 +208,14 @@ def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
 
 
 def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
-    """Put ticks at these numbers only, as plain numbers."""
+    """Put ticks only at these numbers, with plain numbers as labels."""
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
-    """The labelled artists of the panels, one for each label, in this order."""
+    """Return the labelled artists of the panels, one for each label, in the given order."""
     found = {
         label: handle
         for axes in panels
@@ -225,7 +225,7 @@ def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
 
 
 def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
-    """The seconds and the sign of the unit in which people read such times."""
+    """Return the length in seconds and the symbol of the unit that suits these times."""
     middle_s = statistics.geometric_mean(times_s)
     for least_s, unit_s, sign in _UNITS:
         if middle_s >= least_s:
@@ -234,7 +234,7 @@ def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Round numbers between the bounds, as even on a logarithmic axis as possible."""
+    """Return round numbers between the bounds, as evenly spaced on a log axis as possible."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for fractions in _FRACTIONS:
         numbers = [part * 10.0**power for power in powers for part in fractions]
@@ -248,7 +248,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 def thinned(
     ascending: Sequence[_Tick], most: int, position: Callable[[_Tick], float]
 ) -> list[_Tick]:
-    """The items whose labels do not overlap on an axis with room for this many."""
+    """Return items whose labels do not overlap on an axis with room for `most` labels."""
     room = (position(ascending[-1]) - position(ascending[0])) / most
     kept = [ascending[0]]
     for each in ascending[1:]:
@@ -258,16 +258,16 @@ def thinned(
 
 
 def svg_of(picture: Picture) -> str:
-    """The picture as an SVG element in the colours of the text around it.
+    """Return the picture as an SVG element that takes the colours of the surrounding text.
 
-    Pictures with different words never share an id.
+    Pictures with different titles or descriptions never share an id.
     """
     text = _element(picture, background="none")
     return text.replace(INK, "currentColor").replace(SURFACE, "var(--surface, Canvas)")
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """The content of a file of one of the `KINDS`, on white; equal pictures give equal files."""
+    """Return a file in one of the `KINDS`, on white; equal pictures give equal files."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}
@@ -281,7 +281,7 @@ def content_of(picture: Picture, kind: str) -> bytes:
 
 
 def _element(picture: Picture, *, background: str) -> str:
-    """An SVG element with its accessible name and description, without rules of style."""
+    """Return an SVG element with an accessible name and description, but without style rules."""
     title, description = html.escape(picture.title), html.escape(picture.description)
     written = io.StringIO()
     with mpl.rc_context({**_LOOK, "svg.hashsalt": title + description}):
@@ -291,7 +291,7 @@ def _element(picture: Picture, *, background: str) -> str:
     # Ids of groups are the same in every figure, and nothing refers to them.
     used = {*re.findall(r'(?:href="|url\()#([^")]+)', text)}
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
-    # A hundredth of a point is less than anybody sees, and a tenth of the element.
+    # Nobody sees less than a hundredth of a point, and further digits are a tenth of the element.
     text = re.sub(
         r' (?:d|x|y|transform)="[^"]+"',
         lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]),

@@ -1,4 +1,4 @@
-"""Scaling over GPUs: time, throughput and speedup, together and each by itself."""
+"""Figures of time, throughput and speedup over numbers of GPUs, together and separately."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,20 +35,20 @@ from gpuscale.reports.phrases import interval_text
 Quantity = Literal["time", "step time", "throughput", "speedup", "efficiency"]
 _QUANTITIES = get_args(Quantity)
 MOST_CASES = 4
-"""Most cases in one figure, one below the other."""
+"""Maximum number of cases in one figure, one below the other."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _IDEAL = "ideal"
 _APART = 1.03
-"""Factor between the places of two curves' intervals, so that they do not overlap."""
+"""Factor between the x positions of two curves' intervals, so that they do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """The points of one configuration."""
+    """Scaling points of one configuration, all of the same origin."""
 
     points: Sequence[ScalingPoint]
     way: str
-    """How the case is made parallel, and what else distinguishes it within its case."""
+    """Strategy, with options if needed to distinguish the curve from others of the case."""
     origin: Literal["measured", "baseline", "published"]
 
     @property
@@ -61,22 +61,22 @@ class _Curve:
 
     @property
     def name(self) -> str:
-        """The way, with the origin unless it was measured now."""
+        """The way to train, followed by the origin unless the curve was measured now."""
         return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
 
     @property
     def timed(self) -> str:
-        """The span of its `time`."""
+        """What the curve's time covers: an epoch, the training loop or a whole job."""
         figure = self.points[0].figure
         return "epoch" if figure is None or figure.timed is None else figure.timed
 
     def values(self, quantity: Quantity) -> dict[int, Estimate]:
-        """The known values by number of GPUs."""
+        """Return the known values of a quantity, keyed by number of GPUs."""
         found = {point.gpus: _value(point, quantity) for point in self.points}
         return {gpus: value for gpus, value in found.items() if value is not None}
 
     def has(self, quantity: Quantity) -> bool:
-        """True if a value is known; a speedup takes more than one GPU."""
+        """True if the curve has a value of the quantity; speedups need more than one GPU."""
         least = 2 if quantity in ("speedup", "efficiency") else 1
         return any(gpus >= least for gpus in self.values(quantity))
 
@@ -97,9 +97,9 @@ def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
 
 
 def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
-    """The measured curves, each followed by the baseline's curves of its configuration.
+    """Return the measured curves, each followed by the baseline's curves of its configuration.
 
-    Without runs they are the curves of the baseline.
+    Without runs, return all curves of the baseline.
     """
     baseline = measurements.baseline
     measured = _measured(scaling_points(measurements.runs))
@@ -120,7 +120,7 @@ def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
         if configuration in before:
             found.append(replace(before[configuration], way=curve.way))
         if configuration.label in published:
-            # Two configurations of one label have the same publication.
+            # Configurations with the same label share a publication, which is drawn once.
             found.append(replace(published.pop(configuration.label), way=curve.way))
     return tuple(found)
 
@@ -140,7 +140,7 @@ def _measured(
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
-    """The quantities side by side over GPUs, a row for each case; None without data."""
+    """Draw the quantities side by side over GPUs, with a row for each case; None without data."""
     every = _curves_of(measurements)
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
@@ -182,7 +182,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
 def _draw(
     axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, Style]
 ) -> None:
-    """Draw one quantity of the curves of one case."""
+    """Draw one quantity for the curves of one case."""
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     lay_gpus(axes, counts)
     axes.set_xlabel(_gpus_text(curves))
@@ -233,7 +233,7 @@ def _lay_values(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
-    """Draw a line through the values with their intervals; marks measured before are hollow."""
+    """Draw a line through the values, with intervals; only marks of current runs are filled."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [
@@ -260,7 +260,7 @@ def _draw_curve(
 
 
 def _gpus_text(curves: Sequence[_Curve]) -> str:
-    """`GPUs`, and below it how the work grows with them, if all curves agree."""
+    """Return the x axis label: `GPUs`, then the kind of scaling if all curves agree on it."""
     word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
     modes = {
         curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
@@ -281,7 +281,7 @@ def _gpus_text(curves: Sequence[_Curve]) -> str:
 
 
 def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
-    """The origin of the intervals, and the source of published figures."""
+    """Yield the origin of the intervals, and the source of published figures."""
     measured = [curve for curve in curves if curve.origin != "published"]
     values = [_value(p, name) for curve in measured for p in curve.points for name in _QUANTITIES]
     if any(value is not None and value.has_interval for value in values):
@@ -293,7 +293,7 @@ def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
 
 
 def _sentences(curves: Sequence[_Curve], quantities: Sequence[Quantity]) -> Iterator[str]:
-    """Each curve in words: `mnist_cnn, ddp: speedup 1.86 [1.80, 1.93] on 2 GPUs`."""
+    """Describe each curve: `mnist_cnn, ddp: speedup 1.86 [1.80, 1.93] on 2 GPUs`."""
     for curve in curves:
         for quantity in quantities:
             found = [

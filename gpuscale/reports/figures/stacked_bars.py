@@ -29,10 +29,10 @@ from gpuscale.reports.phrases import amount_text
 MOST_BARS = 24
 _BAR_IN = 0.4
 _BAR_HEIGHT = 0.45
-"""Share of a bar's room; the label takes the rest."""
+"""Height of a bar as a share of its space; the label takes the rest."""
 _LEGEND_COLUMNS = 3
 _FILLED = 0.9
-"""Share of a part's width that its number may fill."""
+"""Largest share of a part's width that the number on it may fill."""
 
 
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
@@ -45,11 +45,11 @@ _FILLS = {
     "optimizer": "#cc79a7",
     **dict.fromkeys(("wait", "rest"), _DARK),
 }
-"""Colours of phases and of budget parts by name; parts without a loss are light."""
+"""Colours of phases and budget parts, keyed by name; other parts are light."""
 
 
 class _Bar(NamedTuple):
-    """The parts of one row, in the order in which they are stacked."""
+    """A stacked bar for one row, with the parts in stacking order."""
 
     case: str
     label: str
@@ -57,13 +57,13 @@ class _Bar(NamedTuple):
     end: str
     """Text to the right of the bar."""
     shares: Mapping[str, str]
-    """Text on each part: its share of a step."""
+    """Text on each part: the part's share of a step."""
     description: str
-    """The parts in words."""
+    """Description of the parts in words."""
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
-    """The efficiency budget of each row on several GPUs."""
+    """Draw the efficiency budget of each row on several GPUs."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
     names = names_beside([each.configuration for each in budgets])
     bars = [
@@ -80,7 +80,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
         )
         for each in budgets
     ]
-    # If there are many, those that lost most.
+    # If there is not room for all bars, those that lost most are shown.
     worst = sorted(bars, key=lambda bar: bar.parts["efficiency"])[:MOST_BARS]
     shown = [bar for bar in bars if bar in worst]
     notes = ["of a step on n GPUs; below 0: shorter than on one GPU"]
@@ -88,7 +88,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
-    """The phases of an average step of each row; each case has its own axis."""
+    """Draw the phases of an average step in each row; each case has its own axis."""
     steps = typical_steps(measurements.runs)
     names = names_beside([point.configuration for point in steps])
     bars = [
@@ -113,7 +113,7 @@ def _picture(
     shown: Sequence[_Bar],
     notes: Sequence[str],
 ) -> Picture | None:
-    """A picture of bars, with one axis for each case; None without bars."""
+    """Draw bars, with one axis for each case; return None without bars."""
     if not bars:
         return None
     facets = [[*facet] for _, facet in groupby(shown, key=lambda bar: bar.case)]
@@ -141,7 +141,7 @@ def _picture(
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
-    """Draw the bars of one axis; return the numbers with the parts below them."""
+    """Draw the bars of one axis; return each number with the part on which it stands."""
     numbers: list[tuple[Text, Rectangle]] = []
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     is_time = any(bar.end for bar in bars)
@@ -188,7 +188,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
 
 
 def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
-    """Put the label above a bar, gains to its left and the end text to its right."""
+    """Put the label above a bar, gains to the left of the bar and the end text to the right."""
     label = axes.annotate(
         bar.label,
         (0.0, place - _BAR_HEIGHT / 2),
@@ -197,7 +197,7 @@ def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
         textcoords="offset points",
         bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
     )
-    # A long label must not narrow the bars: nothing stands beside it.
+    # A long label must not narrow the bars, since nothing stands next to it.
     label.set_in_layout(False)
     gains = [f"{name} −{share[1:]}" for name, share in bar.shares.items() if share.startswith("-")]
     for text, end, offset, side in (

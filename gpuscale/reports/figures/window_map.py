@@ -1,4 +1,4 @@
-"""A map of each rank in each window: a straggler is a row, a slow moment a column."""
+"""Heat map of ranks and windows: a straggler appears as a row, a slow moment as a column."""
 
 import statistics
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ from gpuscale.reports.phrases import counted
 
 MOST_RUNS = 6
 _SLOWEST_SHOWN = 0.1
-"""Lag behind the run's median that has the darkest colour."""
+"""Excess over the run's median from which the colour is darkest."""
 _COLORS = "YlOrBr"
 
 
 def windows_picture(measurements: Measurements) -> Picture | None:
-    """The slowest run of each row: how far each rank was behind the run's median."""
+    """Draw how far each rank was behind the run's median, for the slowest run of each row."""
     several = (
         run
         for run in slowest_runs(measurements.runs).values()
@@ -68,12 +68,12 @@ def windows_picture(measurements: Measurements) -> Picture | None:
 
 
 def _windows(run: Run) -> tuple[Window, ...]:
-    """The unsynchronised windows if any, in which only a straggler is slow."""
+    """Return the unsynchronised windows, in which only a straggler is slow, or else all others."""
     return run.unsynced_windows or run.windows
 
 
 def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
-    """The slowest valid run of each row among those that have busy times."""
+    """Return the slowest valid run of each row, among runs with busy times."""
     found: dict[PointKey, Run] = {}
     for run in runs:
         windows = (*run.windows, *run.unsynced_windows)
@@ -85,7 +85,7 @@ def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
 
 
 def _behind(run: Run) -> list[list[float]]:
-    """Excess of busy time over the run's median, by rank and window, as a share of the median."""
+    """Return the relative excess of busy times over the run's median, by rank and window."""
     median_s = statistics.median(busy_s for window in _windows(run) for busy_s in window.busy_s)
     by_rank = zip(*(window.busy_s for window in _windows(run)), strict=True)
     return [[busy_s / median_s - 1 for busy_s in rank_s] for rank_s in by_rank]
@@ -115,7 +115,7 @@ def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
 
 
 def _sentence(run: Run) -> str:
-    """A sentence on the rank with the longest median busy time."""
+    """Describe the rank with the longest median busy time."""
     medians = [statistics.median(lags) for lags in _behind(run)]
     slowest = max(range(len(medians)), key=lambda rank: medians[rank])
     host = next((each.host for each in run.ranks if each.rank == slowest), "?")

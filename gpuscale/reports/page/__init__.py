@@ -1,4 +1,4 @@
-"""The content of a page, sections of figures, tables and notes, and its HTML by Jinja2."""
+"""The content of a page (sections with figures, tables and notes), and its HTML by Jinja2."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The subject of a page; None if not given."""
+    """Data for a page; None for data that were not given."""
 
     results: Sequence[Results]
     baseline: Baseline | None = None
     view: View | None = None
-    """The results compared with the baseline."""
+    """Comparison of the results with the baseline."""
     history: History | None = None
     folder: str = ""
-    """Folder of the nights, if the results are the newest night in it."""
+    """Folder of nights if the results are its newest night; otherwise empty."""
 
     @property
     def runs(self) -> list[Run]:
@@ -36,16 +36,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells by their headers; the first cell of a row names it."""
+    """A table whose rows are cells keyed by header; the first cell of each row names the row."""
 
     caption: str
     rows: Sequence[Mapping[str, Cell]]
     words: frozenset[str] = frozenset()
-    """The headers, besides the first, whose cells are words and not numbers."""
+    """Headers of columns that contain words, not numbers; the first column always does."""
 
     @property
     def headers(self) -> Sequence[str]:
-        """The headers of all rows."""
+        """Column headers, which all rows share."""
         return [*self.rows[0]] if self.rows else []
 
 
@@ -69,7 +69,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of a page."""
+    """A section of a page: text, figures, tables and notes under a title."""
 
     title: str
     intro: str = ""
@@ -81,29 +81,29 @@ class Section:
 
 
 def tone_of(verdict: Verdict) -> Tone:
-    """The tone of a verdict."""
+    """Return the tone of a verdict."""
     return _BY_WEIGHT[verdict.weight]
 
 
 def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
-    """The rows without the columns in which nothing is known."""
+    """Return the rows without columns in which all values are unknown."""
     known = [name for name in rows[0] if any(row[name].text != UNKNOWN for row in rows)]
     return [{name: row[name] for name in known} for row in rows]
 
 
 def readable(text: str) -> str:
-    """Keep numbers with their percent signs, and shorten UUIDs.
+    """Keep numbers and percent signs together, and shorten UUIDs.
 
-    nvidia-smi accepts the shortened UUIDs, and the last table has the full ones.
+    nvidia-smi accepts the shortened UUIDs; the last table on the page has the full ones.
     """
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
 
 def rendered(sections: Sequence[Section], **values: Any) -> str:
-    """The HTML of a page with these sections and further values; all texts are escaped."""
+    """Return the HTML of a page with these sections and template values; all text is escaped."""
     require_packages("a page", ("jinja2",))
-    # Imported here: the index of nights needs it, but not all that imports this module.
+    # Imported here, since not every importer of this module renders a page.
     import jinja2
 
     environment = jinja2.Environment(
@@ -114,7 +114,7 @@ def rendered(sections: Sequence[Section], **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["readable"] = readable
-    # A page without a verdict has these values empty.
+    # On a page without a verdict these values are empty.
     common = {"version": __version__, "word": "", "warning": "", "sections": sections}
     text: str = environment.get_template("page.html").render({**common, **values})
     return text

@@ -1,4 +1,4 @@
-"""The report page: its sections in order, and the one on the history of the machine."""
+"""The report page: the order of its sections, and the section on the machine's history."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -17,9 +17,9 @@ _NEVER = "1970-01-01T00:00:00+00:00"
 
 
 def losses(subject: Subject) -> list[str]:
-    """Texts on the losses that most rows share, at most three.
+    """Describe the losses that most rows share, at most three.
 
-    They are those since the baseline, or without one those since the first open loss.
+    These are losses since the baseline or, without a baseline, since the first loss still reported.
     """
     history, view = subject.history, subject.view
     if history is None:
@@ -42,7 +42,7 @@ def losses(subject: Subject) -> list[str]:
 
 
 def _unmended(row: RowHistory) -> list[RowChange]:
-    """The losses of a row that no later gain took back."""
+    """Return the losses of a row that no later gain undid."""
     found: list[RowChange] = []
     for change in row.changes:
         if change.is_loss:
@@ -53,7 +53,7 @@ def _unmended(row: RowHistory) -> list[RowChange]:
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """The verdict of the nights for the headline; None if the page is not about the last night."""
+    """Return the verdict on the nights; None if the page does not show the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
@@ -62,7 +62,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
 
 
 def nights(subject: Subject) -> Section | None:
-    """The last night of each row, and the nights that changed rows, the latest first."""
+    """Return the section on the last night of each row and on all changes, the latest first."""
     history = subject.history
     if history is None:
         return None
@@ -101,13 +101,13 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     windows,
     machines,
 )
-"""The sections below the verdict, in order; each is None if there is no data for it."""
+"""Functions that create the sections below the verdict, in order; without data they return None."""
 _TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
 _TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 
 
 def report_html(subject: Subject) -> str:
-    """The HTML of a report; raises UsageError if Jinja2 or matplotlib is missing."""
+    """Return the HTML of a report; raise UsageError if Jinja2 or matplotlib is missing."""
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)

@@ -1,4 +1,4 @@
-"""The index of all nights of a machine: one line each, with verdict and link."""
+"""The index of a machine's nights: a line for each night, with its verdict and a link."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD_TEXT, NightRecord,
 INDEX = "index.html"
 PAGE = "report.html"
 _LINKED = (PAGE, "comparison.txt", RECORD_TEXT)
-"""Files that a line may link to; the first that exists wins."""
+"""Files that a line may link to; the first that exists is used."""
 
 _TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 
@@ -34,7 +34,7 @@ def write_index(folder: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
-    """The rows of the table, the latest night first."""
+    """Yield the rows of the table, the latest night first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     unknown = NightRecord(night="no record: it still runs, or was ended")
     records = {

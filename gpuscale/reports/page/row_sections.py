@@ -1,4 +1,4 @@
-"""Sections on the rows, judged or as measured, and on the machines of both sides."""
+"""Sections on the rows, compared or only measured, and on the machines of both sides."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,7 +27,7 @@ from gpuscale.reports.show.scaling_table import failures, scaling_cells, table_n
 
 
 def causes(subject: Subject) -> Section | None:
-    """The explanations of the verdicts, the worst first."""
+    """Return the section that explains the verdicts, the worst first."""
     view = subject.view
     if view is None:
         return None
@@ -48,14 +48,14 @@ def causes(subject: Subject) -> Section | None:
 
 
 def rows(subject: Subject) -> Section | None:
-    """Every row with its absolute numbers."""
+    """Return the section with all rows and their absolute numbers."""
     if subject.view is not None and subject.view.rows:
         return _compared(subject.view)
     return _measured(subject.runs) if subject.runs else None
 
 
 def place_text(results: Results) -> str:
-    """`node017, 4× V100, 2026-11-20 02:10, job 4711`: where and when they were measured."""
+    """Say where and when results were measured: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
     where, began = results.environment, datetime.fromisoformat(results.created_at)
     job = f", job {where.job_id}" if where.job_id else ""
     ranks = "; CPU ranks stand for GPUs" if where.device == "cpu" else ""
@@ -64,7 +64,7 @@ def place_text(results: Results) -> str:
 
 
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """The headline of a page without a verdict: speedups and software."""
+    """Return the headline of a page without a verdict: speedups and software."""
     points = scaling_points(subject.runs)
     names = phrases.set_apart([point.configuration for point in points])
     widest = {point.configuration: point for point in points if point.speedup is not None}
@@ -124,11 +124,11 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Rows that always differ; GPUs are compared in a row of their own."""
+"""Facts that always differ between the sides; GPUs are compared as a fact of their own."""
 
 
 def machines(subject: Subject) -> Section:
-    """The machines of the results and of the baseline, if there is one."""
+    """Return the section on the machines of the results and of the baseline, if there is one."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
     jobs = [result.allocation_of(run) for result in subject.results for run in result.runs]
@@ -163,7 +163,7 @@ def _facts(
     jobs: Sequence[str],
     environments: Sequence[Environment],
 ) -> dict[str, str]:
-    """The place and time of one side's measurement; an unknown fact is empty."""
+    """Return where, when and with what one side was measured; unknown facts are empty."""
     variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
     values: dict[str, Iterable[object]] = {
         "machine": [machine],
@@ -182,7 +182,7 @@ def _facts(
 
 
 def _devices(environments: Sequence[Environment]) -> list[Table]:
-    """The identity of each GPU, as far as known."""
+    """Return a table that identifies each GPU as far as known; no table without GPUs."""
     rows: list[dict[str, Cell]] = []
     for host, gpu in (each for here in environments for each in here.placed_gpus):
         number = gpu.index if gpu.smi_index is None else gpu.smi_index

@@ -16,12 +16,12 @@ from gpuscale.reports.page import Section, Subject, Table
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
 NAMED_LOSS = 0.1
-"""Share of a step from which a lost part is shaded."""
+"""Smallest loss that is shaded, as a share of a step."""
 _MOST_LINES = 8
 
 
 def budget(subject: Subject) -> Section | None:
-    """The efficiency budget."""
+    """Return the section on the efficiency budget."""
     found = [each for each in efficiency_budgets(subject.runs) if each.parts]
     if not found:
         return None
@@ -63,7 +63,7 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> dict[str, Cell]:
 
 
 def phases(subject: Subject) -> Section | None:
-    """The phases of a step of each row."""
+    """Return the section on the phases of a step in each row."""
     steps = typical_steps(subject.runs)
     if not steps:
         return None
@@ -76,7 +76,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """The figures of these names for which there is data; the worst cases come first."""
+    """Draw the named figures for which there is data; in each figure the worst cases come first."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
@@ -88,15 +88,15 @@ def pictures(subject: Subject, *names: str) -> list[str]:
 
 
 def curves(subject: Subject) -> Section | None:
-    """Time, throughput and speedup over numbers of GPUs."""
+    """Return the section on time, throughput and speedup over numbers of GPUs."""
     found = pictures(subject, "time", "throughput", "speedup")
     return Section(title="Curves", figures=found) if found else None
 
 
 _MOST_RANKS = 32
-"""Most ranks shown, so that a page of a hundred rows stays small."""
+"""Maximum number of ranks shown, so that a page with a hundred rows stays small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""Excess over the run's median from which a window or a pace is shaded."""
+"""Excess over the run's median above which a window or a pace is shaded, with the shade."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -106,8 +106,8 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def windows(subject: Subject) -> Section | None:
-    """The slowest run of each row, window by window, as long as there is room."""
-    # The worst rows come last, so that of one key the worst row decides.
+    """Return the section on the slowest run of each row, window by window, if space allows."""
+    # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}
     chosen = sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
@@ -172,7 +172,7 @@ def _table(run: Run, name: str) -> Table:
 
 
 def _timed(time_s: float | None, median_s: float, factor: float) -> Cell:
-    """The time in the table's unit, shaded by how far it is above the median."""
+    """Return a time in the table's unit, shaded by its excess over the median."""
     if time_s is None:
         return Cell(phrases.UNKNOWN)
     tones = (tone for above, tone in _TONES if time_s / median_s > 1 + above)
@@ -185,7 +185,7 @@ def _place(rank: RankReport) -> str:
 
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
-    """The range of a counter over the windows, or over the run if windows lack it."""
+    """Return the range of a counter over windows, or its value for the run if windows lack it."""
     values = [
         window.values[field]
         for each in summaries

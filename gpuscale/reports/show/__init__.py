@@ -1,4 +1,4 @@
-"""The points and columns that `gpuscale show` gives in every format."""
+"""Points and columns that `gpuscale show` gives in every format."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,29 +23,29 @@ class Shown:
     path: Path
     now: datetime
     steps: int | None = None
-    """Steps of the training whose GPU-hours are shown."""
+    """Number of training steps for which GPU-hours are shown; None for no GPU-hours."""
     projections: tuple[Projection, ...] = ()
-    """The configurations on numbers of GPUs that were not measured."""
+    """Projections of configurations to numbers of GPUs that were not measured."""
     phases: bool = False
-    """Whether the text has the phases of results in place of their scaling table."""
+    """True if the text shows the phases of results instead of their scaling table."""
     columns: int = PLAIN_COLUMNS
-    """Columns of the terminal or the file that the text is written to."""
+    """Width of the terminal or file that the text is written to, in columns."""
 
     @property
     def injections(self) -> tuple[str, ...]:
-        """The faults that were injected on purpose."""
+        """Faults injected on purpose."""
         return self.content.injections if isinstance(self.content, Results) else ()
 
     @property
     def points(self) -> Sequence[ScalingPoint]:
-        """The points by configuration: published ones first, projected ones last."""
+        """All scaling points: published ones first, then measured ones, then projected ones."""
         published = published_points(self.content) if isinstance(self.content, Baseline) else {}
         projected = (point for projection in self.projections for point in projection.points)
         return (*published.values(), *scaling_points(self.content.runs), *projected)
 
 
 def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
-    """The columns of points; GPU-hours are those of so many steps, if given."""
+    """Return the columns of scaling points, with the GPU-hours of `steps` training steps."""
 
     def gpu_hours(point: ScalingPoint) -> Estimate | None:
         if point.step_time_s is None or steps is None:

@@ -1,4 +1,4 @@
-"""Results and baselines as CSV: a line for each point, units in the names of the columns."""
+"""Results and baselines as CSV: a line for each point, with units in the column names."""
 
 from operator import attrgetter
 
@@ -15,7 +15,7 @@ def _of_configuration(name: str) -> Column[ScalingPoint]:
 
 
 def render(shown: Shown) -> str:
-    """The points as CSV (docs/tools.md); unknown is empty."""
+    """Return the points as CSV (docs/tools.md); unknown values are empty."""
     kind, *numbers = columns_with(shown.steps)
     names, others = map(_of_configuration, _NAMES), map(_of_configuration, _OTHERS)
     injections = " ".join(shown.injections) or None

@@ -1,4 +1,4 @@
-"""Results and baselines as data: the rows of the scaling table, for scripts."""
+"""Results and baselines as JSON: the rows of the scaling table, for scripts."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from gpuscale.reports.show import Shown, columns_with
 
 
 def render(shown: Shown) -> str:
-    """The rows as a JSON document (docs/tools.md); unknown is null."""
+    """Return the rows as a JSON document (docs/tools.md); unknown values are null."""
     return document_text(
         "gpuscale-scaling",
         **_origin(shown),
@@ -21,7 +21,7 @@ def render(shown: Shown) -> str:
 
 
 def _origin(shown: Shown) -> dict[str, object]:
-    """The machine and the time of the rows."""
+    """Return where, when and with what software the rows were measured."""
     content = shown.content
     if isinstance(content, Results):
         what, named = "results", {"name": None, "cluster": None, "recorded_at": content.created_at}
@@ -44,7 +44,7 @@ def _row(point: ScalingPoint, steps: int | None) -> dict[str, object]:
 
 
 def _projection(projection: Projection) -> dict[str, object]:
-    """The basis of projected rows."""
+    """Return what a projection is based on, and its known errors."""
     return {
         "configuration": msgspec.structs.asdict(projection.configuration),
         "scaling": projection.scaling,

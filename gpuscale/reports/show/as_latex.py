@@ -1,4 +1,4 @@
-"""Results and baselines as a LaTeX table, as a paper or a proposal for computing time shows it."""
+"""Results and baselines as a LaTeX table, for a paper or a proposal for computing time."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,9 +22,9 @@ _HEADERS = {
     "Efficiency": "efficiency",
     "GPU-hours": "GPU-hours",
 }
-"""Headers in LaTeX, and the headers of their columns."""
+"""Headers in the LaTeX table, with the headers of the corresponding columns."""
 _WITH_INTERVAL = ("step time", "speedup")
-"""Columns with an interval; a page is narrow, so each interval appears once."""
+"""Columns shown with intervals; a page is narrow, so others are shown without."""
 _SIGNS = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -40,13 +40,13 @@ _SIGNS = {
     "–": r"\textendash{}",
     "µ": r"$\mu$",
 }
-# Letters that pdflatex knows without a package.
+# Characters that pdflatex does not know without a package.
 _FOREIGN = re.compile("[^\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
 _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
 
 
 def render(shown: Shown) -> str:
-    """The rows as a table for the package booktabs, grouped by configuration."""
+    """Return the rows as a table for the LaTeX package booktabs, grouped by configuration."""
     headers = [*_HEADERS][: None if shown.steps else -1]
     lines = [
         f"% gpuscale {__version__}: {_plain(shown.path.name)}",
@@ -66,7 +66,7 @@ def render(shown: Shown) -> str:
 
 
 def _groups(shown: Shown, width: int) -> Iterator[str]:
-    """The rows of each configuration below a line with its name."""
+    """Yield a line with the name of each configuration, followed by its rows."""
     columns = {column.header: column for column in columns_with(shown.steps)}
     columns["speedup"] = replace(columns["speedup"], form=significant)
     kinds = groupby(shown.points, key=lambda point: (point.kind, point.configuration))
@@ -85,7 +85,7 @@ def _groups(shown: Shown, width: int) -> Iterator[str]:
 
 
 def _caption(shown: Shown) -> str:
-    """The origin of the numbers, and the meaning of intervals and GPU-hours."""
+    """State the origin of the numbers and the meaning of intervals and GPU-hours."""
     content = shown.content
     if isinstance(content, Results):
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
@@ -107,11 +107,11 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape letters that pdflatex does not know."""
+    """Escape characters that pdflatex does not know."""
     return _FOREIGN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _latex(text: str) -> str:
-    """Escape the text for LaTeX, and keep two hyphens apart."""
+    """Escape text for LaTeX, and keep consecutive hyphens separate."""
     signs = _SIGN.sub(lambda found: _SIGNS[found[0]], _plain(text))
     return re.sub("-(?=-)", "-{}", signs)

@@ -20,7 +20,7 @@ _FIRST = ("step time", "speedup", "efficiency")
 
 
 def render(shown: Shown) -> str:
-    """The scaling table with its origin and notes."""
+    """Return a results or baseline file as text."""
     columns, steps = shown.columns, shown.steps
     if isinstance(shown.content, Results):
         lines = [*_results_lines(shown.content, shown)]
@@ -46,7 +46,7 @@ def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
 
 
 def _origin(results: Results, shown: Shown) -> Iterator[str]:
-    """The origin of the results: file, time, machine and software, and an empty line."""
+    """Yield the file, time, machine and software of the results, then an empty line."""
     environment = results.environment
     if results.injections:
         yield phrases.injection_warning(results.injections)
@@ -64,7 +64,7 @@ def _origin(results: Results, shown: Shown) -> Iterator[str]:
 def _projections(
     projections: Sequence[Projection], columns: int, steps: int | None
 ) -> Iterator[str]:
-    """The table of projections, and their known errors."""
+    """Yield the table of projections, then what they are based on and their known errors."""
     title = "further than measured: a projection, which no verdict rests on; bands: 95 %"
     yield from fitted([title], columns)
     yield ""
@@ -79,7 +79,7 @@ def _projections(
 
 
 def _rests_on(projection: Projection) -> Iterator[str]:
-    """The basis of a projection, and its known errors."""
+    """Yield what a projection is based on, and its known errors."""
     measured = phrases.gpus_text(*projection.measured)
     yield f"from {measured}, {projection.scaling} scaling"
     for each in projection.left_out:

@@ -1,4 +1,4 @@
-"""Baselines as text: their origin, their entries, and the differences of two."""
+"""Baselines as text: their origin, their entries, and the differences between two baselines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ _TIMED: Mapping[str | None, str] = {
 def baseline_text(
     baseline: Baseline, today: date, *, columns: int = PLAIN_COLUMNS, steps: int | None = None
 ) -> str:
-    """The baseline as text, without a final line break, and a note if it has expired.
+    """Return the baseline as text, without a final line break, with a note if it has expired.
 
-    With a number of `steps` it has the GPU-hours that they take.
+    If `steps` is given, the tables show the GPU-hours for this number of training steps.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
@@ -124,7 +124,7 @@ def _measured_blocks(
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """`4.12 ms ±0.3 %`: mean step time of valid runs with its 95 % interval."""
+    """Return the mean step time of valid runs with its 95 % interval: `4.12 ms ±0.3 %`."""
     mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
     return STEP_TIME.cell(Scaling(step_time_s=mean)).line
 
@@ -134,7 +134,7 @@ def _runs_text(runs: int, allocations: int) -> str:
 
 
 def _published(point: ScalingPoint) -> dict[str, Cell]:
-    """`1520 samples/s` and `throughput`, or `41.2 s` and `wall clock of the epoch`."""
+    """Return a figure and its kind, such as `41.2 s` and `wall clock of the epoch`."""
     if point.samples_per_s is not None:
         amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
     else:
@@ -146,24 +146,24 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """A row on both sides; None on the side that lacks it, never on both."""
+    """A row of two baselines; None for the baseline that lacks the row, never for both."""
 
     old: Entry | PublishedFigure | None
     new: Entry | PublishedFigure | None
     remark: str = ""
-    """Remark after its name: why one side lacks it, or why it cannot be accepted."""
+    """Text after the name of the row: why one baseline lacks it, or why it cannot be accepted."""
 
 
 def changes_text(
     changes: Sequence[EntryChange], before: Baseline, after: Baseline, comparison: Comparison
 ) -> str:
-    """The changes, a block of lines each, without a final line break.
+    """Describe each change in a block of lines, without a final line break.
 
-    Each speedup is relative to the runs on 1 GPU of the entry's own baseline. The comparison judges
-    the measured entries of `after` against `before`.
+    Each speedup is relative to the runs on 1 GPU in the same baseline. The comparison judges the
+    measured entries of `after` against `before`.
     """
     names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
-    # The first verdict of a key is that of the measured entry, before a published figure's.
+    # For each key, the verdict on the measured entry precedes that on a published figure.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
     published = [*map(published_points, (before, after))]
     blocks = []
@@ -194,7 +194,7 @@ def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) ->
 def _values(
     entry: Entry | PublishedFigure | None, published: Mapping[EntryKey, ScalingPoint]
 ) -> dict[str, str]:
-    """The values of one side by name."""
+    """Return the values of an entry, keyed by name; empty if there is no entry."""
     if entry is None:
         return {}
     further: dict[str, Cell]

@@ -26,17 +26,16 @@ from gpuscale.reports.show import columns_with
 from gpuscale.reports.show.step_time import budget_lines
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
-"""Columns that a narrow terminal shows first."""
+"""Columns that come first on a narrow terminal."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
-"""Columns that a note replaces if all rows have the same value."""
+"""Columns that a note replaces if all rows have the same value, with templates for the note."""
 _SAME_STEP_TIME = math.log(1.25)
-"""Largest plausible difference between the step time that a command reports and the measured
-one."""
+"""Largest plausible difference between reported and measured step time, as a logarithm."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
 def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
-    """The scaling table of the results, with its notes and the efficiency budget."""
+    """Yield the scaling table of the results, its notes and the efficiency budget."""
     runs = results.runs
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns, steps=steps).splitlines()
@@ -61,7 +60,7 @@ def scaling_table(
     columns: int | None = None,
     steps: int | None = None,
 ) -> str:
-    """The table of measured points as text."""
+    """Return the table of measured points as text."""
     return text_table(scaling_cells(points, runs, steps), columns, first=_FIRST)
 
 
@@ -72,10 +71,10 @@ def scaling_cells(
     *,
     with_epoch: bool = False,
 ) -> list[dict[str, Cell]]:
-    """The table of measured points: the cells of each by their headers.
+    """Return the table of measured points, with the cells of each row keyed by header.
 
-    Intervals are 95 %, and absent if a single run gives none. Unsteady runs among those that the
-    points are made of are counted apart from failed ones.
+    Intervals are 95 %; a single run has none. `runs` are those of the points: unsteady runs among
+    them are counted separately from failed ones.
     """
     headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
     if with_epoch or any(point.configuration.batch is not None for point in points):
@@ -104,7 +103,7 @@ def scaling_cells(
 
 
 def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
-    """The cells of `_SHARED` columns that are the same for all points, by header."""
+    """Return the texts of `_SHARED` columns in which all points agree, keyed by header."""
     rows = cells_under([*_SHARED], points)
     texts = {name: {row[name].text for row in rows} for name in _SHARED}
     return {name: values.pop() for name, values in texts.items() if len(values) == 1}
@@ -116,7 +115,7 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """The cells of each point under these headers; `further` ones replace its own."""
+    """Return the cells of each point, keyed by header; cells in `further` take precedence."""
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)
     rows = []
@@ -129,7 +128,7 @@ def cells_under(
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
-    """The notes below the table: how it was measured, and implausible numbers."""
+    """Yield the notes below the table: how the points were measured, and which are implausible."""
     most = max((point.valid_runs for point in points), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
@@ -149,7 +148,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
-    """The meaning of `×[0.59, 1.7]` beside a step time; nothing if no interval is so wide."""
+    """Explain `×[0.59, 1.7]` after a step time, unless no interval is so wide."""
     times_s = (point.step_time_s for point in points)
     wide = (time_s for time_s in times_s if time_s is not None and phrases.is_wide(time_s))
     for time_s in islice(wide, 1):
@@ -160,7 +159,7 @@ def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each strategy measured together with the one that it wraps: their ratio."""
+    """Yield the step time of each strategy relative to the one it wraps, if both were measured."""
     ratios = step_time_ratios(runs)
     names = phrases.set_apart([key.configuration for key in ratios])
     for configuration, name in names.items():
@@ -174,7 +173,7 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for the first run of each row whose command reports another step time."""
+    """Yield a line for the first run of each row whose command reports a different step time."""
     seen: set[EntryKey] = set()
     for run in runs:
         if run.key in seen or run.reported_step_s is None or not run.is_valid:
@@ -190,11 +189,11 @@ def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each command whose batch gpuscale was given, but the command was not."""
+    """Yield a line for each command that does not take the batch size given to gpuscale."""
     first = {run.configuration: run for run in reversed(runs) if run.is_valid}
     for configuration, run in reversed(first.items()):
         words = configuration.command
-        # Without a kind of scaling the command's lines reported the batch.
+        # If the kind of scaling is unset, the command reported the batch itself.
         if words is None or configuration.scaling is None or "batch}" in words:
             continue
         yield (
@@ -204,7 +203,7 @@ def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
-    """The slow windows of valid runs, which medians ignore, by the first run of each row."""
+    """Yield a line for each row with slow windows in valid runs, which medians ignore."""
     found: dict[EntryKey, list[str]] = {}
     for run in runs:
         times_s = [window.time_s for window in run.windows]
@@ -217,7 +216,7 @@ def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def failures(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each run without a result."""
+    """Yield a line for each failed run."""
     for run in runs:
         if run.failure is not None:
             # The message of an unsteady run names its kind already.

@@ -21,17 +21,17 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
-"""Share of the time from which a skew, or a rank that lags in a run, is reported."""
+"""Smallest skew, or lag of a rank in a run, that is reported, as a share of the time."""
 NAMED_GAIN = 2
-"""Hundredths of the efficiency from which a gain in communication is reported."""
+"""Smallest gain in communication that is reported, in hundredths of the efficiency."""
 _IMPOSSIBLE_GAIN = 10
-"""Hundredths of the efficiency from which such a gain makes all parts doubtful."""
+"""Gain in communication from which all parts are doubtful, in hundredths of the efficiency."""
 NAMED_DATA_WAIT = 0.1
-"""Share of a step from which waiting for batches is reported."""
+"""Share of a step above which waiting for batches is reported."""
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """The findings and the legend of the budget after a blank line; empty without findings."""
+    """Yield a blank line, the findings and the legend of the budget; nothing without findings."""
     lines = list(budget_findings(runs))
     if not lines:
         return
@@ -42,10 +42,10 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterator[tuple[str, str]]:
-    """The efficiency budget, stragglers, devices that differ and waits for data, by row.
+    """Yield the efficiency budget, stragglers, differing devices and waits for data of each row.
 
-    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − …`. A page has the budgets
-    in a table and omits them here.
+    An example: `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − …`. A page shows the
+    budgets in a table and omits them here.
     """
     names = phrases.set_apart([run.configuration for run in runs])
 
@@ -75,7 +75,7 @@ def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterat
 def budget_legend(
     budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
 ) -> Iterator[str]:
-    """The meaning of the parts of these budgets."""
+    """Explain the parts of the budgets."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -92,7 +92,7 @@ def budget_legend(
 def _of_budget(
     budget: EfficiencyBudget, runs: Iterable[Run], *, with_budget: bool
 ) -> Iterator[str]:
-    """The budget, its doubts, and the ranks that others wait for."""
+    """Yield the budget, doubts about it, and the ranks for which others wait."""
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
@@ -116,7 +116,7 @@ def _of_budget(
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
-    """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
+    """Format a budget so that printed decimals add up: `E 0.84 = 1 − communication 0.09 − …`."""
     efficiency, *lost = budget.hundredths.items()
     terms = "".join(
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}" for name, value in lost
@@ -140,7 +140,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     for who, skews in found.items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run.index) for skew in skews)
-        # Of two ranks the other one is the median.
+        # With two ranks, the other one is the median.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
             f"{who} takes {format_percent(lag)} longer a step than {other} "
@@ -154,7 +154,7 @@ def _rank_text(skew: RankSkew) -> str:
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
-    """The table of phases and the table of the slowest ranks."""
+    """Yield the table of phases and the table of the slowest ranks."""
     steps = typical_steps(runs)
     if not steps:
         yield "no phases were recorded"
@@ -182,7 +182,7 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
 
 
 def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
-    """A row for each point: the time of each phase, and below it its share of the step."""
+    """Return a row for each point: the time of each phase, with its share of the step below."""
     names = phrases.set_apart([point.configuration for point in steps])
     phases = [
         name
@@ -217,9 +217,9 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
 def phase_notes(
     steps: Mapping[PointKey, TypicalStep], judged: str = "the scaling table's step time"
 ) -> Iterator[str]:
-    """The meaning of the columns, and rows with incomplete phases.
+    """Yield the meaning of the columns, and the rows whose phases are incomplete.
 
-    `judged` is the reader's name for the step time that verdicts rest on.
+    `judged` is what the reader calls the step time on which verdicts rest.
     """
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
