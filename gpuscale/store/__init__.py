@@ -1,7 +1,7 @@
-"""The only readers and writers of results, baselines, records of nights and tables kept by hand.
+"""Reading and writing of results, baselines, night records and tables kept by hand.
 
-Every problem of a file or a file system is a `FileError`: one line with path, place, problem and
-remedy.
+Every problem with a file or file system raises a `FileError`: one line with path, place, problem
+and remedy. No other package reads or writes these files.
 """
 
 from gpuscale.store.files import read_any, read_baseline, write_baseline, write_report

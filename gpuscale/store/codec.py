@@ -1,7 +1,7 @@
-"""Both file formats, of results and of baselines (docs/format.md): encoding and decoding of texts.
+"""Encode and decode the two file formats, for results and for baselines (docs/format.md).
 
-A `DecodeError` names the place of a problem, such as `line 42: runs[2].measured`. Version 1 was
-never released and is not read.
+A `DecodeError` names the place of a problem, such as `line 42: runs[2].measured`. Version 1 of the
+formats was never released and is not read.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
 VERSION = 2
 LONGEST_LINE = 32 * 1024 * 1024
-"""Longest line, in characters; a run on 4096 GPUs with 50 windows has about a sixth of them."""
+"""Longest allowed line, in characters; a run on 4096 GPUs with 50 windows takes about a sixth."""
 
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {
@@ -40,12 +40,12 @@ _RUN_FIELDS = {"configuration", "gpus"}
 
 
 def encode_header(results: Results) -> str:
-    """The header line of a results file, without line break; a `DecodeError` if it is invalid."""
+    """Encode a header as one line, without line break; raise a `DecodeError` if it is invalid."""
     return _with_envelope(to_json(msgspec.structs.replace(results, runs=())), RESULTS_FORMAT)
 
 
 def encode_run(run: Run) -> str:
-    """The line of one run, without line break."""
+    """Encode a run as one line, without line break."""
     line = to_json(run)
     if len(line) > LONGEST_LINE:
         raise DecodeError("", f"a line of {len(line)} characters; at most {LONGEST_LINE} are read")
@@ -53,7 +53,7 @@ def encode_run(run: Run) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """The text of a baseline file: indented, with one line for each run."""
+    """Encode a baseline as the text of its file: indented, with one line for each run."""
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
     if baseline.runs:
@@ -91,7 +91,7 @@ def decode_baseline(text: str) -> Baseline:
     try:
         content = _open_envelope(text, BASELINE_FORMAT)
         runs = _text(content["runs"]) if "runs" in content else "[]"
-        # Runs are long and never written by hand, so repeated keys in them are not looked for.
+        # Runs are long and never written by hand, so they are not searched for repeated keys.
         validate_unique_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
         baseline = from_json(Baseline, _text(content))
     except DecodeError as error:
@@ -105,22 +105,22 @@ def decode_baseline(text: str) -> Baseline:
 
 
 def decode_any(text: str) -> Results | Baseline:
-    """Decode the text of a results file or a baseline, recognised by its content."""
+    """Decode the text of a results file or a baseline, depending on its content."""
     if not text.strip():
         raise DecodeError("", "the file is empty; give a results file or a baseline")
     return decode_results(text) if _format_of(text) == RESULTS_FORMAT else decode_baseline(text)
 
 
 def schema(format_name: str) -> dict[str, Any]:
-    """The JSON Schema of a baseline, or of the header and of a run line of a results file."""
+    """Return the JSON Schema of a baseline, or of the lines (header, run) of a results file."""
     records = [Baseline] if format_name == BASELINE_FORMAT else [Header, Run]
     found, definitions = msgspec.json.schema_components(records)
     return {**(found[0] if len(found) == 1 else {"anyOf": found}), "$defs": definitions}
 
 
 def _format_of(text: str) -> str | None:
-    """The format that a text declares, also if the text is damaged; None if it declares none."""
-    # A results file declares it in its first line, a baseline anywhere in one document.
+    """Return the format that a text declares, even if damaged; None if no format is declared."""
+    # A results file declares its format in the first line, a baseline anywhere in one document.
     for candidate in (text.partition("\n")[0], text):
         with suppress(DecodeError):
             fields = _fields(candidate)
@@ -137,7 +137,7 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 
 
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
-    """The fields of a file of that format, without `format` and `version`."""
+    """Check the `format` and `version` of a file's text, and return the other fields."""
     try:
         content = _fields(text)
     except DecodeError as error:

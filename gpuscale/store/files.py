@@ -1,4 +1,4 @@
-"""Reading and writing of whole files: damaged or special files are refused, writes are atomic."""
+"""Read and write whole files: damaged or special files are refused, and writes are atomic."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
-"""Largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
+"""Size of the largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
 
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
-"""First bytes of gzip, xz, zstd and zip files; a spreadsheet is a zip file."""
+"""First bytes of gzip, xz, zstd and zip files; spreadsheets are zip files."""
 
 _T = TypeVar("_T")
 
@@ -52,7 +52,7 @@ RESUME_PROBLEMS = {
 
 @contextmanager
 def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
-    """Turn the system's errors on a path into a `FileError`, in the words of a table above."""
+    """Turn the system's errors inside the context into a `FileError` worded as in `known`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -66,23 +66,23 @@ def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterat
 def file_error(
     path: Path, problem: str, *, place: str | None = None, line: int | None = None
 ) -> FileError:
-    """The error for the user, printable whatever the path and the file contain."""
+    """Return a `FileError` that is printable, whatever the path and the file contain."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline file; raise a `FileError` if it is none."""
+    """Read a baseline file; raise a `FileError` if it is missing or invalid."""
     return read_with(path, decode_baseline)
 
 
 def read_any(path: Path) -> Results | Baseline:
-    """Read a results file or a baseline, recognised by its content."""
+    """Read a results file or a baseline, depending on the file's content."""
     return read_with(path, decode_any)
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
-    """Read and decode a text file; raise a `FileError` with the place of a problem."""
+    """Read and decode a text file; raise a `FileError` that says where a problem is."""
     with file_errors(path, READ_PROBLEMS):
         # Checked before opening, which can already act on a device.
         validate_readable(path, path.stat())
@@ -95,7 +95,7 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
 
 
 def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
-    """Decode the content of a file; raise a `FileError` with the place of a problem."""
+    """Decode the content of a file; raise a `FileError` that says where a problem is."""
     if content.startswith(_PACKED):
         raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")
     try:
@@ -109,7 +109,7 @@ def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
-    """Read the rest of an open file."""
+    """Read an open file from the current position to the end."""
     validate_readable(path, os.fstat(descriptor))
     content = bytearray()
     while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
@@ -119,7 +119,7 @@ def read_descriptor(path: Path, descriptor: int) -> bytes:
 
 
 def validate_readable(path: Path, status: os.stat_result) -> None:
-    """Raise a `FileError` if the file is not regular, or too large."""
+    """Raise a `FileError` if the file is not a regular file or is too large to be read."""
     if stat.S_ISDIR(status.st_mode):
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
@@ -134,7 +134,7 @@ def _validate_size(path: Path, size: int) -> None:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Write a baseline file atomically, in place of an earlier one."""
+    """Write a baseline file atomically, replacing any earlier file."""
     try:
         text = encode_baseline(baseline)
     except DecodeError as error:
@@ -147,12 +147,12 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Write a text as `write_content` does."""
+    """Write a text in UTF-8, with `write_content`."""
     write_content(path, text.encode("utf-8", errors="replace"))
 
 
 def write_content(path: Path, content: bytes) -> None:
-    """Write a file atomically; a device or pipe (bash's `>(…)`) is written to, not replaced."""
+    """Write a file atomically; write to a device or pipe (bash's `>(…)`) without replacing it."""
     with file_errors(path):
         if _is_device(path):
             with path.open("wb") as stream:
@@ -162,7 +162,7 @@ def write_content(path: Path, content: bytes) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """True for an existing device, pipe or socket."""
+    """True if the path is an existing device, pipe or socket."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def _is_device(path: Path) -> bool:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically; its permissions and a link to it stay."""
+    """Write a file atomically; keep an existing file's permissions and symbolic links to it."""
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -191,9 +191,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable if the file system can."""
-    # Some network file systems refuse it; a file that a power cut could leave without its name is
-    # no reason to stop measuring.
+    """Flush a folder's file names to disk, if the file system supports it."""
+    # Some network file systems refuse this; a file name that a power cut could erase is no reason
+    # to stop measuring.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

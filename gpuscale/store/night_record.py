@@ -1,4 +1,4 @@
-"""Folders of nights and the record in each: `night.json`, and the same as text for people."""
+"""Folders of nights, each with a record of the night: `night.json`, and the same as plain text."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,32 +15,32 @@ from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 
 FIRST_ATTEMPT = "attempt-1"
-"""Folder, within a night's folder, of an attempt that was repeated."""
+"""Subfolder of a night's folder for the first attempt, if that was repeated."""
 RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
 class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """The end of a night, or of its first attempt; a field is None if unknown."""
+    """Record of how a night, or its first attempt, ended; a field is None if unknown."""
 
     format: Literal["gpuscale-night"] = "gpuscale-night"
     version: Literal[1] = 1
     night: Line
-    """The end of the night in words."""
+    """How the night ended, in words."""
     exit: int | None = None
-    """The exit code of the night."""
+    """Exit code of the night."""
     pytest_exit: int | None = None
     compare_exit: int | None = None
-    """None if nothing was compared."""
+    """Exit code of the comparison; None if nothing was compared."""
     all_measured: bool = False
     infrastructure: tuple[Line, ...] = ()
-    """Faults of nodes, network, file system or scheduler."""
+    """Faults of nodes, the network, a file system or the scheduler."""
     left_out: tuple[Line, ...] = ()
-    """Reasons why items made no run although nothing failed."""
+    """Reasons why test items made no run although nothing failed."""
     not_collected: tuple[Line, ...] = ()
     """Files and tests that pytest could not collect."""
     attempts: int = 1
     retried_as: Line | None = None
-    """The job that took the place of this one."""
+    """Job that repeated the night after this job; None if the night was not repeated."""
     started: Line | None = None
     finished: Line | None = None
     host: Line | None = None
@@ -50,22 +50,22 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Git revision of the cases."""
     baseline: Line | None = None
     on_verdict: Line | None = None
-    """Problem of the site's own command, or `told`; None without a command."""
+    """Problem with the site's verdict command, `told` if it succeeded; None without a command."""
 
     @property
     def has_regressed(self) -> bool:
-        """True if the night ended with the exit code of a regression."""
+        """True if the night's exit code stands for a regression."""
         return self.exit == ExitCode.REGRESSED
 
 
 def record_files(record: NightRecord) -> dict[str, str]:
-    """The contents of a record's files, by name."""
+    """Return the contents of the files that hold a night's record, by file name."""
     document = msgspec.json.format(to_json(record), indent=2)
     return {RECORD: f"{document}\n", RECORD_TEXT: "".join(_lines(record))}
 
 
 def _lines(record: NightRecord) -> Iterator[str]:
-    """A line for each known field, and one for each of several texts."""
+    """Yield one line for each known field, or for each text of a field with several texts."""
     shown = {
         **dict.fromkeys(("format", "version")),
         "all_measured": "yes" if record.all_measured else "no",
@@ -79,10 +79,10 @@ def _lines(record: NightRecord) -> Iterator[str]:
 
 
 def read_night(folder: Path) -> NightRecord | None:
-    """Read the record of a night or an attempt; None if it has none that can be read."""
+    """Read the record in the folder of a night or attempt; None if no record can be read."""
     with suppress(FileError):
         return read_with(folder / RECORD, lambda text: from_json(NightRecord, text))
-    # Nights of gpuscale before night.json was written have the text alone.
+    # Nights recorded before gpuscale wrote night.json have only the text.
     with suppress(FileError):
         return read_with(folder / RECORD_TEXT, _from_text)
     return None
@@ -97,12 +97,12 @@ def _from_text(text: str) -> NightRecord:
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:
-    """The folder that holds the nights of all machines."""
+    """Return the folder that holds the nights of all machines."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Make the folder of a night, named by date and job, so that two jobs never share one."""
+    """Make a night's folder, named by date and job, so that two jobs never share a folder."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")
@@ -121,7 +121,7 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 
 def next_job(nights: Path, job: str) -> str | None:
-    """The job that took the place of this one after its nodes failed; None if none did."""
+    """Return the job that repeated `job` after node failures; None if it was not repeated."""
     for night in nights.glob(f"*_{job}"):
         record = read_night(night / FIRST_ATTEMPT)
         return record.retried_as if record else None

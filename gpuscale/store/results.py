@@ -1,4 +1,4 @@
-"""Results files: their names, reading, and writing of new and resumed ones."""
+"""Name and read results files, and write new or resumed results files."""
 
 import errno
 import fcntl
@@ -32,21 +32,21 @@ from gpuscale.store.files import (
 )
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
-"""Default folder of results, below the working directory."""
+"""Default folder for results files, relative to the working directory."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """A new file name in the folder, with the date in UTC, so that names sort by age."""
+    """Return a path for a new file in the folder; names contain the UTC date, and sort by age."""
     dated = now.astimezone(UTC)
     milliseconds = f"{dated.microsecond // 1000:03d}"
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
 def newest_results(folder: Path, now: datetime) -> list[Path]:
-    """The files that `default_results_path` named, newest first; a `FileError` if there are none.
+    """Return the files named by `default_results_path`, newest first; a `FileError` if none exist.
 
-    Files dated by a wrong clock more than a day ahead count only if there are no others.
+    Files that a wrong clock dated more than a day ahead count only if there are no other files.
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
@@ -66,7 +66,7 @@ def newest_results(folder: Path, now: datetime) -> list[Path]:
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file; raise a `FileError` if it is none."""
+    """Read a results file; raise a `FileError` if it is missing or invalid."""
     return read_with(path, decode_results)
 
 
@@ -79,7 +79,7 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def validate_writable(folder: Path) -> None:
-    """Raise a `FileError` if no file can be made in a folder, before hours of measuring."""
+    """Raise a `FileError` if no file can be created in a folder, to find out before measuring."""
     # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
 
@@ -95,7 +95,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
-    """Write the reason to leave out a results file into its header; None removes it."""
+    """Write the reason for leaving out a results file into its header; None removes the reason."""
     locked = ResumedResults(path)
     try:
         marked = replace(locked.results, left_out=reason)
@@ -112,7 +112,7 @@ class _LeftOut(msgspec.Struct):
 
 
 def left_out_reason(path: Path) -> str | None:
-    """The reason for which a results file is left out; None if it counts or cannot be read."""
+    """Return the reason why a results file is left out; None if it counts or cannot be read."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(), type=_LeftOut)
@@ -136,7 +136,7 @@ class _RunAppender:
         self.close()
 
     def append(self, run: Run) -> None:
-        """Write one run and wait until it is on disk; a `FileError` leaves nothing of it."""
+        """Write one run and wait until it is on disk; a `FileError` leaves the file as before."""
         try:
             line = encode_run(run)
         except DecodeError as error:
@@ -175,10 +175,10 @@ class _RunAppender:
 
 
 class ResultsWriter(_RunAppender):
-    """A new results file with the header of given results, without their runs."""
+    """A new results file, which gets the header of the given results but not their runs."""
 
     def __init__(self, path: Path, head: Results) -> None:
-        """Create the file and its missing folders."""
+        """Create the file and any missing folders above it."""
         super().__init__(path)
         try:
             line = encode_header(head)
@@ -204,13 +204,13 @@ class ResultsWriter(_RunAppender):
 class ResumedResults(_RunAppender):
     """An existing results file to which runs are appended.
 
-    Opening changes nothing. A last line that a kill cut short is not part of `results`; the first
-    `append` copies the file to `copy` and removes that line.
+    Opening the file does not change it. If a killed session left the last line incomplete, that
+    line is not in `results`; the first `append` copies the file to `copy` and removes the line.
     """
 
     results: Results
     copy: Path | None
-    """Path of the copy if the last line is cut short; None for a complete file."""
+    """Path for the copy if the last line is incomplete; None for a complete file."""
 
     def __init__(self, path: Path) -> None:
         """Open, lock and read the file."""
@@ -237,7 +237,7 @@ class ResumedResults(_RunAppender):
         self._is_ready = False
 
     def append(self, run: Run) -> None:
-        """Write one run as `_RunAppender` does; the first call repairs the end of the file."""
+        """Write one run and wait until it is on disk; the first call repairs the file's end."""
         if self._is_ready:
             super().append(run)
             return

@@ -1,4 +1,4 @@
-"""Published figures from a table kept by hand, in CSV or Markdown."""
+"""Read published figures from a table kept by hand, in CSV or Markdown."""
 
 import re
 import statistics
@@ -41,28 +41,28 @@ _THROUGHPUTS = tuple[SamplesPerSecond, ...]
 
 
 class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values for rows without a cell of their own; None if there is no such value."""
+    """Values for rows that lack a cell; a field is None if there is no such value."""
 
     case: str | None = None
     strategy: str | None = None
     batch_per_gpu: int | None = None
     nodes: int | None = None
     timed: Timed | None = None
-    """Span of the times, if their header does not give it."""
+    """Part of the training that the times cover, if the column's header does not say so."""
     discard_first: int = 0
-    """Number of leading times of each night to discard."""
+    """Number of times to discard at the start of each night."""
     cluster: str | None = None
-    """Machine whose rows are taken, if the table has a column of machines."""
+    """Machine whose rows are used, if the table has a column of machines."""
     columns: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Meaning of unknown headers: `name`, `skip` or a known header."""
+    """Meaning of each unknown header: `name`, `skip` or a known header."""
 
 
 class FiguresOfTable(NamedTuple):
-    """The figures of a table, not to be used if there are problems."""
+    """Figures read from a table; they must not be used if there are problems."""
 
     figures: tuple[PublishedFigure, ...]
     left_out: tuple[str, ...]
-    """Skipped rows and columns with the reasons."""
+    """Skipped rows and columns, each with the reason."""
     problems: tuple[DecodeError, ...]
 
 
@@ -81,9 +81,9 @@ class _Measured(NamedTuple):
 
 
 def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -> FiguresOfTable:
-    """Read the figures of the only table with a column of GPUs, and collect all problems.
+    """Read the figures of the text's only table with a column of GPUs, and collect all problems.
 
-    Rows of the same case, strategy and number of GPUs are repetitions.
+    Rows with the same case, strategy and number of GPUs are repetitions.
     """
     problems = Problems()
     asked = defaults.columns
@@ -124,20 +124,20 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
 
 
 class _Table(NamedTuple):
-    """The format of a table's rows."""
+    """How to read the rows of a table."""
 
     columns: Sequence[TableColumn | None]
     measure: TableColumn | None
-    """TableColumn of the figures; None if there is none, and only problems are collected."""
+    """Column with the figures; None if there is no such column and only problems are collected."""
     timed: Timed | None
     signs: Collection[str]
-    """Possible decimal signs."""
+    """Decimal signs that the table may use."""
     defaults: TableDefaults
     hardware: Hardware
 
 
 def _timed(measure: TableColumn | None, defaults: TableDefaults) -> Timed | None:
-    """The span of times from the header or the options; None for throughputs."""
+    """Return the part of the training that the times cover; None for throughputs."""
     if measure is None or measure.meaning not in ("time", "epoch_time"):
         return None
     of_header: Timed | None = "epoch" if measure.meaning == "epoch_time" else None
@@ -169,7 +169,7 @@ def _figures(
 
 
 def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
-    """The values of filled cells by the meaning of the column; None for an invalid cell."""
+    """Return the values of the filled cells by column meaning; None for an invalid cell."""
     values: dict[str, Any] = {}
     for column, text in zip(table.columns, row.cells, strict=True):
         if column is None or not text or is_missing_value(text):
@@ -197,7 +197,7 @@ def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
 def _measured(
     line: int, cells: Mapping[str, Any], table: _Table, problems: Problems
 ) -> _Measured | None:
-    """A row, completed by the defaults; None if a value is missing or invalid."""
+    """Return the row completed by the defaults; None if a value is missing or invalid."""
     defaults, gpus = table.defaults, cells.get("gpus")
     share = (cells["global_batch"] or gpus or 1) if "global_batch" in cells else 0
     said: dict[str, Any] = {
@@ -253,7 +253,7 @@ def _missing_texts(
 
 
 def _in_records(value: float, measure: TableColumn, gpus: int, batch_per_gpu: int) -> float:
-    """A measured value in the unit of records: seconds, or samples per second over all GPUs."""
+    """Convert a value to the unit of records: seconds, or samples per second over all GPUs."""
     match measure.meaning:
         case "throughput_per_gpu":
             return value * gpus
@@ -283,7 +283,7 @@ def _validate_alike(earlier: _Measured, later: _Measured) -> None:
 
 
 def _merged(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
-    """The figure of all repetitions, without discarded times."""
+    """Combine all repetitions into one figure, ignoring discarded times."""
     first = rows[0]
     discard = table.defaults.discard_first if table.timed else 0
     nights: dict[str | None, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The meanings of a table's columns, from headers as people write them."""
+"""Recognise the meanings of a table's columns from headers as people write them."""
 
 import re
 import shlex
@@ -39,21 +39,21 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
         *("scaling", "scaling efficiency", "ideal", "ideal speedup"),
     ),
 }
-"""Headers by meaning; case, underscores, hyphens and a unit at the end do not matter, `per` is the
-same as `/`, and `number of`, `num`, `no.`, `n` and `# ` the same as `#`."""
+"""Known headers by meaning. Case, underscores, hyphens and a unit at the end do not matter; `per`
+is the same as `/`, and `number of`, `num`, `no.`, `n` and `# ` are the same as `#`."""
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 MEASURES = ("throughput", "throughput_per_gpu", "step_time", "step_rate", "epoch_time", "time")
-"""The first of these in a table is used: a throughput includes no start-up."""
+"""Columns with measurements, best first; throughputs are best, since they exclude start-up."""
 TIMES = ("step_time", "epoch_time", "time")
 COUNTS = {
     **dict.fromkeys(("gpus", "nodes"), Gpus),
     **dict.fromkeys(("batch_per_gpu", "global_batch", "runs"), PositiveCount),
 }
-"""Columns of whole numbers, with their bounds."""
+"""Columns of whole numbers, with types that give the bounds."""
 NAMES = ("case", "strategy", "name")
-"""Columns that form the name of a row; `name` is a column that the user added to it."""
+"""Columns that form the name of a row; `name` is any further column that the user chose for it."""
 TEXTS = (*NAMES, "note", "date", "cluster", "skip")
-"""Columns without numbers."""
+"""Columns whose cells are not numbers."""
 SECONDS = {
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -72,14 +72,14 @@ class TableColumn(NamedTuple):
     """A column of a table with a known header."""
 
     header: str
-    """The header as written."""
+    """Header as written in the table."""
     meaning: str
     factor: float = 1.0
-    """Seconds in one unit of a time, or one unit of a rate per second."""
+    """Factor that converts the column's values to seconds, or to a rate per second."""
 
 
 def parse_header(header: str) -> TableColumn | None:
-    """The column of a header; None if the header is unknown."""
+    """Return the column that a header describes; None if the header is unknown."""
     name = re.sub(r"[\s_,-]+", " ", header[: _LONGEST_HEADER + 1].strip().lower())
     if len(name) > _LONGEST_HEADER:
         return None
@@ -113,7 +113,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> TableColumn | None:
 
 
 def parse_unit(unit: str) -> tuple[str, float] | None:
-    """The meaning and the factor of a unit such as `img/s`, `ms/step` or `s/epoch`."""
+    """Return meaning and factor of a unit such as `img/s` or `s/epoch`; None if it is unknown."""
     found = _RATE.fullmatch(unit)
     if found is None:
         return None
@@ -132,7 +132,7 @@ def parse_unit(unit: str) -> tuple[str, float] | None:
 def columns_of(
     head: TableRow, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
 ) -> list[TableColumn | None]:
-    """The columns of a row of headers; None for an invalid header, whose problem is added.
+    """Return one column for each header of a row; an invalid header adds a problem and gives None.
 
     `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
     """
@@ -179,13 +179,13 @@ def _skip(header: str) -> str:
 
 
 def has_gpus(head: TableRow, asked: Mapping[str, str]) -> bool:
-    """True if a header means numbers of GPUs."""
+    """True if one of the headers stands for the number of GPUs."""
     columns = columns_of(head, Problems(), asked)
     return any(column and column.meaning == "gpus" for column in columns)
 
 
 def measure_in(columns: Sequence[TableColumn | None]) -> TableColumn | None:
-    """The column of the figures; None if no column has measurements."""
+    """Return the column to take the figures from; None if no column has measurements."""
     by_meaning = {column.meaning: column for column in columns if column is not None}
     found = (by_meaning[meaning] for meaning in MEASURES if meaning in by_meaning)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Numbers, times and dates in a table, as people write them."""
+"""Parse numbers, times and dates in tables, as people write them."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -25,14 +25,14 @@ _READINGS = {
     )
     for decimal, thousands in ((".", ","), (",", "."))
 }
-"""Patterns of numbers by decimal sign."""
+"""Patterns of numbers, by decimal sign."""
 SIGNS = tuple(_READINGS)
 _PARTED_BY_SPACES = re.compile(r"\d{3} ")
 _DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%B %d %Y")
 
 
 def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
-    """The decimal signs that some number in these cells proves."""
+    """Return the decimal signs that unambiguous numbers in the texts use."""
     found: set[str] = set()
     for token in (token for text in texts for token in _TOKEN.findall(text)):
         signs = _readings(token, whole=whole)
@@ -42,7 +42,7 @@ def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
 
 
 def _readings(token: str, *, whole: bool) -> dict[str, str]:
-    """The possible readings of a number, as programs write it, by decimal sign."""
+    """Return the possible readings of a number, by decimal sign, as programs write them."""
     found = {}
     for sign, reading in _READINGS.items():
         match = reading.fullmatch(token)
@@ -53,10 +53,10 @@ def _readings(token: str, *, whole: bool) -> dict[str, str]:
 
 
 def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
-    """The text with numbers as programs write them: `1563.5` for `1 563,5`.
+    """Return the text with numbers as programs write them: `1563.5` for `1 563,5`.
 
-    `signs` are the decimal signs elsewhere in the table. A comma alone is ambiguous; a point alone
-    is a decimal sign.
+    `signs` are the decimal signs found elsewhere in the table. Without any, the comma in `1,563` is
+    ambiguous, and the point in `1.563` is a decimal sign.
     """
 
     def number(match: re.Match[str]) -> str:
@@ -77,7 +77,7 @@ def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
 
 
 def parse_whole_number(text: str, signs: Collection[str]) -> int:
-    """The number in `1024`, `1,024` or `1 024`."""
+    """Parse a whole number, such as `1024`, `1,024` or `1 024`."""
     plain = _plain(text, signs, whole=True)
     if re.fullmatch(r"\d{1,15}", plain) is None:
         raise DecodeError("", f"expected a whole number, found {shown(text)}")
@@ -85,20 +85,20 @@ def parse_whole_number(text: str, signs: Collection[str]) -> int:
 
 
 def parse_measures(text: str, column: TableColumn, signs: Collection[str]) -> tuple[float, ...]:
-    """The values of a cell, separated by `;` or `, `, in seconds or per second."""
+    """Parse a cell's values, separated by `;` or `, `; return them in seconds or per second."""
     measure = _seconds if column.meaning in TIMES else _rate
     parts = (part.strip().lower() for part in _SEVERAL.split(text))
     return tuple(measure(_plain(part, _signs_in(part, signs)), column, part) for part in parts)
 
 
 def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
-    """The decimal sign of `24 m 48.169 s`, since seconds after minutes have no thousands."""
+    """Return the decimal sign of a time such as `24 m 48.169 s`; `signs` for other texts."""
     sign = "." if "." in part else ","
     return {sign} if len(_PART.findall(part)) > 1 else signs
 
 
 def _seconds(text: str, column: TableColumn, written: str) -> float:
-    """The seconds in `145` (of the column's unit), `5:42:11.9` or `2 min 25 s`."""
+    """Parse a time, `145` (in the column's unit), `5:42:11.9` or `2 min 25 s`, into seconds."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
     if clock := _CLOCK.fullmatch(text):
@@ -113,7 +113,7 @@ def _seconds(text: str, column: TableColumn, written: str) -> float:
 
 
 def _rate(text: str, column: TableColumn, written: str) -> float:
-    """The rate in `1520.5` (of the column's unit) or `1520.5 img/s`."""
+    """Parse a rate, such as `1520.5` (in the column's unit) or `1520.5 img/s`."""
     if _PLAIN.fullmatch(text):
         return float(text) * column.factor
     if found := _WITH_RATE.fullmatch(text):
@@ -124,7 +124,7 @@ def _rate(text: str, column: TableColumn, written: str) -> float:
 
 
 def parse_day(text: str) -> str:
-    """The day in `2026-09-01`, `1.9.2026` or `1 Sep 2026`, as `2026-09-01`."""
+    """Parse a date, `2026-09-01`, `1.9.2026` or `1 Sep 2026`, and return it as `2026-09-01`."""
     with suppress(ValueError):
         return datetime.fromisoformat(text).date().isoformat()
     for written in _DATES:

@@ -1,4 +1,4 @@
-"""The rows of tables in a text of CSV or Markdown, with their lines."""
+"""Find the tables in a text of CSV or Markdown, and the line number of each row."""
 
 import csv
 import re
@@ -13,36 +13,36 @@ from gpuscale.base.units import counted
 
 _RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)
-"""Comments, but not headers such as `# gpus`."""
+"""Start of a comment, but not of a header such as `# gpus`."""
 _BAR = re.compile(r"(?<!\\)\|")
 
 
 class TableRow(NamedTuple):
-    """One line of a table."""
+    """One row of a table."""
 
     line: int
-    """Line of the text, from 1."""
+    """Line number in the text, from 1."""
     cells: tuple[str, ...]
-    """Texts without spaces and emphasis around them."""
+    """Cell texts without surrounding spaces and Markdown emphasis."""
 
 
 class Problems:
-    """The problems of a text, collected so that all are reported at once."""
+    """Problems found in a text, collected so that all are reported at once."""
 
     def __init__(self) -> None:
         self.found: list[DecodeError] = []
 
     def add(self, line: int, problem: str, *, place: str = "") -> None:
-        """Add a problem of a line."""
+        """Add a problem found on a line."""
         self.found.append(DecodeError(place, problem, line=line))
 
     def in_order(self) -> tuple[DecodeError, ...]:
-        """The problems by line."""
+        """Return the problems in order of line numbers."""
         return tuple(sorted(self.found, key=lambda problem: problem.line or 0))
 
     @contextmanager
     def on(self, line: int, *, place: str = "") -> Iterator[None]:
-        """Add a `DecodeError` that is raised within as a problem of this line."""
+        """Catch a `DecodeError` raised inside the context and add it as a problem on this line."""
         try:
             yield
         except DecodeError as error:
@@ -50,10 +50,10 @@ class Problems:
 
 
 def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
-    """The tables of a text, each with its headers and the rows of as many cells.
+    """Return the tables in a text, each with its header row and all rows with as many cells.
 
-    These are the tables in Markdown, else the whole text as CSV, separated by the most frequent
-    of commas, semicolons and tabs in the first line.
+    If there are no tables in Markdown, the whole text is one table in CSV, whose delimiter is the
+    most frequent of comma, semicolon and tab in the first line.
     """
     lines = text.removeprefix("\ufeff").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -66,7 +66,7 @@ def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
 
 
 def _complete_rows(table: Sequence[TableRow], problems: Problems) -> Iterator[TableRow]:
-    """The rows with as many cells as there are headers; others are problems."""
+    """Yield the rows with as many cells as there are headers; add a problem for each other row."""
     head = table[0]
     for row in table:
         if len(row.cells) == len(head.cells):
@@ -78,7 +78,7 @@ def _complete_rows(table: Sequence[TableRow], problems: Problems) -> Iterator[Ta
 
 
 def _without_blanks(table: list[TableRow]) -> list[TableRow]:
-    """The table without empty columns, which spreadsheets write at the end."""
+    """Return the table without empty columns, such as spreadsheets write at the end."""
     columns = zip(*(row.cells for row in table), strict=True)
     kept = [at for at, column in enumerate(columns) if any(column)]
     return [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in table]

@@ -1,4 +1,4 @@
-"""The rows and columns of a table that make figures, and its decimal sign."""
+"""Select the rows and columns of a table to make figures from, and find the decimal sign."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,11 +16,11 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _MOST_APART = 30.0
-"""Largest ratio between throughputs per GPU of one case; a misread decimal sign makes it 1000."""
+"""Largest credible ratio of throughputs per GPU in one case; a misread decimal sign gives 1000."""
 
 
 def cell_of(row: TableRow, columns: Sequence[TableColumn | None], meaning: str) -> str | None:
-    """The cell in the column of that meaning; None if there is no such column."""
+    """Return a row's cell in the column with a meaning; None if there is no such column."""
     for column, text in zip(columns, row.cells, strict=True):
         if column is not None and column.meaning == meaning:
             return text
@@ -33,9 +33,9 @@ def rows_of_machine(
     cluster: str,
     problems: Problems,
 ) -> tuple[list[TableRow], Counter[str]]:
-    """The rows of the requested machine, and the number of rows of each other machine.
+    """Return the rows of the requested machine, and the number of rows of each other machine.
 
-    All rows if none is of that machine, since they may have other problems.
+    If that machine has no rows, return all rows, so that other problems in them are found too.
     """
     found: list[TableRow] = []
     others: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def rows_of_machine(
 def rows_with_figure(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> tuple[list[TableRow], dict[int, str]]:
-    """The rows with a measurement, and the texts of the others by line."""
+    """Return the rows with a measurement and, by line, the cell texts of rows without."""
     if measure is None:
         return list(rows), {}
     at = columns.index(measure)
@@ -70,14 +70,14 @@ def rows_with_figure(
 
 
 def is_missing_value(text: str) -> bool:
-    """True for a cell that marks a missing value, such as `–` or `n/a`."""
+    """True if the text of a cell marks a missing value, such as `–` or `n/a`."""
     return _NO_VALUE.fullmatch(text) is not None
 
 
 def unused_columns(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> Iterator[tuple[TableColumn, str]]:
-    """The columns that are not used for figures, with the reasons."""
+    """Yield the columns that are not used for figures, each with the reason."""
     for at, column in enumerate(columns):
         if column is None or measure is None or column is measure:
             continue
@@ -102,7 +102,7 @@ def _name_of(row: TableRow, columns: Sequence[TableColumn | None]) -> tuple[str,
 def signs_of_table(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> Collection[str]:
-    """The decimal signs that cells prove, else the only credible one."""
+    """Return the decimal signs of unambiguous numbers, or else the only credible sign."""
     found: set[str] = set()
     for at, column in enumerate(columns):
         if column is not None and column.meaning not in TEXTS:
@@ -117,7 +117,7 @@ def signs_of_table(
 def _is_credible(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn, sign: str
 ) -> bool:
-    """True if the throughputs per GPU of each case differ by a credible ratio."""
+    """True if, read with this decimal sign, the throughputs per GPU of each case are credible."""
     by_case: dict[object, list[float]] = defaultdict(list)
     for row in rows:
         # Invalid cells are reported later.
