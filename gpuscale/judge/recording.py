@@ -57,8 +57,8 @@ def baseline_from_results(
 ) -> Baseline:
     """Make a baseline of the valid runs in these results, given in the order of measurement.
 
-    Runs of one scheduler job, or else of one invocation, count as one allocation. None takes all
-    `cases` (each given as `mnist_cnn` or `mnist_cnn/ddp`), or all numbers of `gpus`.
+    Runs of one scheduler job, or else of one invocation, count as one allocation. `cases`, such as
+    `mnist_cnn` or `mnist_cnn/ddp`, and numbers of `gpus` limit the entries; None means no limit.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:

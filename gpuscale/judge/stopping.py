@@ -26,7 +26,7 @@ class NarrowIntervals:
     minimum_runs: int
     """Number of valid runs that a point needs before its intervals are considered."""
     target: float
-    """Largest half-width of a narrow 95% interval, relative to the estimate."""
+    """A 95% interval is narrow if its half-width, relative to the estimate, is at most this."""
     gpus: tuple[int, ...]
     """Measured numbers of GPUs; 1 GPU is measured until the speedups on all of them are settled."""
 

@@ -23,9 +23,9 @@ class ErrorRates:
     """The nominal error rates of one analysis."""
 
     significance: float = SIGNIFICANCE
-    """Largest one-sided p-value, adjusted for the family of tests, at which a change counts."""
+    """One-sided p-value, adjusted for the family of tests, below which a change counts."""
     confidence: float = CONFIDENCE
-    """Confidence with which the verdict `ok` rules out a larger loss."""
+    """Confidence of the upper bound of the loss, which decides whether the verdict is `ok`."""
 
 
 TIME_WEIGHT = 1.0
@@ -33,7 +33,7 @@ OTHER_WEIGHT = 0.1
 """Weight of a test of a speedup or metric in the family of tests; a test of a step time has 1.
 
 If all numbers of GPUs got slower, only tests of step times can show it. They need more weight since
-nights differ more in step time than in speedup. Speedups can do with less: a lost speedup counts
+nights differ more in step time than in speedup. Tests of speedups need less: a lost speedup counts
 only if the step time supports it, and is then far beyond the limit.
 """
 
@@ -89,7 +89,7 @@ class Quantity:
 
     @property
     def excess_loss(self) -> float:
-        """Observed loss beyond the margin; negative within it."""
+        """Observed loss beyond the margin; negative within the margin."""
         return self.loss - self.limits.margin
 
     @property
@@ -113,14 +113,14 @@ class Quantity:
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
 
     def moved_worse(self, significance: float) -> bool:
-        """True if worse by more than the margin, at this one-sided significance, unadjusted.
+        """True if worse by more than the margin in an unadjusted test at this one-sided level.
 
         Shows which end of a ratio changed, once the adjusted test has shown that the ratio did.
         """
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
-        """True if better by more than the margin, at this one-sided significance, unadjusted."""
+        """Like `moved_worse`, but true if better by more than the margin."""
         return _below(self.gain.p_above_zero(), significance) and -self.loss > self.limits.margin
 
 
@@ -129,7 +129,7 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Likelihood ratio above which a lost speedup is a loss on n GPUs rather than a gain on 1 GPU."""
+"""Likelihood ratio above which a lost speedup is taken for a loss on n GPUs, not a gain on 1."""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change of T(1) is named; it is not enough to claim a loss."""
@@ -145,7 +145,7 @@ class Quantities:
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
     beside: tuple[Quantity, ...] = ()
-    """Step time relative to each other number of GPUs, to see which end of a speedup changed."""
+    """Step time over that on every other number of GPUs; shows which end of a speedup changed."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
@@ -207,8 +207,8 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     """True if a lost speedup is far more likely a loss on n GPUs than a gain on 1 GPU.
 
-    A loss on n GPUs means that the night as a whole changed step times as T(1) shows; a gain on
-    1 GPU, as T(n) shows. The likelihood ratio of these two changes decides.
+    If n GPUs got slower, the night as a whole changed step times as T(1) shows; if 1 GPU got
+    faster, as T(n) shows. The likelihood ratio of these two changes decides.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -242,15 +242,15 @@ class Judgement:
     row: MatchedRow
     entry: EntryVerdict
     excess_losses: Mapping[str, float] = field(default_factory=dict)
-    """Observed loss beyond the margin, by quantity; negative within it."""
+    """Observed loss beyond the margin, by quantity; negative within the margin."""
     decided_by: str | None = None
     """Key in `excess_losses` of the quantity that decided the verdict."""
     is_suspect: bool = False
-    """True if a quantity is worse by more than its margin in an unadjusted test."""
+    """True if an unadjusted test finds a quantity worse by more than its margin."""
 
 
 CREDIBLE = 3
-"""Largest trusted extrapolation, as a multiple of the runs made: few runs show spread poorly."""
+"""Largest trusted prediction, as a multiple of the runs made; few runs estimate spread poorly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class RequiredRuns:
     """Number of further runs that would settle a row, if they resemble the present runs."""
 
     needed: int | None
-    """Approximate minimum that settles the row; None if no number that was tried does."""
+    """Approximate minimum number that settles the row; None if no number tried does."""
     made: int
     """Number of present runs in the smallest sample."""
 
@@ -278,7 +278,7 @@ class RequiredRuns:
 
 
 def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:
-    """Find the further runs that settle an inconclusive row; its smallest sample has `made` runs.
+    """Find how many further runs settle an inconclusive row; its smallest sample has `made`.
 
     A binary search: if some number of runs settles a row, larger numbers almost always do too.
     """

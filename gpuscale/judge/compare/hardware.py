@@ -69,7 +69,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the names of the present and the baseline's machine if they differ."""
+    """Return the names of the present machine and of the baseline's, if they differ."""
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":
@@ -100,8 +100,8 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
 def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
     """Note that the results come from a different kind of host; None if the hosts are alike.
 
-    Results on other GPUs are not compared at all, but the same GPUs may also run at another speed
-    in a different host.
+    Results on other GPUs are not compared at all, but the same GPUs may perform differently in
+    another host.
     """
     # Ranks on the CPU are compared on the same CPU only; that needs no note.
     if baseline.device == "cpu":

@@ -24,12 +24,12 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Valid runs without which a row with failed runs cannot pass; it also needs as many as failed."""
+"""A row with failed runs passes only with this many valid runs, and at least as many as failed."""
 _LONGEST_MESSAGE = 160
 
 
 def first_failure(entry: Entry) -> str | None:
-    """Return the first line of an entry's first failure, cut to fit a table; None if all passed."""
+    """First line of an entry's first failure, cut to fit a table; None if no run failed."""
     if not entry.failed:
         return None
     failure = entry.failed[0].failure
@@ -121,7 +121,7 @@ class MatchedRow:
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
-    """Match the entries of both sides that have one of the keys into rows, in the order of keys."""
+    """Return a row for each entry of either side that has one of these keys, in key order."""
     rows: list[MatchedRow] = []
     for key in keys:
         then, now = sides.before.by_row.get(key), sides.after.by_row.get(key, ())
@@ -141,7 +141,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the row's published point, or else that of the strategy which the row's one wraps."""
+    """Return the published point of a row, or else of the strategy that its strategy wraps."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -181,7 +181,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _beside_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Add the entry that differs least to the row, and any obstacle to judging the row."""
+    """Complete the row with the entry that differs least, and with any obstacle to judging it."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

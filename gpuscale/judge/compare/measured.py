@@ -58,7 +58,7 @@ _EVEN_ODDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """The limits for all rows of one comparison."""
+    """Tolerances, error rates and total test weight of one comparison."""
 
     tolerances: Tolerances
     rates: ErrorRates
@@ -95,7 +95,7 @@ class _Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Compute the changes, also as after further runs with equal means; p-values are unset."""
+        """Compute the changes without p-values, optionally after further runs with equal means."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
         def change(
@@ -149,7 +149,7 @@ class _Pairing:
         return replace(entry, baseline=shown)
 
     def _usual(self, ends: int) -> Estimate:
-        """Estimate T(n), or T(n)/T(1) for 2 ends, of the runs or nights used as the reference."""
+        """Estimate T(n) (or, for 2 ends, T(n)/T(1)) from the baseline runs or nights in use."""
         before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
         return before.own_estimate(estimates_allocations(before, after)).exponential()
 

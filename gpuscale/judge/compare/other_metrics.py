@@ -67,7 +67,7 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """Return each row's changes of metrics that both sides measured, with p-values still unset.
+    """Return, for each row, the changes of metrics that both sides measured, without p-values.
 
     As for step times, the variance of a sample is moderated by all other samples of the metric.
     """

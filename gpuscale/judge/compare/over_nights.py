@@ -26,9 +26,9 @@ class EarlierNights(NamedTuple):
     """The results of the nights before tonight."""
 
     all: list[Results]
-    """Results of all nights, including those left out on purpose, which a history lists."""
+    """Results of all earlier nights, and of nights left out on purpose, which a history lists."""
     last: list[Results]
-    """Results that tonight is compared with: of the last 15 nights on each row's present level."""
+    """Results to compare tonight with: of the last 15 nights, those on each row's present level."""
     later: int
     """Number of nights that began after tonight; they are ignored."""
 

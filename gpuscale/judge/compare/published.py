@@ -57,7 +57,7 @@ class _Ratio:
 
     @property
     def excess_loss(self) -> float:
-        """Loss beyond the tolerance; negative within it."""
+        """Loss beyond the tolerance; negative within the tolerance."""
         return -self.measured().relative_change().value - self.tolerance
 
     @property
@@ -114,7 +114,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 
 
 def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
-    """Return the measured over the published speedup, or why it is unknown; None if unpublished."""
+    """Return the ratio to the published speedup, or why it is unknown; None if unpublished."""
     published, figure, entry = row.published, row.figure, row.after
     if published is None or figure is None or entry is None:
         return None

@@ -29,7 +29,7 @@ from gpuscale.records import Statement
 _Row = TypeVar("_Row")
 
 MINIMUM_ALLOCATIONS = 4
-"""Minimum number of baseline allocations whose own spread replaces the declared deviation."""
+"""Minimum number of baseline allocations from which the spread between them is estimated."""
 
 DECLARED_DF = 2.0
 """Degrees of freedom that the declared deviation has as the prior of the estimated spread.
@@ -43,7 +43,7 @@ times the declared deviation.
 _FAR_NOISIER = 4.0
 """Variance ratio above which other rows are named as the reason for a row's uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
-"""`EXCLUDED` for bounds set by nights; if larger, runs that deviate by 5% alarm too often."""
+"""Used for `EXCLUDED` if nights set the bound; if larger, runs varying by 5% alarm too often."""
 
 _WIDE = 10.0
 """Multiple of the median variance between nights above which a row gets less weight."""
@@ -84,7 +84,7 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """Share of the variance between allocations in the mean: 1/A for A allocations alike."""
+        """Share of the variance between allocations in the mean: 1/A for A equal allocations."""
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 

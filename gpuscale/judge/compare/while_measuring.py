@@ -159,7 +159,7 @@ class _Session:
         self._references = References(self._valid)
 
     def assess(self, after: int, until: float) -> Assessment:
-        """Judge by the runs of each item that came after analysis `after`, up to analysis `until`.
+        """Judge the rows by the runs that came after analysis `after` and up to analysis `until`.
 
         Runs on numbers of GPUs that the session does not measure are part of every analysis. If no
         run on 1 GPU came after `after`, the earlier ones still serve as the reference.

@@ -1,7 +1,7 @@
-"""The causes of a loss: values in, values out; no files, no output.
+"""Find the causes of a loss, without reading or writing files.
 
-A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and its words in
-`reports.cause_words`.
+A new cause needs a finder function in this package, an entry in `OF_PARTS` or `CAUSES`, and words
+in `reports.cause_words`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
     Part.SKEW: stragglers,
     Part.REST: causes.time_in_no_part,
 }
-"""Finders of the cause for each part of the step that stands out; times are added later."""
+"""Function that finds the cause if a part of the step stands out; `lost_parts` adds the times."""
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The causes of the parts that stand out, with the lost time, largest first."""
+    """Yield the cause of each part of the step that stands out, largest lost time first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):
@@ -65,12 +65,12 @@ CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = 
     causes.not_established,
     causes.environment,
 )
-"""Finders in the order of their causes; each gets the causes that were found before it."""
+"""Functions that find causes, in the order of report; each receives the causes found so far."""
 _OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """Add the causes of each loss, and to open rows the stragglers that all runs agree on."""
+    """Add causes to each loss, and slow devices or constant stragglers to inconclusive rows."""
     configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
     if not configurations:
         return comparison
@@ -108,7 +108,7 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
 
 
 def _named_devices(entries: Sequence[EntryVerdict]) -> set[str]:
-    """The UUIDs of the devices that causes name."""
+    """Return the UUIDs of all devices named in the causes."""
     return {
         uuid
         for entry in entries

@@ -1,9 +1,9 @@
-"""The parts of a step, and how much each of them changed.
+"""Divide training steps into parts, and find out how much each part changed.
 
-T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the data
-and the computing of the median rank plus the skew. A slow rank makes the others wait inside their
-all-reduce, so the phases of single ranks do not show communication: it is the difference between
-steps with and without gradient synchronisation, and the skew follows from the paces without it.
+The pace of a rank is its step time without gradient synchronisation. A step takes communication +
+pace of the slowest rank + rest, and this pace is data and computing of the median rank + skew. A
+slow rank makes the others wait inside their all-reduce, so the phases of single ranks do not show
+communication: it is the difference between steps with and without synchronisation.
 """
 
 import math
@@ -18,13 +18,13 @@ from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_
 from gpuscale.records import Phases, Run
 
 NAMED_SHARE = 0.1
-"""Smallest share of the loss for which a part is named."""
+"""Smallest share of the loss for which a part of the step is named."""
 _NAMED_CONFIDENCE = 0.95
-"""One-sided confidence that a part got longer; the step itself is known to have."""
+"""One-sided confidence needed to say that a part got longer; the step is known to have."""
 _PRIOR_DF = 3.0
-"""Weight, in degrees of freedom, of the step time's deviation in that of a part."""
+"""Weight of the step time's variance in the variance of a part, in degrees of freedom."""
 _UNKNOWN_DEVIATION = 0.05
-"""Deviation of the step time between runs, if single runs before and after do not show it."""
+"""Relative deviation of the step time between runs that is assumed if each side has one run."""
 
 
 class Part(StrEnum):
@@ -38,7 +38,7 @@ class Part(StrEnum):
 
 
 class Rank(NamedTuple):
-    """A rank whose own pace is known, with its phases, in seconds per step."""
+    """The pace of a rank without synchronisation, and its phases, in seconds per step."""
 
     rank: int
     host: str
@@ -48,34 +48,34 @@ class Rank(NamedTuple):
 
     @property
     def data_s(self) -> float:
-        """Waiting for the batch and copying it."""
+        """Time that the rank waits for the batch and copies it."""
         return self.phases.data_s + self.phases.h2d_s
 
     @property
     def computing_s(self) -> float:
-        """Computing: the rest of its own pace, without waits for other ranks."""
+        """Time that the rank computes: the rest of its pace, without waits for other ranks."""
         return self.pace_s - self.data_s
 
     @property
     def backward_s(self) -> float:
-        """Computing that is neither forward nor optimizer."""
+        """Computing time outside the forward pass and the optimizer."""
         return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An average step of one run, by parts that add up to its time."""
+    """An average step of one run, divided into parts that add up to the step time."""
 
     time_s: float
     communication_s: float | None
-    """None for a single rank, which waits for no other."""
+    """Communication that computing does not hide; None for a single rank."""
     ranks: tuple[Rank, ...]
-    """The ranks from fast to slow."""
+    """All ranks, fastest first."""
     run: Run
 
     @property
     def median(self) -> Rank:
-        """The median rank; of an even number, the faster of the middle two."""
+        """The rank of median pace; with an even number of ranks, the faster of the middle two."""
         return self.ranks[(len(self.ranks) - 1) // 2]
 
     @property
@@ -85,12 +85,12 @@ class Step:
 
     @property
     def skew_s(self) -> float:
-        """Seconds by which the slowest rank is behind the median rank."""
+        """Seconds per step by which the slowest rank lags behind the median rank."""
         return self.slowest.pace_s - self.median.pace_s
 
     @property
     def parts(self) -> Mapping[Part, float]:
-        """Seconds by part; a single rank has neither communication, nor skew, nor a rest."""
+        """Seconds of each part; a single rank has only data and computing."""
         own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
         if self.communication_s is None:
             return own
@@ -102,7 +102,7 @@ class Step:
 
 
 def step_of(run: Run) -> Step | None:
-    """The parts of a valid run's step; None if its evidence is incomplete."""
+    """Divide the average step of a valid run into parts; None if evidence is missing."""
     ranks = [
         Rank(report.rank, report.host, report.device_uuids, report.pace_s, report.phases)
         for report in run.ranks
@@ -127,7 +127,7 @@ class Change:
     before_s: float
     after_s: float
     lost_s: float
-    """`after_s - before_s`, minus what another part gained by it; negative for a gain."""
+    """`after_s - before_s` without time that only moved between parts; negative for a gain."""
     noise_s: float
     """Largest change that may be noise."""
     share: float = 0.0
@@ -135,22 +135,22 @@ class Change:
 
     @property
     def is_longer(self) -> bool:
-        """True if the part takes longer by more than its noise."""
+        """True if the part takes longer by more than the noise."""
         return self.lost_s > self.noise_s
 
     @property
     def stands_out(self) -> bool:
-        """True if the part is longer and carries enough of the loss to be named."""
+        """True if the part takes longer and accounts for enough of the loss to be named."""
         return self.is_longer and self.share >= NAMED_SHARE
 
 
 def changes_of(
     before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
 ) -> dict[Part, Change]:
-    """The change of every part that is known before and after, on one number of GPUs.
+    """Compute the change of each part that is known on both sides, for one number of GPUs.
 
-    Changes are differences of means over runs, like the verdict, and so they add up: a part that is
-    slow in one run of three carries the loss of that run. From one job to the next a part may
+    Changes are differences of means over runs, as in the verdict, so they add up: a part that is
+    slow in one run of three accounts for the loss of that run. From one job to the next, a part may
     differ by the fraction `allocation_deviation`.
     """
     if not before or not after:
@@ -188,11 +188,11 @@ def changes_of(
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
-    """Computing less what it only took over from communication.
+    """Move time from computing back to communication that slower ranks have hidden.
 
-    Whatever makes ranks slow on their own, such as late batches, hides their communication. The
-    steps without synchronisation then take as long as those with it: communication seems to
-    have gone, and their pace, of which computing is the remainder, to have grown by as much.
+    Anything that slows ranks on their own, such as late batches, hides their communication. Steps
+    without synchronisation then take as long as steps with it: communication seems to have gone,
+    and the pace (of which computing is the remainder) to have grown by the same time.
     """
     computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
     if computing is None or communication is None:

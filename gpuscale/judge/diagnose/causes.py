@@ -1,4 +1,4 @@
-"""Finders of causes: parts of a step that take longer on all ranks, and unexplained time."""
+"""Functions that find causes: longer parts of a step, device faults, busy hosts and others."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
-    """Gradient synchronisation that the backward pass does not hide takes longer."""
+    """Explain longer gradient synchronisation that the backward pass does not hide."""
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
@@ -30,7 +30,7 @@ def communication(row: RowEvidence, change: Change) -> Cause:
 
 
 def data(row: RowEvidence, change: Change) -> Cause:
-    """Batches arrive later, or are copied more slowly."""
+    """Explain batches that arrive later or are copied more slowly."""
     waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
     copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
@@ -45,7 +45,7 @@ def data(row: RowEvidence, change: Change) -> Cause:
 
 
 def computing(row: RowEvidence, change: Change) -> Cause:
-    """Ranks compute longer on their own, without waits for others."""
+    """Explain longer computing times of ranks, which exclude their waits for each other."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
@@ -66,12 +66,12 @@ def computing(row: RowEvidence, change: Change) -> Cause:
 
 
 def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
-    """Time outside of each rank's own pace and gradient synchronisation."""
+    """Report lost time outside both the ranks' own pace and gradient synchronisation."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Device faults that no named cause includes, one cause for each kind."""
+    """Yield a cause for each kind of device fault that no named cause includes."""
     named_already = {found for cause in named for found in cause.evidence}
     # Clocks also fall on an idle device, which is a consequence.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
@@ -89,7 +89,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The reason why no part of the step carries the loss, and what would help to find it."""
+    """State why no part of the step explains the loss, and what would help to find the cause."""
     if any(cause.lost_s is not None for cause in named):
         return
     entry, point = row.entry, row.point
@@ -113,7 +113,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Changes of the environment between the runs; they alone do not establish a cause."""
+    """List changes of the environment between both sides; they alone do not establish a cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
@@ -127,7 +127,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Other load on the hosts that the baseline did not have."""
+    """Report other load on the hosts if most runs of the baseline had none."""
     before, after = row.point.loads_before, row.point.loads_after
     is_new = sum(load.is_busy for load in after) > len(after) / 2
     if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
@@ -150,9 +150,9 @@ def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency; published figures without phases show no more.
+    """Yield the largest parts of the lost efficiency, which is all that published figures show.
 
-    Gains of other parts do not change the shares, which are of all that was lost.
+    Shares are relative to the sum of all lost parts; gains of other parts do not count.
     """
     if budget is not None and budget.efficiency < 1:
         lost = 1 - budget.efficiency
@@ -201,7 +201,7 @@ def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange
 
 
 def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
-    """The phase of the median rank, as means over runs."""
+    """Return the change of a phase on the median rank, as means over runs."""
     before_s, after_s = (
         statistics.fmean(seconds(step.median) for step in steps)
         for steps in (row.point.before, row.point.after)

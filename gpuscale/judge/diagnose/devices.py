@@ -1,4 +1,4 @@
-"""Symptoms of devices that they did not have in the baseline, as NVML reported them."""
+"""Symptoms of devices that NVML reported for the results but not for the baseline."""
 
 import math
 import statistics
@@ -13,24 +13,24 @@ from gpuscale.records import GpuSummary
 from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom
 
 _CLOCK_DROP = 0.03
-"""Clocks of one GPU differ by less than this from night to night."""
+"""Smallest drop of a clock that is a symptom; from night to night, clocks differ by less."""
 _REASON_SHARE = 0.1
-"""Share of the samples by which a reason must have become more frequent."""
+"""Smallest increase in a clock event reason's share of samples that counts as a symptom."""
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
-"""Smallest part of a slowdown that clocks must account for to explain it."""
+"""Fraction of a slowdown that lower clocks must account for to be its explanation."""
 
 
 class _Low(NamedTuple):
-    """A counter that is a symptom if it is lower than usual."""
+    """A counter whose value is a symptom if it is lower than usual."""
 
     counter: str
     kind: CauseKind
     drop: float = 0.0
-    """The fraction by which it must have fallen."""
+    """Fraction by which the counter must have fallen."""
     most: str | None = None
-    """The counter of the highest possible value, used if the usual one is unknown."""
+    """Counter with the highest possible value, used if the usual value is unknown."""
 
 
 _LOW_CLOCKS = (
@@ -44,23 +44,23 @@ _LOW_LINKS = (
     _Low("nvlink_active_min", CauseKind.NVLINK),
 )
 _ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
-"""Error counters by the moment at which they are counted; more than before is a symptom."""
+"""Kind of symptom for each group of error counters that shows more errors than before."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
-"""Counters that computing speed is proportional to."""
+"""Counters to which computing speed is proportional."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The state of one device or several over some runs."""
+    """The combined state of one or more devices over several runs."""
 
     values: Mapping[str, float]
     """Known counters by name."""
     clock_event_reasons: Mapping[str, float]
-    """Mean share of the samples by reason."""
+    """Mean share of the samples with each clock event reason."""
     errors: Mapping[str, float]
-    """Sum of the error counters by the moment at which they are counted."""
+    """Sum of the error counters in each group."""
     xids: Sequence[int]
-    """Distinct error events of the driver."""
+    """Distinct numbers of the driver's error events (Xids)."""
 
     @classmethod
     def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
@@ -85,10 +85,10 @@ _NO_ERRORS = _State.of(())
 
 
 def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
-    """The symptoms of tonight's devices, device by device.
+    """Find the symptoms of tonight's devices, device by device.
 
-    A device is compared with itself in the baseline; if the baseline does not know it, with the
-    baseline's devices; and if those have no samples, with tonight's other devices.
+    A device is compared with itself in the baseline; if the baseline lacks the device, with all
+    devices of the baseline; and if these have no samples, with tonight's other devices.
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
@@ -110,7 +110,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """The clock symptoms of these devices, if their median explains the slowdown."""
+    """Return the clock symptoms of these devices if the median drop explains the slowdown."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()
@@ -123,7 +123,7 @@ def explaining_clocks(
 
 
 def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
-    """The summaries of all runs that have samples, by device."""
+    """Return all runs' summaries that have samples, by UUID of the device."""
     found: dict[str, list[GpuSummary]] = {}
     for step in steps:
         for summary in step.run.gpu_summaries:

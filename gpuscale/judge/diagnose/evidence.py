@@ -1,4 +1,4 @@
-"""The evidence on one row when its causes are looked for."""
+"""The evidence from which the causes of a row's loss are found."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,20 +19,20 @@ from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.records.run_evidence import HostLoad
 
 _TAKES_PART = 0.5
-"""Smallest part of the median rank's change that makes a rank share it."""
+"""A rank shares a change if it changed by at least this fraction of the median rank's change."""
 _AS_LARGE = 0.25
-"""Smallest part of the loss, relative to the step, that counts as the same loss on other GPUs."""
+"""Smallest fraction of a row's loss that counts as the same loss on other numbers of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEvidence:
-    """One number of GPUs of one configuration: the runs whose steps can be divided into parts."""
+    """Evidence on one configuration and number of GPUs: runs whose steps are divided into parts."""
 
     key: PointKey
     before: tuple[Step, ...]
     after: tuple[Step, ...]
     changes: Mapping[Part, Change]
-    """Empty if the runs before or after have no parts."""
+    """Change of each part; empty if either side has no run whose step is divided into parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
     loads_before: tuple[HostLoad, ...] = ()
@@ -40,11 +40,11 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest number of hosts of a run of tonight."""
+        """Largest number of hosts in any of tonight's runs."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def relative_loss(self, part: Part) -> float:
-        """Lost seconds of a part over the step time of the baseline."""
+        """Return the lost time of a part as a fraction of the baseline's step time."""
         step_time_s = statistics.fmean(step.time_s for step in self.before)
         return self.changes[part].lost_s / step_time_s
 
@@ -55,7 +55,7 @@ class RowEvidence:
 
     entry: EntryVerdict
     points: Mapping[int, PointEvidence]
-    """The points of the configuration, by the numbers of GPUs that the baseline has."""
+    """Evidence on the row's configuration, for each number of GPUs in the baseline."""
 
     @property
     def point(self) -> PointEvidence:
@@ -77,7 +77,7 @@ class RowEvidence:
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """The ranks that share the change of the median rank; None for a single rank."""
+        """Return the ranks that share the change of the median rank; None for a single rank."""
         before, after = (
             _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
         )
@@ -91,7 +91,7 @@ class RowEvidence:
 def points_of(
     sides: Sides, configurations: Collection[Configuration | None]
 ) -> Mapping[Configuration, Mapping[int, PointEvidence]]:
-    """The evidence on these configurations, by the numbers of GPUs that the baseline has."""
+    """Collect the evidence on these configurations, for each number of GPUs in the baseline."""
     deviation = sides.baseline.tolerances.allocation_deviation_time
     found: dict[Configuration, dict[int, PointEvidence]] = {}
     for key, then in sides.before.by_point.items():
@@ -114,7 +114,7 @@ def points_of(
 
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
-    """The numbers of GPUs on which a part is lost too; None if no other number shows it."""
+    """Find the numbers of GPUs on which a part got longer; None if only one number is known."""
     known = {gpus: there for gpus, there in points.items() if part in there.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None

@@ -1,6 +1,6 @@
-"""The slow nodes and links of a job, as measured by a rank on each node.
+"""Find the slow nodes and links of a job, as measured by a rank on each node.
 
-A faulty node differs from a faulty link in its other links: all of them are slow, or only one is.
+All links of a faulty node are slow; a faulty link is slow while other links of its nodes are not.
 """
 
 import statistics
@@ -13,9 +13,9 @@ import msgspec
 from gpuscale.records import NodeProbe
 
 SLOW_LINK = 1.5
-"""Links of one network differ by some percent, and by more if routes are longer."""
+"""Slowdown from which a link is called slow; the links of a network differ by some percent."""
 SLOW_COMPUTATION = 1.2
-"""GPUs of one model differ by 8% on average (arXiv 2208.11035); a faulty one by far more."""
+"""Slowdown from which a GPU is called slow; GPUs of a model differ by 8% (arXiv 2208.11035)."""
 
 Pair = tuple[int, int]
 
@@ -27,13 +27,13 @@ class NodeFinding(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
     """The node, or the two ends of the link."""
     slower: float
-    """Its time over the time it is compared with."""
+    """Ratio of the measured time to the typical time."""
     text: str
-    """A sentence for people, with the remedy."""
+    """Message for the user, with the remedy."""
 
 
 def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
-    """The slow parts of the job, worst first; empty if all are alike, or for a single node."""
+    """Find slow nodes, links and directions, worst first; none if the job has a single node."""
     if len(probes) < 2:
         return ()
     found = [*_slow_computation(probes), *_slow_links(probes)]
@@ -92,7 +92,7 @@ def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
-    """The fewest nodes that the slow links have in common, if most links of each are slow."""
+    """Return the fewest nodes that explain the slow links; most links of such a node are slow."""
     left = set(slow)
     sick: set[int] = set()
     while left:
@@ -109,7 +109,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
 def _slow_direction(
     probes: Sequence[NodeProbe], times: Mapping[Pair, float]
 ) -> Iterator[NodeFinding]:
-    """Two nodes have one link, which can only be compared with its own opposite direction."""
+    """Compare the two directions of the only link between two nodes."""
     for sender, receiver in ((0, 1), (1, 0)):
         slower = times[sender, receiver] / times[receiver, sender]
         if slower > SLOW_LINK:

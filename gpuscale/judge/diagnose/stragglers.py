@@ -1,8 +1,8 @@
-"""Ranks or devices that are slow alone: stragglers, and one device in runs on one GPU.
+"""Find single slow ranks or devices: stragglers, and a slow device among runs on one GPU.
 
-Runs on one GPU take the devices in turn. A faulty one makes T(1) uncertain rather than worse, since
-one slow run in four widens the interval: so inconclusive rows are examined too, and the mean of
-each device instead of the mean over runs.
+Runs on one GPU use the devices in turn. A faulty device makes T(1) uncertain rather than worse,
+since one slow run in four widens the interval. Inconclusive rows are therefore examined too, with a
+mean for each device instead of one over all runs.
 """
 
 import math
@@ -21,29 +21,29 @@ from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records.cause import Cause, CauseKind, CountOf, Remedy
 
 _OF_THE_SKEW = 0.5
-"""A rank is a straggler of a run if it lags by at least this part of the skew."""
+"""A rank is a straggler in a run if it lags by at least this fraction of the skew."""
 _OF_THE_RUNS = 2 / 3
-"""A straggler in fewer of the runs with unusual skew is taken as chance."""
+"""Fraction of the runs with unusual skew in which a straggler must lag, to exclude chance."""
 
 _SIGNIFICANCE = 0.01
-"""Significance of a device that is slow alone, over all devices together."""
+"""Significance level for calling a single device slow, over all devices together."""
 _LEAST_SLOWDOWN = 0.05
-"""Healthy GPUs of one model differ by this much, so less is not called faulty."""
+"""Smallest slowdown that is called faulty; healthy GPUs of one model differ by this much."""
 _OTHERS_MOVED = 0.25
-"""A device is slow alone if the others changed by less than this part of its change."""
+"""Only one device is slow if no other slowed down by more than this fraction of its slowdown."""
 _LEAST_DF = 2
-"""Fewest degrees of freedom for an estimate of how much runs on one device differ."""
+"""Minimum degrees of freedom for estimating how much runs on one device differ."""
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
-"""Smallest lag of one rank, relative to the step, that is named while the verdict is open."""
+"""Smallest increase of the skew, as a fraction of the step time, reported on an open row."""
 
 _Seat = tuple[str, tuple[str, ...], int | None]
-"""The devices of a host, or a rank's number on it: what can stay slow in run after run."""
+"""A host with devices or a rank number: an identity that can stay slow from run to run."""
 
 
 def stragglers(row: RowEvidence, change: Change) -> Cause:
-    """One rank, or a few, keep the others waiting."""
+    """Explain skew: one rank, or a few, keep the others waiting."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
@@ -59,10 +59,10 @@ def stragglers(row: RowEvidence, change: Change) -> Cause:
 
 
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The ranks that lag in every run, and in each more than any rank did before.
+    """Yield the ranks that lag in every run, each time by more than any rank in the baseline.
 
-    Rows whose verdict is open are examined too. By chance one of 20 rows with three runs on either
-    side has such skews, if always the same rank is the slowest.
+    Rows whose verdict is open are examined too. With three runs on either side, one row in 20 has
+    such skews by chance if the same rank is always the slowest.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -77,11 +77,11 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
-    """The ranks that lag in most of the runs with unusual skew, and the number of these runs.
+    """Find the ranks that lag in most runs with unusual skew, and the number of these runs.
 
-    They are described as in the run with the largest skew, without devices if those change; there
-    are no ranks if it is another one in each run. `usual_skew_s` is the baseline's, in seconds per
-    step; each run has several ranks.
+    Hosts and devices are taken from the run with the largest skew; devices are omitted if they
+    change between runs. No ranks are given if each run has a different straggler. `usual_skew_s` is
+    the skew of the baseline in seconds per step; each run has several ranks.
     """
     # A faulty device that takes its turn is not in every run, so runs below the mean are left out.
     mean_s = statistics.fmean(step.skew_s for step in steps)
@@ -109,12 +109,12 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
 
 
 def _by_device(rank: Rank) -> _Seat:
-    """The seat by devices: runs on fewer GPUs than the node has take them in turn."""
+    """Identify a rank by its devices: runs on some of a node's GPUs use the GPUs in turn."""
     return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
 
 
 def _by_number(rank: Rank) -> _Seat:
-    """The seat of what follows a rank from device to device, or if there are no devices."""
+    """Identify a rank by its number: slowness may follow the rank from device to device."""
     return rank.host, (), rank.rank
 
 
@@ -124,12 +124,12 @@ def _behind(step: Step) -> list[Rank]:
 
 
 def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """The part of the skew that is waiting for batches, as a mean over runs."""
+    """Return the part of the skew due to waiting for and copying batches, as a mean over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
 def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """The single device whose runs got slower, in runs on one GPU."""
+    """Yield the only device whose runs got slower, if the row is on one GPU."""
     found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
     if found is None:
         return
@@ -158,7 +158,7 @@ def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 def _slow_alone(
     steps_before: Sequence[Step], steps_after: Sequence[Step]
 ) -> tuple[str, float] | None:
-    """The device that is slow alone and the logarithm of its slowdown; None if there is none."""
+    """Return the only slow device and the logarithm of its slowdown; None if there is none."""
     before, after = _log_times(steps_before), _log_times(steps_after)
     if not before or len(after) < 2:
         return None
@@ -178,7 +178,7 @@ def _slow_alone(
 
 
 def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
-    """Logarithms of step times by device."""
+    """Return the logarithms of step times by device."""
     logs: dict[str, list[float]] = {}
     for step in steps:
         for uuid in step.median.device_uuids:
@@ -189,7 +189,7 @@ def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
 def _usual(
     uuid: str, before: Mapping[str, Sequence[float]], variance: float
 ) -> tuple[float, float]:
-    """Mean and variance of the device's own runs before, or of all devices if it had none."""
+    """Return a device's usual log step time and its variance, or else those of all devices."""
     if uuid in before:
         return statistics.fmean(before[uuid]), variance / len(before[uuid])
     means = [statistics.fmean(values) for values in before.values()]
