@@ -1,6 +1,6 @@
 """The pytest plugin. Every pytest run in the environment imports this file, so it stays small.
 
-The modules that measure are imported only when `--gpus` is given.
+The modules that take measurements are imported only if `--gpus` is given.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _REMEDY = "give the numbers of GPUs, e.g. --gpus 1,2"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options; their values are parsed when a session starts."""
+    """Declare gpuscale's options; their values are parsed when a session starts."""
     group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
     for option in OPTIONS.values():
         if not option.owner or find_spec(option.owner) is None:
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark, and register the plugin that measures if `--gpus` is given."""
+    """Declare the `gpuscale` mark; if `--gpus` is given, register the plugin that measures."""
     config.addinivalue_line(
         "markers", "gpuscale(case=C): measure the scaling of this TrainingCase (see --gpus)"
     )
@@ -45,14 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print why tests with `scaling` were skipped, also without -rs."""
+    """Print why tests that use `scaling` were skipped, even without -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
         terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 
 
 @pytest.fixture
 def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
-    """A function that measures the case of the test's `gpuscale` mark, and returns the run."""
+    """Provide a function that measures the case in the test's mark and returns the run."""
     session = request.config.pluginmanager.getplugin("gpuscale-session")
     if session is None:
         request.config.stash[_NOTHING_ASKED] = True

@@ -1,4 +1,4 @@
-"""pytest-benchmark's view of a run: its windows as rounds, and columns that fit a screen."""
+"""Show runs in pytest-benchmark's table: windows as rounds, and columns that fit a screen."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _NAME = "gpuscale item"
 
 
 class _WindowClock:
-    """pytest-benchmark's timer, which advances only by the seconds that the ranks measured."""
+    """Timer for pytest-benchmark that advances only by the seconds that the ranks measured."""
 
     now_s = 0.0
 
@@ -25,13 +25,13 @@ _CLOCK = pytest.StashKey[_WindowClock]()
 
 
 def add_clock(item: pytest.Item, group: str) -> None:
-    """Make pytest-benchmark time an item by the ranks' clock, and list it under this title."""
+    """Make pytest-benchmark time an item by the ranks' clock, in the table titled `group`."""
     item.stash[_CLOCK] = clock = _WindowClock()
     item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
 
 
 def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
-    """Enter a valid run into pytest-benchmark: a round is a window, an iteration is a step."""
+    """Enter a valid run into pytest-benchmark, with windows as rounds and steps as iterations."""
     steps, clock = run.steps_per_window, item.stash[_CLOCK]
     assert steps is not None
     facts = {
@@ -53,7 +53,7 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
 
 
 def keep_tables_narrow(config: pytest.Config) -> None:
-    """Show only columns that fit into 80 characters, unless the user chose columns or names."""
+    """Show only columns that fit into 80 characters, unless the user chose the columns or names."""
     if config.option.benchmark_columns is None:
         config.option.benchmark_columns = list(_COLUMNS)
     if config.option.benchmark_name == "normal":
@@ -62,7 +62,7 @@ def keep_tables_narrow(config: pytest.Config) -> None:
 
 
 def _name(benchmark: Mapping[str, Any]) -> str:
-    """`ddp-2gpus-run1` for an item of gpuscale, since the table's title names the case."""
+    """Shorten the name of a gpuscale item to `ddp-2gpus-run1`: the table's title has the case."""
     named: Callable[[Mapping[str, Any]], str] = NAME_FORMATTERS["normal"]
     is_ours = "scaling" in (benchmark["params"] or {})
     return named({**benchmark, "name": benchmark["param"]} if is_ours else benchmark)

@@ -1,4 +1,4 @@
-"""The pytest session of `gpuscale run`: a single test, of a command without a file."""
+"""The pytest session of `gpuscale run`: a single test, which measures a command."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -11,7 +11,7 @@ from gpuscale.workload.command_case import CommandCase
 
 
 class CommandItem:
-    """A plugin that makes `test_command`, below, measure this case."""
+    """A pytest plugin that makes `test_command` in this module measure a command."""
 
     def __init__(self, case: type[CommandCase]) -> None:
         self._case = case
@@ -19,7 +19,7 @@ class CommandItem:
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Module:
-        """Name the module of the test after the case, since its path means nothing to users."""
+        """Name the test's module after the case, since the module's path means nothing to users."""
         module: pytest.Module = pytest.Module.from_parent(
             parent, path=module_path, nodeid=self._case.name()
         )
@@ -27,20 +27,20 @@ class CommandItem:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(self) -> Generator[None, Any, list[list[str]]]:
-        """Remove the settings file from the header: a session of a command has none."""
+        """Remove the settings file from the header, since a command uses none."""
         parts = yield
         lines = [[part] if isinstance(part, str) else part for part in parts]
         return [[line for line in part if not line.startswith("configfile:")] for part in lines]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None, None, None]:
-        """Mark the test with the case."""
+        """Give the test a `gpuscale` mark with the case."""
         metafunc.definition.add_marker(pytest.mark.gpuscale(case=self._case))
         yield
 
 
 def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
-    """Measure the case in a session of pytest, and return its exit code."""
+    """Measure the case in a pytest session, and return the exit code of the session."""
     # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
@@ -50,5 +50,5 @@ def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
 
 
 def test_command(scaling: Callable[[], object]) -> None:
-    """Measure the case of the session."""
+    """Measure the command of the pytest session."""
     scaling()

@@ -1,4 +1,4 @@
-"""Items of pytest: one for each (case, strategy, gpus, run, batch) of a marked test."""
+"""pytest items: one for each case, strategy, number of GPUs, run and batch of a marked test."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -20,44 +20,44 @@ from gpuscale.workload.command_case import CommandCase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPlan:
-    """One run to be made: a case and strategy on some GPUs, for the first or a further time."""
+    """A run to be made: case, strategy, number of GPUs, and the number of the repetition."""
 
     case: type[Case]
     strategy: str
     gpus: int
     run: int
     batch: int | None = None
-    """A value of `--batch`; None is the batch of the case's size."""
+    """A value of `--batch`; None for the batch of the case's size."""
 
     @property
     def key(self) -> EntryKey:
-        """The table row that the item's run belongs to."""
+        """Key of the table row that the run belongs to."""
         return EntryKey(self.case.name(), self.strategy, self.gpus)
 
     @property
     def label(self) -> str:
-        """The parameter part of the item's id: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
+        """Parameter part of the pytest item's id: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
         batch = "" if self.batch is None else f"batch{self.batch}-"
         gpus = f"{self.gpus}gpu{'' if self.gpus == 1 else 's'}"
         return f"{self.strategy}-{gpus}-{batch}run{self.run}"
 
     @property
     def group(self) -> str:
-        """Title of the item's table of pytest-benchmark: `mnist_cnn/ddp, batch 64`."""
+        """Title of the pytest-benchmark table with the run: `mnist_cnn/ddp, batch 64`."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.key.case}/{self.strategy}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
 class NoRun:
-    """The reason why an item makes no run."""
+    """Why an item makes no run."""
 
     reason: str
     kind: NoRunReason = "cannot be measured"
 
 
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
-    """Turn a test that uses `scaling` into its items."""
+    """Parametrise a test that uses `scaling` with one plan per run."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -80,18 +80,18 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """The plan of an item; None for tests that are not gpuscale's, and those that make no run."""
+    """Return the plan of an item; None for tests without `scaling` and items that make no run."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
 
 def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
-    """The plans of all items that have one."""
+    """Return the plans of all items that make a run."""
     return [plan for item in items if (plan := plan_of(item)) is not None]
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set the clocks of gpuscale's items, and sort all items by run so that slow drifts cancel."""
+    """Add clocks to gpuscale's items, and sort all items by run so that slow drifts cancel."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)
@@ -102,7 +102,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 
 
 def validate_use_of_scaling(items: Sequence[pytest.Item]) -> None:
-    """Raise a UsageError for a marked test without `scaling`: it would pass without measuring."""
+    """Raise a UsageError for a marked test without `scaling`, which would pass unmeasured."""
     for item in items:
         marked = item.get_closest_marker("gpuscale") is not None
         if marked and not uses_scaling(item):
@@ -113,7 +113,7 @@ def validate_use_of_scaling(items: Sequence[pytest.Item]) -> None:
 
 
 def uses_scaling(item: pytest.Item) -> bool:
-    """True for tests with the argument `scaling`."""
+    """True if the test uses the fixture `scaling`."""
     return "scaling" in getattr(item, "fixturenames", ())
 
 

@@ -1,7 +1,7 @@
-"""The options that gpuscale adds to pytest, one entry for each.
+"""The options that gpuscale adds to pytest, as one table.
 
-pytest's help, the checks and docs/options.md are made from the fields of `MeasureOptions`. Every
-pytest run in the environment imports this file: what a check needs is imported when it is made.
+The fields of `MeasureOptions` determine pytest's help, the checks and docs/options.md. Every pytest
+run in the environment imports this file, so checks import what they need only when they run.
 """
 
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
-"""With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
+"""Minimum of runs; with two, 95% intervals cover the truth in fewer than 92% of sessions."""
 
 
 def _whole_number(
@@ -48,7 +48,7 @@ def _whole_numbers(text: str, *, example: str) -> tuple[int, ...]:
 
 
 def _runs(text: str) -> tuple[int | None, int]:
-    """Parse the fewest and the most runs, such as `3:8`; a single number leaves no choice."""
+    """Parse the fewest and the most runs, such as `3:8`; a single number sets only the most."""
     first, colon, last = text.partition(":")
     if not colon:
         return None, _whole_number(text)
@@ -112,42 +112,42 @@ def _new_results_file(text: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of pytest, as its help and docs/options.md describe it."""
+    """An option that gpuscale adds to pytest, as described in the help and docs/options.md."""
 
     flag: str
     metavar: str
-    """The value's name in the help; empty for a switch."""
+    """Name of the value in the help; empty for a switch."""
     meaning: str
     type: Callable[[str], object] = str
-    """Parse the text of the value, or raise an `ArgumentTypeError`."""
+    """Function that parses the value, or raises an `ArgumentTypeError`."""
     default: object = None
-    """None if other options decide; a tuple if the option may be given several times."""
+    """Default value: None if other options decide, a tuple if the option may be repeated."""
     otherwise: str = ""
-    """The default in words, if the value does not say it."""
+    """Description of the default, if the value alone would be unclear."""
     see: str = ""
-    """The page of docs/ that says more."""
+    """Page of docs/ with more information."""
     heading: str = ""
-    """Heading of the part of docs/options.md that begins with this option."""
+    """Heading of the section of docs/options.md that starts with this option."""
     owner: str = ""
-    """A plugin whose option of the same name is used if that plugin is installed."""
+    """Plugin that has an option of the same name, which is used if that plugin is installed."""
     in_training: bool = False
-    """True if it changes how gpuscale itself trains, so that it means nothing to a command."""
+    """True if the option changes how gpuscale itself trains, which does not affect commands."""
     for_all_cases: bool = False
-    """True if jobs give it to all of their cases, so that commands among them ignore it."""
+    """True if cluster jobs give the option to all cases, so that commands just ignore it."""
 
     @property
     def dest(self) -> str:
-        """The attribute under which argparse keeps the text."""
+        """Name of the attribute in which argparse stores the value."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
     def default_text(self) -> str:
-        """The default as the help and docs/options.md have it."""
+        """Default as described in the help and docs/options.md."""
         shown = f"`{self.default}`" if isinstance(self.default, str) else f"{self.default}"
         return self.otherwise or (shown if self.metavar else "off")
 
     def settings(self) -> dict[str, Any]:
-        """The arguments for argparse; `parse` comes later, when a session starts."""
+        """Return the arguments for argparse; values are parsed only when a session starts."""
         text = f"{self.meaning} (default: {self.default_text})".replace("`", "").replace("%", "%%")
         if not self.metavar:
             return {"action": "store_true", "help": text}
@@ -155,7 +155,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """Convert what argparse collected: a text, a list of texts, or True for a switch."""
+        """Parse what argparse collected: a text, a list of texts, or True for a switch."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         try:
@@ -165,7 +165,7 @@ class Option:
 
 
 def option(usage: str, meaning: str, *, default: object = None, **settings: Any) -> Any:
-    """A field of `MeasureOptions` for an option such as `--run-seconds S`."""
+    """Return a field of `MeasureOptions` for an option such as `--run-seconds S`."""
     flag, _, metavar = usage.partition(" ")
     default = default if metavar else False
     entry = Option(flag=flag, metavar=metavar, meaning=meaning, default=default, **settings)
@@ -174,7 +174,7 @@ def option(usage: str, meaning: str, *, default: object = None, **settings: Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """The options of a session; None if a value depends on the device."""
+    """The options of a session; None stands for a default that depends on the device."""
 
     gpus: tuple[int, ...] = option(
         "--gpus N,N,…",
@@ -372,18 +372,18 @@ class MeasureOptions:
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
-        """The fewest runs of each entry, None if all are made, and the most."""
+        """Fewest and most runs of each table row; the first is None if all runs are made."""
         return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
 
 
 OPTIONS: Mapping[str, Option] = {
     entry.name: entry.metadata["option"] for entry in fields(MeasureOptions)
 }
-"""Every option by its attribute of `MeasureOptions`."""
+"""Options by the name of the attribute in `MeasureOptions`."""
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """Parse what argparse collected, and check that the options make sense together."""
+    """Parse the values that argparse collected, and check that they are compatible."""
     from gpuscale.workload.injections import parse_injections
 
     # A timeout of 0, which disables that of pytest-timeout, means the default here.

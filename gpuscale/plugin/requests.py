@@ -1,4 +1,4 @@
-"""The request for an item's run, and checks of whether it can be made."""
+"""Requests for the runs of items, and checks that the runs are possible."""
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ _UNCHANGED = "trains as it does by itself"
 
 
 def validate_precision(options: MeasureOptions, environment: Environment) -> None:
-    """Raise a UsageError for a precision that no CPU has."""
+    """Raise a UsageError for a precision that CPUs do not support."""
     if options.precision == "tf32" and environment.device == "cpu":
         raise UsageError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
 
@@ -39,7 +39,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a UsageError for items that cannot be measured in one session, or not with --size."""
+    """Raise a UsageError for items that cannot share a session, or that lack the --size."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
@@ -107,7 +107,7 @@ def validate_partitioning(
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
-    """The reason why an item cannot be measured on this machine with these options, if any."""
+    """Return why an item cannot be measured on this machine with these options; None if it can."""
     demands = STRATEGIES[plan.strategy]
     if reason := _conflict_with_options(plan, environment, options):
         return reason
@@ -156,7 +156,7 @@ def _found(environment: Environment, each: int) -> str:
 def _conflict_with_options(
     plan: ItemPlan, environment: Environment, options: MeasureOptions
 ) -> str | None:
-    """The reason why the strategy cannot be measured with an option, if any."""
+    """Return why the strategy is incompatible with an option; None if it is compatible."""
     if plan.strategy == COMMAND:
         refused = (option.flag for option in _training_options(options) if not option.for_all_cases)
         flag = next(refused, None)
@@ -183,7 +183,7 @@ def _conflict_with_options(
 
 
 def notes_on_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Iterator[str]:
-    """A line for each option that has no effect on the commands among the cases."""
+    """Yield a line for each option that has no effect on the commands among the cases."""
     if commands := sorted({plan.key.case for plan in plans if plan.strategy == COMMAND}):
         for option in _training_options(options):
             if option.for_all_cases:
@@ -192,14 +192,14 @@ def notes_on_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Ite
 
 
 def _training_options(options: MeasureOptions) -> Iterator[Option]:
-    """The options given that change how gpuscale itself trains."""
+    """Yield the given options that change how gpuscale itself trains."""
     for name, option in OPTIONS.items():
         if option.in_training and getattr(options, name) != option.default:
             yield option
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
-    """The request for an item's run; raise a CaseError if the case cannot be trained so."""
+    """Return the request for an item's run; raise a CaseError if the run is impossible."""
     if issubclass(plan.case, CommandCase):
         request = _command_request(plan, plan.case, environment)
     else:

@@ -1,4 +1,4 @@
-"""The results file of a session, and the conditions under which runs may be added to one."""
+"""The results file of a session, and checks before runs are added to an existing file."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """The runs of a session and their file, which is created with the first run or resumed."""
+    """Recorder of a session's runs in a results file, resumed or created with the first run."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Recorder:
 
     @property
     def measured(self) -> Results:
-        """Everything that the results file holds, earlier runs included."""
+        """Contents of the results file, including runs of earlier sessions."""
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def append(self, run: Run, sampling: RunSampling | None) -> Run:
-        """Write a run with its telemetry to disk; if that fails, earlier runs stay there."""
+        """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk."""
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
@@ -73,7 +73,7 @@ class Recorder:
 
 
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
-    """True if the runs have a valid one of that number; a failed one is made again."""
+    """True if the runs include a valid one for the request; failed runs are repeated."""
     return any(
         run.is_valid and run.index == request.index and PointKey.of(run) == PointKey.of(request)
         for run in runs
@@ -81,7 +81,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """The request with the batch that its command printed in an earlier run, if it did."""
+    """Set the batch of a request to the one that the command printed in an earlier run, if any."""
     if request.command is None or not request.command.tells_batch:
         return request
     asked = (request.configuration, request.gpus)
@@ -93,7 +93,7 @@ def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
 def validate_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Raise a UsageError if runs in this environment cannot be pooled with those of the file."""
+    """Raise a UsageError if runs in this environment cannot be pooled with runs in the file."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -116,7 +116,7 @@ def validate_environment(
 def validate_configurations(
     path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]
 ) -> None:
-    """Raise a UsageError if a case is to be trained in another way than in the file."""
+    """Raise a UsageError if a case would be trained differently from the runs in the file."""
     for request, run in product(requests, runs):
         then, now = run.configuration, request.configuration
         if then.label != now.label:

@@ -1,4 +1,4 @@
-"""Runs of a session: which items make one, how it is made, and what it says of further ones."""
+"""Runs of a session: which items make a run, how, and how long the remaining runs will take."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from gpuscale.store import read_any
 
 
 def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
-    """The rule by which a row has enough runs; None if all of `--runs` are made."""
+    """Return the rule by which a table row has enough runs; None if all `--runs` are made."""
     fewest, most = options.bounds_of_runs
     if fewest is None:
         return None
@@ -44,7 +44,7 @@ def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMaker:
-    """The runs of a session: reasons against each, its request, and its making and recording."""
+    """Maker of a session's runs, which also decides which items need no run."""
 
     options: MeasureOptions
     launcher: Launcher
@@ -53,7 +53,7 @@ class RunMaker:
     terminal: TextIO | None
 
     def request(self, plan: ItemPlan) -> RunRequest | NoRun:
-        """The request for an item's run, or the reason why its case cannot be trained so."""
+        """Return the request for an item's run, or the reason why the run is impossible."""
         try:
             request = run_request(plan, self.recorder.environment, self.options)
             return with_printed_batch(request, self.recorder.measured.runs)
@@ -61,7 +61,7 @@ class RunMaker:
             return NoRun(str(error))
 
     def left_out(self, plan: ItemPlan) -> NoRun | None:
-        """The reason why an item makes no run; None if it must make one."""
+        """Return why an item makes no run; None if a run must be made."""
         if (no_run := self.unmeasurable(plan)) is not None:
             return no_run
         request = self.request(plan)
@@ -71,7 +71,7 @@ class RunMaker:
         return None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """As `left_out`, ignoring runs that the stopping rule makes unnecessary."""
+        """Return why an item makes no run, like `left_out`, but ignoring the stopping rule."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -86,16 +86,16 @@ class RunMaker:
         return None
 
     def would_all_fail(self, plans: Sequence[ItemPlan | None]) -> bool:
-        """True if there are plans, and the runs so far show that the runs of all would fail."""
+        """True if there are plans and, judging by the runs so far, all of them would fail."""
         runs = self.recorder.new_runs
         return bool(plans) and all(plan and broken_by(plan.key, runs) for plan in plans)
 
     def time_left(self, plans: Iterable[ItemPlan]) -> str:
-        """`, at most 4 min left`: the text on the runs of these plans."""
+        """Return the time that the runs of these plans will take, as `, at most 4 min left`."""
         return self._left_text(self._seconds_left(plans))
 
     def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run, and show meanwhile how long these plans, its own first, may take."""
+        """Make a run, showing how long `plans` may take, the first of which belongs to this run."""
         left_s = self._seconds_left(plans)
 
         def text_after(seconds: float) -> str:
@@ -128,12 +128,12 @@ class RunMaker:
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """The failed run that shows that one more of this row would fail too; None if none does.
+    """Return the failed run which shows that another run of this row would fail too, if any.
 
-    Such a run raised an exception of the case's own code, or its command printed too few lines,
-    and no run of the row, or of its case and strategy on any number of GPUs, gave a number. An
-    error of a file or connection counts once it occurred in two rounds. Out of memory and killed
-    ranks do not predict further runs.
+    Such a run failed in the case's own code, or because its command printed too few lines; and no
+    run of the row, or of the case and strategy on any number of GPUs, succeeded. File and
+    connection errors count only after two rounds. Running out of memory and killed ranks never
+    count.
     """
     same_case = [
         run for run in runs if (run.key.case, run.key.strategy) == (key.case, key.strategy)
@@ -166,9 +166,9 @@ def _error_text(run: Run) -> str:
 
 
 def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
-    """Seconds for one more run of each key, which may repeat; None without a valid run.
+    """Return the estimated seconds for one more run per key; None if no run was valid yet.
 
-    A row without a run is expected to take the mean of the others.
+    Keys may repeat. A row without a valid run is expected to take the mean of the other rows.
     """
     times_s: dict[EntryKey, list[float]] = {}
     for run in runs:
@@ -182,7 +182,7 @@ def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
 
 
 def left_text(seconds: float | None, *, at_most: bool) -> str:
-    """`, 4 min left` or `, at most 4 min left`; empty if unknown or less than a second."""
+    """Return `, 4 min left` or `, at most 4 min left`; empty if unknown or less than a second."""
     if seconds is None or seconds < 1:
         return ""
     for unit, of_unit_s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):

@@ -1,4 +1,4 @@
-"""The pytest session that measures: items become runs, a results file, tables, an exit code."""
+"""The pytest session that measures: turns items into runs, results, tables and an exit code."""
 
 import os
 import sys
@@ -120,7 +120,7 @@ def _import_for_cases() -> None:
 
 @dataclass(eq=False)
 class _MeasuringSession:
-    """The hooks of an invocation with `--gpus`."""
+    """pytest hooks of a session that measures."""
 
     _config: pytest.Config
     _maker: RunMaker
@@ -178,7 +178,7 @@ class _MeasuringSession:
         return list(notes_on_commands(plans_of(items), self._maker.options))
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
-        """The function that the `scaling` fixture hands to a test."""
+        """Return the function that the `scaling` fixture provides to a test."""
         item: pytest.Item = request.node
         plan: ItemPlan | NoRun = request.param
         if not isinstance(plan, ItemPlan | NoRun):

@@ -1,4 +1,4 @@
-"""Lines that a session prints while it measures: the machine, and the progress of a run."""
+"""Lines that a session prints while it measures: the machine, and the progress of runs."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from gpuscale.store import ResumedResults
 
 
 def own_stream() -> TextIO | None:
-    """A stream to the terminal, opened before pytest captures the output; None if there is none."""
+    """Open a stream to the terminal before pytest captures the output; None without a terminal."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
             own = os.dup(sys.stdout.fileno())
@@ -33,7 +33,7 @@ def progress_line(
 ) -> AbstractContextManager[None]:
     """Draw the progress of a run after the item's id, and erase it when the run has ended.
 
-    `left` returns the text on the session's remaining time, given the seconds since the run began.
+    `left` returns the session's remaining time as text, given the seconds since the run began.
     """
     columns = 0 if stream is None else columns_of(stream)
     # pytest prints the id relative to the folder it was started in, which may be shorter.
@@ -58,7 +58,7 @@ def progress_line(
 def header_lines(
     environment: Environment, options: MeasureOptions, resumed: ResumedResults | None
 ) -> Iterator[str]:
-    """Lines on the machine, and warnings that apply to everything measured on it."""
+    """Yield lines about the machine, and warnings that apply to all measurements on it."""
     if options.injections:
         yield injection_warning(options.injections)
     if environment.device == "cuda":
@@ -96,6 +96,6 @@ def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterato
 
 
 def relative(path: Path) -> str:
-    """The path relative to the current folder if it lies below it, else the absolute path."""
+    """Return a path below the current folder as a relative path, and any other path as given."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
