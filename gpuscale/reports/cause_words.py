@@ -21,7 +21,7 @@ _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """Summarise a cause, `exposed all-reduce +14 ms`; several like causes give a range."""
+    """Summarise one cause, `exposed all-reduce +14 ms`, or several similar causes, with a range."""
     return _headline_and_statement(cause, *alike)[0]
 
 
@@ -285,7 +285,7 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Computing time offset by shorter communication is mentioned above this share of the loss."""
+"""Share of the loss above which computing time offset by shorter communication is mentioned."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Codes of causes whose headline already includes the evidence if there is only one piece."""
 _BUDGET_PARTS: Mapping[str, str] = {

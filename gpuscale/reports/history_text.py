@@ -214,7 +214,7 @@ def _row_names(history: History) -> dict[PointKey, str]:
 
 
 class EventText(NamedTuple):
-    """Text on a night when one or more rows changed."""
+    """Description of a night on which one or more rows changed."""
 
     night: str
     """Date of the night: `2096-03-13`."""

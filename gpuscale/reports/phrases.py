@@ -34,7 +34,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a unique name for each configuration: its label, with options if it is shared."""
+    """Return a unique name per configuration: its label, with options if the label is shared."""
     words = {each: _words(each) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, options in words.items():
@@ -103,7 +103,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """Describe a host's load, `load 8.1 on 2 cores`, and count foreign processes on its GPUs."""
+    """Describe a host's load, `load 8.1 on 2 cores`, and count other processes on its GPUs."""
     text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
     if not load.gpu_processes:
         return text
@@ -130,7 +130,7 @@ def gpus_text(*counts: int) -> str:
 
 
 def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; rows beyond `most` names are counted."""
+    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; only count rows beyond `most` names."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)
@@ -175,7 +175,7 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number, or return the sign for an unknown value if it is None."""
+    """Format a number; None gives the sign for an unknown value."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -246,7 +246,7 @@ def change_text(change: Estimate) -> str:
 
 
 def percent_text(fraction: float, more: int = 0) -> str:
-    """Format a change with its sign, `−9.1 %`; above a tenfold increase as a factor, `×1000`."""
+    """Format a change with its sign, `−9.1 %`, or an increase of more than tenfold as `×1000`."""
     if fraction > 10:
         return f"×{significant(1 + fraction, 3 + more)}"
     return format_percent(fraction, signed=True, decimals=1 + more)

@@ -460,7 +460,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""Functions that format facts, keyed by fact; lists are otherwise joined by commas."""
+"""Functions that format facts, keyed by the fact's name; other lists are joined by commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> str:

@@ -48,7 +48,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """Detect the width and the colour of a stream; NO_COLOR turns a terminal's colour off."""
+        """Detect the width and colour support of a stream; NO_COLOR disables colour."""
         # no-color.org
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         columns = max(columns_of(stream), _NARROWEST)
@@ -65,7 +65,7 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the width of a terminal, which `COLUMNS` overrides, or the width of a log."""
+    """Return a terminal's width, which `COLUMNS` overrides; other streams have PLAIN_COLUMNS."""
     if not stream.isatty():
         return PLAIN_COLUMNS
     chosen = os.environ.get("COLUMNS", "")
@@ -135,7 +135,7 @@ def table(
     left: Collection[str] | None = None,
     spare: Collection[str] = (),
 ) -> str:
-    """Return one table if it fits into this many columns, or several narrower ones.
+    """Return one table if it fits into `columns`, or several narrower ones.
 
     The first `keys` headers identify a row, so each of the tables begins with them. `first` names
     the headers that come next in narrow tables, `left` those aligned to the left (only the first
@@ -241,7 +241,7 @@ def redrawn(
 def counted_runs(
     stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Show the number of finished runs, the current stage and the time; yield a run counter.
+    """Show progress over runs, the current stage and the time; yield a function that counts a run.
 
     `present` returns the name of the current stage, the steps done and their total, or None.
     """

@@ -163,9 +163,9 @@ def _likeness(row: Row) -> object:
 
 
 def _kind(statement: Statement) -> object:
-    """Return a key for a statement without its numbers; a quantity counts as efficiency or not.
+    """Return a key for a statement without its numbers; quantities other than efficiency are equal.
 
-    There is no efficiency on one GPU, so a sentence on efficiency must not stand for such a row.
+    There is no efficiency on one GPU, so a sentence on efficiency must not stand for a row there.
     """
     facts = []
     for name, value in statement.facts.items():

@@ -22,7 +22,7 @@ _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def render(view: View) -> str:
-    """Return XML with a test case for each row, with class name `mnist_cnn.ddp` and name `4 GPUs`.
+    """Return XML with a test case for each row, of class `mnist_cnn.ddp` and named `4 GPUs`.
 
     A loss is a failure. A row not shown to be fine is an error, and so is a comparison without
     rows: the report is green only if the exit code is 0.

@@ -37,7 +37,7 @@ class _Gauge(NamedTuple):
     unit: str
     meaning: str
     name: str = ""
-    """Name of the gauge; empty if it is that of the field."""
+    """Name of the gauge; if empty, the name of the field is used."""
 
 
 _OF_POINTS = (
@@ -124,7 +124,7 @@ def _facts(view: View) -> Labels:
 def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
-    """Yield each entry with unique labels: a repeated row is numbered from `row="2"` on."""
+    """Yield each entry with unique labels; repeated rows are numbered, starting with `row="2"`."""
     seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration

@@ -55,7 +55,7 @@ def _headline(view: View) -> Iterator[str]:
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Numbers whose columns do not fit on the screen go with the change and the reason.
+    Numbers whose columns do not fit on the screen are shown with the change and the reason.
     """
     shown = [*rows[0].numbers]
     cells = [

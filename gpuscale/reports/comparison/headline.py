@@ -181,7 +181,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the established cause that most rows share: `computing +10 ms; all 3 rows`."""
+    """Return the established cause that most rows share, `computing +10 ms; all 3 rows`, if any."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
@@ -260,7 +260,7 @@ def _words(row: Row) -> list[Words]:
 
 
 def _changed(comparison: Comparison) -> str:
-    """List environment changes between both sides, or on the night from which a level was lost."""
+    """List environment changes between both sides, or on the night when a level was lost."""
     found = [
         _listed(note.facts["changes"])
         for note in comparison.notes

@@ -80,7 +80,7 @@ class Row:
     change: Estimate | None
     """Change on which the verdict rests."""
     moved: Cell
-    """The change in words, `E −7.6 %`, with its interval; for a metric, also both amounts."""
+    """Text on the change, `E −7.6 %`, and its interval; a metric's old and new amounts too."""
     numbers: Mapping[str, Pair]
     """Step time, total samples/s and efficiency E, by header; E is unknown on one GPU."""
     lost_metrics: tuple[str, ...]
@@ -97,7 +97,7 @@ NUMBERS = {"step time": STEP_TIME, "samples/s": SAMPLES, "E": EFFICIENCY}
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
-    """Return a row for each entry, in the same order; `results` are those that were compared."""
+    """Return a row for each entry, in the same order, with run times taken from the results."""
     runs: defaultdict[object, list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
         runs[run.key, run.configuration].append(run)
@@ -196,7 +196,7 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
 
 
 def metric_change(metric: MetricVerdict) -> Cell:
-    """Return a metric's change and interval, with `of the step` for a metric that is part of it."""
+    """Return a metric's change and interval, with `of the step` if the metric is part of a step."""
     value, *ends = phrases.change_texts(metric.change)
     of_step = " of the step" if metric.metric.in_points else ""
     return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
@@ -218,7 +218,7 @@ def finding_text(finding: Finding | MetricSpec) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Name rows, `mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` if `among` has no others."""
+    """Name rows, `mnist_cnn/ddp on 1 and 4 GPUs`, or `all 3 rows` if `among` has no other rows."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)

@@ -116,7 +116,7 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
 
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
-    """Yield the names of hosts and ranks, then the marks, in microseconds since the first."""
+    """Yield the names of hosts and ranks, then all marks, in microseconds since the first mark."""
     hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
     for host, process in hosts.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}

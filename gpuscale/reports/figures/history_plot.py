@@ -32,7 +32,7 @@ MOST_ENVIRONMENTS = 6
 """Maximum number of environment changes listed below the picture; the latest are kept."""
 _MOST_RATES = 3
 _LEAST_ROOM, _ROOM = 0.01, 0.25
-"""Space below a row's nights, the larger of two shares: of throughput and of spread."""
+"""Space below a row's nights, as shares of throughput and of spread; the larger one counts."""
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
 """Width of a change's label as a share of the nights, and its height in points."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")

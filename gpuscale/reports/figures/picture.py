@@ -133,7 +133,7 @@ def row_text(name: str, configuration: Configuration, gpus: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return the name; the middle of a long one is replaced by an ellipsis."""
+    """Replace the middle of a long name by an ellipsis."""
     if len(name) <= _MOST_CHARACTERS:
         return name
     return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
@@ -169,7 +169,7 @@ def left_out_of(counts: Mapping[str, int]) -> list[str]:
 
 
 def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a name for each configuration; names are shortened if they remain distinct."""
+    """Return a name for each configuration; long names are shortened if all remain distinct."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names

@@ -68,7 +68,7 @@ def windows_picture(measurements: Measurements) -> Picture | None:
 
 
 def _windows(run: Run) -> tuple[Window, ...]:
-    """Return the unsynchronised windows, in which only a straggler is slow, or else all others."""
+    """Return the unsynchronised windows, in which only stragglers are slow, or else the others."""
     return run.unsynced_windows or run.windows
 
 

@@ -30,7 +30,7 @@ _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with templates for the note."""
 _SAME_STEP_TIME = math.log(1.25)
-"""Largest plausible difference between reported and measured step time, as a logarithm."""
+"""Largest plausible logarithm of the ratio between reported and measured step time."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
@@ -73,8 +73,8 @@ def scaling_cells(
 ) -> list[dict[str, Cell]]:
     """Return the table of measured points, with the cells of each row keyed by header.
 
-    Intervals are 95 %; a single run has none. `runs` are those of the points: unsteady runs among
-    them are counted separately from failed ones.
+    Intervals are 95 %; a single run has none. Unsteady runs among `runs`, from which the points
+    were made, are counted separately from failed ones.
     """
     headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
     if with_epoch or any(point.configuration.batch is not None for point in points):

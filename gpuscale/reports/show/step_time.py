@@ -21,7 +21,7 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
-"""Smallest skew, or lag of a rank in a run, that is reported, as a share of the time."""
+"""Smallest skew, or lag of a rank in a run, that is reported, as a share of a step."""
 NAMED_GAIN = 2
 """Smallest gain in communication that is reported, in hundredths of the efficiency."""
 _IMPOSSIBLE_GAIN = 10
