@@ -107,7 +107,7 @@ class DecidedVerdict:
 
     def verdict_after(self, results: Results) -> SessionVerdict:
         """Return the verdict on all runs so far, with the rows that need more runs."""
-        # Judging analyses every run again, and is asked for before each run.
+        # A judgement analyses all runs again, and is requested before each run.
         if self._judged is None or self._judged[0] != len(results.runs):
             verdict = judge_session(
                 self.baseline,

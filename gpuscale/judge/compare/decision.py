@@ -184,7 +184,7 @@ def decide(quantities: Quantities) -> Decision:
         return Decision(Verdict.IMPROVED, Finding.FASTER, speedup)
     if all(quantity.is_ok for quantity in quantities.tests):
         return Decision(Verdict.OK, None, speedup or time)
-    # The speedup, if both are equally doubtful.
+    # Reversed, so that the speedup is chosen if both are equally doubtful.
     doubtful = max(quantities.tests[::-1], key=lambda test: (not test.is_ok, _doubt(test)))
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
@@ -192,7 +192,7 @@ def decide(quantities: Quantities) -> Decision:
 def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     time, reference = quantities.time, quantities.reference
     significance = time.rates.significance
-    # If 1 GPU got faster, n lost nothing relative to k, whatever the night did to all.
+    # If 1 GPU got faster, n GPUs lost nothing relative to other numbers, whatever the night.
     lost_beside = any(quantity.moved_worse(significance) for quantity in quantities.beside)
     is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
     if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):

@@ -7,13 +7,13 @@ from gpuscale.records import Environment, Hardware, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
-# Settings of a site make no other model: `300W`, `1410 MHz`, `PCIe Gen4`.
+# A site's settings do not make a different model: `300W`, `1410 MHz`, `PCIe Gen4`.
 _SETTING = re.compile(r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b")
 _COUNT = re.compile(r"^\s*\d+\s*[X×]\s+")
 _FORMS = frozenset({"SXM", "PCIE", "NVL"})
 _VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
 _REVISION = re.compile(r"\b(SXM|HBM|PCI-?E)\d*E?\b")
-# Words that distinguish models of the same number: an RTX 3090 is no RTX 3090 Ti.
+# Words that distinguish models of the same number: an RTX 3090 is not an RTX 3090 Ti.
 _QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
 _VENDOR = frozenset(
     {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "RADEON", "GPU", "GPUS", "CORE"}
@@ -103,7 +103,7 @@ def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Sta
     Results on other GPUs are not compared at all, but the same GPUs may perform differently in
     another host.
     """
-    # Ranks on the CPU are compared on the same CPU only; that needs no note.
+    # Results on CPUs are only compared if the CPUs are the same, so they need no note.
     if baseline.device == "cpu":
         return None
     on_gpus = [environment for environment in environments if environment.device != "cpu"]

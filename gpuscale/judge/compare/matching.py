@@ -207,7 +207,7 @@ def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldC
 
 def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
     found = point_differences(before.point, after.point)
-    # No difference if a side does not know, or if the baseline has runs of each placement.
+    # No difference if a placement is unknown, or if the baseline has runs of each placement.
     then, now = _placements(before), _placements(after)
     if then and not now <= then:
         found += _differing("ranks_per_node", then, now)

@@ -276,7 +276,7 @@ def _judgement(
         required = _required_runs(pairing, rule)
         remedy = required.advice
         if required.needed is None:
-            # A speedup that is surely lost needs the throughput to show which end moved.
+            # If a speedup is certainly lost, the throughput has to show which end changed.
             of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
             remedy = pairing.lasting_spread(rule, of_speedup=of_speedup)
     reason = _reason(pairing, quantities, decision, remedy)
@@ -307,7 +307,7 @@ def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
         grown = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
-        # The other rows' p are not known then: the strictest correction is the safe one.
+        # The p-values of other rows are unknown then, so the strictest correction is used.
         tested = grown.with_tests(map(rule.alone, grown.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 

@@ -105,7 +105,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
         reason = Statement.of("published_alone", otherwise=judgement.entry.reason, why=obstacle)
         return replace(judgement, entry=replace(judgement.entry, reason=reason))
     if figure.gpus == 1:
-        # A wall clock includes start-up and validation, so it is no throughput to compare with.
+        # Wall-clock time includes start-up and validation, so it gives no comparable throughput.
         verdict, reason = Verdict.CONSISTENT, Statement.of("speedup_reference")
     else:
         verdict = Verdict.INCOMPARABLE

@@ -346,8 +346,8 @@ def _gain_over_allocations(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
         df=means.df + DECLARED_DF,
     )
-    # Means of allocations include the spread of their runs; still to be added is the part that
-    # tonight's runs have because they are fewer than a baseline allocation's.
+    # Means of allocations include the spread of their runs. Tonight's runs add more spread if they
+    # are fewer than the runs of a baseline allocation.
     extra = moderated_term(
         (now.moderated, max(0.0, 1 / now.count - share * _mean_share(before, names)))
         for before, now in zip(baseline.ends, current.ends, strict=True)

@@ -90,7 +90,7 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
                 named += tuple(find(row, named))
             return named
         if entry.verdict.is_loss:
-            # A gap to a published throughput is no gap to ideal scaling.
+            # A gap to a published throughput is not a gap to ideal scaling.
             is_of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
             budget = budgets.get((entry.configuration, entry.key)) if is_of_speedup else None
             return tuple(causes.lost_to_ideal(budget))

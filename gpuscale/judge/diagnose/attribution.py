@@ -156,8 +156,8 @@ def changes_of(
     if not before or not after:
         return {}
     times = [[step.time_s for step in steps] for steps in (before, after)]
-    # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
-    # step, which no part of it exceeds by much. These are of seconds, not logarithms: parts add up.
+    # A few runs estimate the variance of a part poorly, so it is drawn towards that of the whole
+    # step, which no part exceeds by much. Seconds are used, not logarithms, since parts add up.
     known = grouped_log_sample(times).variance
     unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
     prior = Term(variance=unknown if known is None else known, df=_PRIOR_DF)

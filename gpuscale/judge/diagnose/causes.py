@@ -73,7 +73,7 @@ def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield a cause for each kind of device fault that no named cause includes."""
     named_already = {found for cause in named for found in cause.evidence}
-    # Clocks also fall on an idle device, which is a consequence.
+    # Clocks also fall on a device that waits: then they are a consequence, not a cause.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
     for kind in dict.fromkeys(symptom.kind for symptom in faults):
         found = [s for s in faults if s.kind is kind and s not in named_already]
