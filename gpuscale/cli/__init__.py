@@ -1,6 +1,6 @@
-"""The `gpuscale` command: parses, dispatches, and prints expected errors in one line.
+"""The `gpuscale` command: parse the command line, run a command, and print errors in one line.
 
-A command is a module with `add_arguments(parser)` and `run(arguments)`, and a line in `_COMMANDS`.
+A command is a module with `add_arguments(parser)` and `run(arguments)`, listed in `_COMMANDS`.
 Only the module of the named command is imported, so that `gpuscale --help` is fast.
 """
 
@@ -46,7 +46,7 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code of the process."""
+    """Run a command line, and return the exit code for the process."""
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams, so the verdict would be lost.
         if sys.stderr is not None:
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    """Print on standard error, ignoring errors: the exit code is what counts."""
+    """Print to standard error; ignore failures, so that the intended exit code is kept."""
     try:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command line prints
     except OSError:
@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Discard what is buffered, which Python would fail to write at exit."""
+    """Discard buffered output, which Python would fail to write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -98,16 +98,16 @@ _MISTYPED = re.compile(
 )
 
 _NEAR = 0.65
-"""Least similarity of a suggestion: `cvs` and `csv` have more, `case` and `phases` less."""
+"""Minimum similarity of a suggestion: `cvs` is similar enough to `csv`, `case` not to `phases`."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A command's parser, which adds its arguments from the module when it parses."""
+    """Parser of one command, which gets its arguments from the command's module when it parses."""
 
     module: str | None = None
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
-        """Add the arguments of the command's module, and parse."""
+        """Add the arguments that the command's module defines, and parse."""
         if self.module is not None:
             command = self.module.rpartition(".")[2]
             require_packages(command, (*READING, *_NEEDS.get(command, ())))
@@ -121,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, with a suggestion for a mistyped name, and exit."""
+        """Print usage and error, suggest a correction for a mistyped name, and exit."""
         if found := _MISTYPED.search(message):
             from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""`gpuscale baseline`: its actions, `show`, and the options and texts that actions share."""
+"""`gpuscale baseline`: the action `show`, and options and texts that several actions share."""
 
 import argparse
 import getpass
@@ -35,7 +35,7 @@ _DAYS = {"d": 1, "w": 7}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions; the arguments of each are added when it is named."""
+    """Add the actions; the arguments of an action are added only when the user names the action."""
     parser.description = "Make a baseline, show it, and keep it true."
     actions: Any = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a baseline: `gpuscale baseline show`."""
+    """Print a baseline, as `gpuscale baseline show`."""
     from gpuscale.reports.screen import Screen
 
     baseline = read_baseline(Path(arguments.file))
@@ -77,7 +77,7 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
 
 
 def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """The file and name of a new baseline; raise a FileError if the file exists."""
+    """Return the path and name of a new baseline; raise a FileError if the file exists."""
     output = Path(arguments.output)
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
@@ -92,7 +92,7 @@ def write_new(path: Path, baseline: Baseline) -> None:
 
 
 def login_name() -> str | None:
-    """The user's login name; None if the system has none, as in some containers."""
+    """Return the user's login name; None if the system does not know it, as in some containers."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -101,7 +101,7 @@ def login_name() -> str | None:
 
 
 def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
-    """The expiry asked for, such as `2027-05-01`, or None; a period begins at `measured_at`."""
+    """Return the requested expiry date, or None; a period is counted from `measured_at`."""
     on, after = arguments.expires, arguments.expires_after
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")
@@ -123,7 +123,7 @@ def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | 
 
 
 def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
-    """The measured entries of a baseline, in its order."""
+    """Return the measured entries of a baseline, in the order of the baseline."""
     return {
         EntryId(entry.point.configuration, entry.point.key.gpus): entry
         for entry in side_of_baseline(baseline).entries
@@ -131,10 +131,10 @@ def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
 
 
 class SmallestLoss(NamedTuple):
-    """The smallest loss that as many runs again would find in an entry."""
+    """Smallest loss in an entry that a repetition with the same number of runs would detect."""
 
     loss: float
-    """Infinite if no loss would be found."""
+    """Detectable loss as a fraction; infinite if no loss would be detected."""
     label: str
     step_time: str
 
@@ -144,7 +144,7 @@ class SmallestLoss(NamedTuple):
 
 
 def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
-    """The smallest losses that can be found in a baseline's entries, the largest first."""
+    """Return the smallest detectable loss in each entry of a baseline, largest first."""
     runs = entries_of(baseline.runs)
     losses = []
     for entry in compare(baseline, results_of(baseline)).entries:
@@ -157,7 +157,7 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:
-    """`4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
+    """Format losses as `4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
     largest, smallest = losses[0], losses[-1]
     if _size(largest.loss) == _size(smallest.loss):
         return _size(smallest.loss)

@@ -1,4 +1,4 @@
-"""`gpuscale baseline diff`: what differs between two baselines, entry by entry."""
+"""`gpuscale baseline diff`: show the differences between two baselines, entry by entry."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the differences, and judge the entries of B against those of A."""
+    """Print the differences, and judge the entries of baseline B against those of baseline A."""
     before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
     old, new = _entries(before), _entries(after)
     changes = []
@@ -57,7 +57,7 @@ def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFi
 
 
 def _changes(name: str, old: object, new: object) -> Iterator[str]:
-    """The change of a field in words; that of a record field by field."""
+    """Describe the change of a value, field by field if the value is a record."""
     if old == new:
         return
     if isinstance(old, msgspec.Struct) and type(old) is type(new):

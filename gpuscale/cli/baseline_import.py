@@ -1,4 +1,4 @@
-"""`gpuscale baseline import`: published figures from a table kept by hand."""
+"""`gpuscale baseline import`: make a baseline of published figures from a hand-written table."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the baseline file, and print a summary of it."""
+    """Write the baseline file, and print a summary."""
     output, name = new_baseline(arguments)
     arguments.columns = dict(arguments.columns or ())
     try:
@@ -96,7 +96,7 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
-    """The problems by line; one that several lines share is listed once, with all lines."""
+    """Merge problems that occur on several lines into one problem that names all of the lines."""
     lines: dict[tuple[str, str], list[int]] = defaultdict(list)
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)
@@ -107,5 +107,5 @@ def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
 
 
 def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:
-    """Build a record from the options that its fields are named after."""
+    """Build a record from the options with the same names as the fields."""
     return record(**{name: getattr(arguments, name) for name in record.__struct_fields__})

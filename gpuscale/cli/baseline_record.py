@@ -1,4 +1,4 @@
-"""`gpuscale baseline record`: measured results become the reference."""
+"""`gpuscale baseline record`: make a baseline from measured results."""
 
 import argparse
 import sys
@@ -30,9 +30,9 @@ from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
-"""A baseline that finds only losses above this fraction is of little use."""
+"""Fraction above which a baseline's smallest detectable loss deserves a warning."""
 _TOO_WEAK = 0.2
-"""Above this fraction a published figure is more useful: it is their widest tolerance."""
+"""Fraction above which a baseline is refused: even published figures have no wider tolerance."""
 _MOST_NAMED = 5
 
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the baseline file, and print a summary of it."""
+    """Write the baseline file, and print a summary."""
     output, name = new_baseline(arguments)
     results = read_all_results([Path(text) for text in arguments.results])
     expires_on = last_valid_day(arguments, measured_at=measured_at(results))

@@ -1,4 +1,4 @@
-"""`gpuscale baseline update`: replace or add results after approval of each change."""
+"""`gpuscale baseline update`: replace or add results, if each change is approved."""
 
 import argparse
 import sys
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the changes, and write the approved ones; return 3 if not all were written."""
+    """Show all changes, and write those approved; return 3 if requested changes stay unwritten."""
     path = Path(arguments.baseline)
     read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Name rows on 1 GPU that stay, although rows whose speedups rest on them change."""
+    """Print the 1-GPU rows that stay as they are although multi-GPU rows based on them change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
@@ -122,9 +122,9 @@ def additions(
     approved: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """The proposals to add, and a text on their runs; none if a row changed without approval.
+    """Return the proposals to add, and a text on their runs; none if a row changed unapproved.
 
-    Each night is judged by itself, since a good one would hide what a bad one lost.
+    Each night is judged separately, since a good night would hide the loss in a bad night.
     """
     changed: dict[EntryId, str] = {}
     nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
@@ -154,7 +154,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Show all proposals; return the approved ones and the reason, either of which may be empty."""
+    """Show all proposals; return the approved ones and the reason (either may be empty)."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -177,7 +177,7 @@ def _approved(
 
 
 def _asked(proposed: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """The proposals that the user at the terminal approves; none if the input ends."""
+    """Ask the user about each proposal; return the approved ones, or none if the input ends."""
     chosen: list[Proposal] = []
     answer = ""
     for proposal in proposed:
@@ -193,7 +193,7 @@ def _asked(proposed: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def _answer(question: str) -> str:
-    """Ask until a line is not blank; return an empty text at the end of input."""
+    """Ask until the answer is not blank; return an empty text at the end of input."""
     while True:
         sys.stdout.write(question)
         sys.stdout.flush()

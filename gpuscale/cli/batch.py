@@ -1,4 +1,4 @@
-"""`gpuscale batch`: the largest batch of a case that fits into memory."""
+"""`gpuscale batch`: find the largest batch of a case that fits into memory."""
 
 import argparse
 import re
@@ -30,7 +30,7 @@ from gpuscale.workload.run_defaults import default_strategy
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"
 _OF_PYTEST = ("strategy", "size", "precision", "device")
-"""Options that mean the same as those of pytest."""
+"""Options that have the same meaning as gpuscale's options of pytest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try batches until the largest that fits is found, and print a line for attempt."""
+    """Search for the largest batch that fits, and print a line for each attempt."""
     started = time.monotonic()
     case = case_class(arguments.case)
     launcher = LocalLauncher(device=arguments.device)
@@ -100,7 +100,7 @@ def _request(
     launcher: LocalLauncher,
     batch: int | None,
 ) -> RunRequest:
-    """The request for one try; raise a UsageError if the case cannot be trained so."""
+    """Return the request for one attempt; raise a UsageError if the case cannot be trained so."""
     environment = launcher.environment
     on_cpu = environment.device == "cpu"
     if on_cpu != (arguments.memory_limit is not None):
@@ -137,7 +137,7 @@ def _line(attempt: Try) -> str:
 
 
 def _say(arguments: argparse.Namespace, line: str) -> None:
-    """Print a line at once, unless JSON was asked for."""
+    """Print a line at once, unless the output is JSON."""
     if arguments.format == "text":
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`gpuscale compare`: results against a baseline, in one or more formats."""
+"""`gpuscale compare`: judge results against a baseline, in one or more output formats."""
 
 import argparse
 import sys
@@ -44,7 +44,7 @@ class RequestedFormat(NamedTuple):
 
     format: str
     path: Path | None
-    """The file to write; None for standard output."""
+    """Output file; None for standard output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Write the verdict in every format asked for, and return its exit code."""
+    """Write the verdict in every requested format, and return the exit code of the verdict."""
     outputs = outputs_of(arguments.format)
     files = [Path(text) for text in arguments.files]
     if arguments.history is None and not files:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read the baseline or earlier results; raise a FileError if they share runs with `results`."""
+    """Read a baseline or earlier results; raise a FileError for runs that `results` contain too."""
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"
@@ -121,7 +121,7 @@ def judged(
     kind: BaselineKind,
     history: History | None = None,
 ) -> Comparison:
-    """Compare the rows asked for, and add causes, notes and the files of both sides."""
+    """Compare the selected rows, and add causes, notes and the files of both sides."""
     before, after = files
     sides = sides_of(baseline, results)
     chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
@@ -138,7 +138,7 @@ def judged(
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[RequestedFormat, ...]:
-    """Parse the values of `--format`; exactly one goes to standard output, text by default."""
+    """Parse the values of `--format`; exactly one goes to standard output (text by default)."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
     if len(printed) > 1:
@@ -170,7 +170,7 @@ def validate_outputs(outputs: Iterable[RequestedFormat], inputs: Sequence[Path])
 
 
 def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
-    """Write the verdict in every format, and raise the first error only then."""
+    """Write the verdict in every format, and only then raise the first error, if any."""
     problems: list[FileError] = []
     printed = ""
     for output in outputs:

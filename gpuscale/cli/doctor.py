@@ -1,4 +1,4 @@
-"""`gpuscale doctor`: telemetry, links and faults of this machine or of a job's nodes."""
+"""`gpuscale doctor`: show telemetry, links and faults of this machine or of a job's nodes."""
 
 import argparse
 import sys
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the machine's state; return 1 if a problem was found, 0 also without a GPU."""
+    """Print the machine's state; return 1 if a problem was found. A missing GPU is no problem."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
     sys.stdout.write(f"{document if arguments.format == 'json' else text}\n")
@@ -77,7 +77,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
 
 
 def _fields(machine: Machine) -> dict[str, Any]:
-    """Every field of the JSON document; unknown ones are null."""
+    """Return all fields of the JSON document; unknown values are null."""
     fields: dict[str, Any] = msgspec.to_builtins(machine)
     for gpu in fields["gpus"]:
         reading = gpu.pop("reading")

@@ -1,4 +1,4 @@
-"""`gpuscale export`: results as files of other tools."""
+"""`gpuscale export`: convert results to the file formats of other tools."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the export, and print how its tool opens it."""
+    """Write the export, and print how to open the export in the other tool."""
     export, target = EXPORTS[arguments.export], Path(arguments.target)
     paths = [Path(text) for text in arguments.paths]
     if export.ending and target.suffix != export.ending:

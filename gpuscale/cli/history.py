@@ -1,4 +1,4 @@
-"""`gpuscale history`: when rows changed over the nights, and what else changed then."""
+"""`gpuscale history`: show on which nights rows changed, and what else changed then."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Print the history; unreadable files of a folder are named and skipped."""
+    """Print the history; unreadable files in a folder are skipped with a message."""
     paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
     history = history_of(read_nights(paths), cases=arguments.case, gpus=arguments.gpus)
     sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")

@@ -1,4 +1,4 @@
-"""`gpuscale init`: a folder with cases, baselines and a profile for users without a checkout."""
+"""`gpuscale init`: write cases, baselines and a profile for users without a checkout."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
-"""Links, in a checkout, to the folders of the same names at its top."""
+"""Folder of the files to write; in a checkout, links to top-level folders of the same names."""
 _PROFILE = """\
 # A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
 description = "The {scheduler.title} cluster of {host}"
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write all files, or none if one of them exists."""
+    """Write all files, or none if any of them exists."""
     folder = Path(arguments.folder)
     profile = _profile(arguments.scheduler)
     submit = "".join(_SUBMIT.format(profile=name) for name in profile)
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profile(asked: str | None) -> dict[str, str]:
-    """Name and content of the profile: one that recognises this machine, or a first one."""
+    """Return name and content of a profile: the known one of this machine, or a template."""
     if asked is None:
         with suppress(UsageError):
             known = recognised_profile(os.environ, socket.getfqdn())

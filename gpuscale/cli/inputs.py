@@ -1,4 +1,4 @@
-"""Files, rows and cases given to a command, with the options that several commands share."""
+"""Options that several commands share, and the files, rows and cases that they select."""
 
 import argparse
 import gc
@@ -30,15 +30,15 @@ _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
 
 
 def remark(text: str) -> None:
-    """Print a line on standard error."""
+    """Print a line to standard error."""
     sys.stderr.write(f"gpuscale: {text}\n")
 
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, whose search for cycles takes a third of a large comparison.
+    """Pause the garbage collector, which would take a third of the time of a large comparison.
 
-    Records are in no cycles.
+    Records never form the reference cycles that the collector searches for.
     """
     gc.disable()
     try:
@@ -50,7 +50,7 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files, or the results inside baselines; each run appears once.
+    """Read results files, or the results inside baselines, without repeated runs.
 
     With `one_curve`, raise a FileError unless all files have the same injected faults.
     """
@@ -80,7 +80,7 @@ def _validate_injections(paths: Sequence[Path], read: Sequence[Results]) -> None
 
 
 def read_content(path: Path) -> Results | Baseline:
-    """Read a baseline, or results with each run once."""
+    """Read a baseline, or results without repeated runs."""
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
@@ -89,13 +89,13 @@ def read_content(path: Path) -> Results | Baseline:
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
-    """Name the nights that somebody left out on standard error."""
+    """Print to standard error which nights a user has excluded with `gpuscale leave-out`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
 
 
 def each_run_once(read: Sequence[Results]) -> list[Results]:
-    """The results without repeated runs; their number is printed on standard error."""
+    """Remove repeated runs from the results; print the number of removed runs to standard error."""
     once = deduplicated(read)
     before, after = (sum(len(results.runs) for results in side) for side in (read, once))
     if after < before:
@@ -104,11 +104,11 @@ def each_run_once(read: Sequence[Results]) -> list[Results]:
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
-    """Read the results in files and below folders, each run once; left-out nights come last.
+    """Read the results in files and below folders, without repeated runs; put excluded nights last.
 
-    Files of a folder that cannot be read, have injected faults or are dated in the future are
-    skipped and named on standard error; so are doubtful dates. Raise a FileError if nothing is
-    left, or if a file that was named itself is damaged.
+    Skip files with injected faults or a future date, and unreadable files in folders; print these
+    and any doubtful dates to standard error. Raise a FileError if nothing is left, or if a file
+    that the user named is damaged.
     """
     found: dict[str, Results] = {}
     for path, is_named in _files(paths):
@@ -141,7 +141,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
 
 
 def results_file(path: Path) -> Path:
-    """The results file itself, or the only one below a night's folder."""
+    """Return the path if it is a file, or the only results file below the folder of a night."""
     files = [*_below(path)] if is_folder(path) else [path]
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
@@ -149,13 +149,13 @@ def results_file(path: Path) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """True for a folder; raise a FileError if the path cannot be examined."""
+    """True if the path is a folder; raise a FileError if the path cannot be examined."""
     with file_errors(path, READ_PROBLEMS):
         return path.is_dir()
 
 
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
-    """The results files, each once, with True for files that were named themselves."""
+    """Return each results file once, with True if the user named the file, not just its folder."""
     folders = [path for path in paths if is_folder(path)]
     files = [(path, True) for path in paths if path not in folders]
     files += [(file, False) for folder in folders for file in sorted(_below(folder))]
@@ -167,9 +167,9 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The results files below a folder, also behind links; packed ones fail when they are read.
+    """Yield the results files below a folder, also via links; compressed files fail when read.
 
-    The first attempt of a night, which met a fault, is skipped.
+    Skip the folder of a night's first attempt, which met a fault.
     """
     # A link may lead to a folder that was visited before, or back out.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
@@ -192,9 +192,9 @@ def _skip_unreadable(problem: OSError) -> None:
 
 
 def newest_valid(now: datetime) -> tuple[Path, Results]:
-    """The newest results with a valid run, or the newest if none have one.
+    """Return the newest results with a valid run, or the newest of all if no run is valid.
 
-    Newer results, of a session that failed or has just begun, are named on standard error.
+    Print newer results, whose session failed or has only just begun, to standard error.
     """
     paths = newest_results(RESULTS_FOLDER, now)
     for number, path in enumerate(paths):
@@ -207,7 +207,7 @@ def newest_valid(now: datetime) -> tuple[Path, Results]:
 
 
 def newest_input() -> Path:
-    """The newest valid results, named on standard error since the user did not choose them."""
+    """Return the path of the newest valid results; print it, since the user did not choose it."""
     now = datetime.now(UTC)
     path, results = newest_valid(now)
     measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"
@@ -220,7 +220,7 @@ def newest_input() -> Path:
 
 
 def is_same(path: Path, other: Path) -> bool:
-    """True if two paths lead to the same file, which may not exist yet."""
+    """True if two paths denote the same file, even if the file does not exist yet."""
     try:
         return path.samefile(other)
     except (OSError, ValueError):
@@ -228,14 +228,14 @@ def is_same(path: Path, other: Path) -> bool:
 
 
 def validate_output(path: Path, others: Iterable[Path | None], option: str = "-o") -> None:
-    """Raise a UsageError if the file of an option is an input or an earlier output."""
+    """Raise a UsageError if an output file is also an input or another output."""
     if any(is_same(path, other) for other in others if other is not None):
         problem = f"{visible(str(path))} is already an input or output of this command"
         raise UsageError(f"{option}: {problem}; choose another file")
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:
-    """Raise a UsageError if a file is to be compared with itself."""
+    """Raise a UsageError if a file would be compared with itself."""
     if any(is_same(before, path) for path in after):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
@@ -260,7 +260,7 @@ def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
 
 
 def add_text_or_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses between a text and JSON."""
+    """Add the option that chooses between text and JSON output."""
     text = "text (default) or json"
     parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 
@@ -268,7 +268,7 @@ def add_text_or_json(parser: argparse.ArgumentParser) -> None:
 def selected(
     results: Sequence[Results], *, cases: Collection[str] | None, gpus: Collection[int] | None
 ) -> list[Results]:
-    """The results with their selected runs, and those on 1 GPU, which speedups need."""
+    """Return the results with only the selected runs, and 1-GPU runs, which speedups need."""
 
     def is_wanted(run: Run) -> bool:
         return run.key.is_of(cases) and (gpus is None or run.gpus in {1, *gpus})
@@ -277,7 +277,7 @@ def selected(
 
 
 def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:
-    """The numbers in the value of `--gpus 1,2,4` or of another option."""
+    """Parse a list of numbers, such as the value of `--gpus 1,2,4`."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:
@@ -288,7 +288,7 @@ def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:
 
 
 def case_class(text: str) -> type[TrainingCase]:
-    """Import the case `FILE::Class`; `FILE` is enough for the only case of a file."""
+    """Import the case `FILE::Class`; `FILE` is enough if the file has a single case."""
     file, _, name = text.partition("::")
     path = Path(file).absolute()
     if not path.is_file() or path.suffix != ".py":

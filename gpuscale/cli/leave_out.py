@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mark all nights, or none if one of them cannot be read."""
+    """Mark all given nights, or none if one of the nights cannot be read."""
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")

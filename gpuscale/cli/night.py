@@ -1,4 +1,4 @@
-"""`gpuscale night`: measure, compare and keep, with a second try if a node failed."""
+"""`gpuscale night`: measure, compare and store results, with a second try if a node failed."""
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure one night; docs/nightly.md explains the exit codes."""
+    """Make one nightly measurement; docs/nightly.md explains the exit codes."""
     words = arguments.words
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]

@@ -1,4 +1,4 @@
-"""`gpuscale plot`: a picture of results for a paper, a ticket, or a proposal."""
+"""`gpuscale plot`: draw results for a paper, a ticket or a proposal."""
 
 import argparse
 import sys
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the picture, and print its title."""
+    """Write the image file, and print the title of the plot."""
     output, paths = Path(arguments.output), [Path(text) for text in arguments.paths]
     shown = visible(str(output))
     kind = output.suffix.lower().removeprefix(".")
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measurements(
     paths: Sequence[Path], before: Path | None, cases: Collection[str] | None
 ) -> Measurements:
-    """The cases' measurements in the files, and the baseline to draw beside them."""
+    """Read the measurements of the cases, and the baseline to draw beside the results, if any."""
     first = read_any(paths[0])
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:

@@ -1,4 +1,4 @@
-"""`gpuscale report`: one HTML file of results, verdict and evidence."""
+"""`gpuscale report`: write an HTML file with results, verdict and evidence."""
 
 import argparse
 import sys
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page; the exit code does not depend on the verdict."""
+    """Write the HTML page; the exit code does not depend on the verdict."""
     output = Path(arguments.output)
     paths = [Path(text) for text in arguments.paths] or [newest_input()]
     baseline = None if arguments.baseline is None else Path(arguments.baseline)

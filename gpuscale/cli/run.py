@@ -1,4 +1,4 @@
-"""`gpuscale run`: an unchanged training script, measured like any other case."""
+"""`gpuscale run`: measure an unchanged training script like any other case."""
 
 import argparse
 import re
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the command in a session of pytest, and return its exit code."""
+    """Measure the command in a pytest session, and return the exit code of the session."""
     given = {option: vars(arguments)[option.dest] for option in OPTIONS.values()}
     for option, value in given.items():
         if _is_foreign(option) and value:
@@ -100,12 +100,12 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
 
 
 def _is_foreign(option: Option) -> bool:
-    """True for options that mean nothing for commands, which have a single strategy."""
+    """True if an option does not apply to commands, whose only strategy is `command`."""
     return option.in_training or option.flag == "--strategy"
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """The name of the first script, also in a text for a shell, or else of the program."""
+    """Return the name of the first script, also within shell code, or else of the program."""
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name
@@ -116,7 +116,7 @@ def name_of_command(words: Sequence[str]) -> str:
 
 
 def _given(option: Option, value: Any) -> Iterator[str]:
-    """The arguments that pass an option to pytest."""
+    """Yield the command-line arguments that pass an option to pytest."""
     if isinstance(value, str):
         yield f"{option.flag}={value}"
     elif value:

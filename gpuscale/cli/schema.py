@@ -1,4 +1,4 @@
-"""`gpuscale schema`: the JSON Schema of a file format, for scripts that read or write one."""
+"""`gpuscale schema`: print the JSON Schema of a file format, for scripts that use such files."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`gpuscale selftest`: does gpuscale keep its promises on this machine?"""
+"""`gpuscale selftest`: check that gpuscale keeps its promises on this machine."""
 
 import argparse
 import sys
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the overhead, and before it, unless --overhead is given, false alarms and faults."""
+    """Test for false alarms and missed faults, unless --overhead is given; measure the overhead."""
     fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
     for option, least in fewest.items():
         if (number := getattr(arguments, option)) < least:
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
-    """The case given as `FILE::Class`, or the default case of the device."""
+    """Return the case given as `FILE::Class`; by default, a case that suits the device."""
     default = _DEFAULT_CASES[device]
     file = default.partition("::")[0]
     if text is None and not Path(file).is_file():
@@ -110,7 +110,7 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
 
 
 def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:
-    """The numbers of GPUs, or of CPU ranks, to try: by default 1, and 2 if there are two."""
+    """Return the numbers of GPUs or CPU ranks to try: by default 1, and also 2 if available."""
     on_cpu = environment.device == "cpu"
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:

@@ -1,4 +1,4 @@
-"""`gpuscale show`: any results or baseline file as a table, for people or for other tools."""
+"""`gpuscale show`: print a results or baseline file as a table, for people or other tools."""
 
 import argparse
 import sys
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
-    """The projections that are possible; the others are named on standard error."""
+    """Return the possible projections; print to standard error why the others are impossible."""
     if numbers is None:
         return ()
     made: list[Projection] = []

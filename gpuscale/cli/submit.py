@@ -1,4 +1,4 @@
-"""`gpuscale submit`: a job of this cluster's scheduler, from its profile to its exit code."""
+"""`gpuscale submit`: submit a job to this cluster's scheduler, and follow the job if asked."""
 
 import argparse
 import os
@@ -27,14 +27,14 @@ from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
-"""Start of the ranks, loading of kernels, joining, warm-up and checks: a guess, high for a node of
-today, low for one with a slow file system."""
+"""Guessed seconds by device for starting ranks, loading kernels, joining, warm-up and checks; too
+high for a modern node, too low for a node with a slow file system."""
 _ACROSS_NODES_S = 10.0
 _BESIDE_MEASURING_S = 60.0
-"""Start of pytest, description of the machine, comparison."""
+"""Guessed seconds for starting pytest, describing the machine and comparing the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _MOST_UNKNOWN = 15
-"""Questions in a row that the scheduler may leave open: SGE's accounting lags by minutes."""
+"""Successive queries that the scheduler may leave unanswered: SGE's accounting lags minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or submit the job; with `--wait` return the job's exit code."""
+    """Print or submit the job; with `--wait`, return the job's exit code."""
     if arguments.profile is None:
         profile = recognised_profile(os.environ, socket.getfqdn())
     else:
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
-    """The job to submit: the profile with the options of the command line."""
+    """Return the job to submit, from the profile and the options on the command line."""
     given = {
         option: value
         for option, value in vars(arguments).items()
@@ -121,7 +121,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of GPUs in the profile's baseline; all if the profile does not restrict them."""
+    """Return the requested GPU counts that the profile's baseline has; all if not restricted."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
@@ -134,7 +134,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
-    """Problems, as seen from this folder, of the baseline and the cases of the job."""
+    """Yield problems with the job's baseline and cases, as seen from the current folder."""
     if baseline := _baseline(request):
         try:
             read_any(Path(baseline))
@@ -153,25 +153,25 @@ def _path_of(case: str) -> Path:
 
 
 def _baseline(request: JobRequest) -> str | None:
-    """The file that the job will judge against, from the environment or the profile."""
+    """Return the baseline file of the job, from the environment or else the profile."""
     return _of_environment(request, "--baseline") or request.profile.judge.baseline
 
 
 def _of_environment(request: JobRequest, option: str) -> str | None:
-    """The value that the job will find in an option's variable, unless the option is given."""
+    """Return the value of an option's environment variable, unless the option itself is given."""
     variable = JOB_OPTIONS[option][1].variable
     return None if variable is None or option in request.options else os.environ.get(variable)
 
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
-    """The variables to submit with; they name this gpuscale if the job would find none."""
+    """Return the job's environment, which adds this gpuscale if the job would not find any."""
     if _finds_gpuscale(request) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
 
 
 def _finds_gpuscale(request: JobRequest) -> bool:
-    """True if the job finds a gpuscale by its name, in the folder or in a container."""
+    """True if the job finds gpuscale through GPUSCALE_VENV, in the folder, or in a container."""
     own = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists()
     return own or request.profile.job.container is not None
 
@@ -181,7 +181,7 @@ def _can_measure() -> bool:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """The job's work and estimated cost; it holds all nodes from the first item to the last."""
+    """Describe the job's work and estimated cost; the job holds all of its nodes throughout."""
     demand, measured = request.demand, request.profile.measure
     # Of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", _of_environment(request, "--runs") or "")
@@ -219,7 +219,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 
 
 def _count_cases(request: JobRequest) -> int:
-    """The number of cases, counting each file as one."""
+    """Return the number of cases, counting each file as one case."""
     paths = [_path_of(named) for named in request.profile.measure.cases]
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
@@ -246,7 +246,7 @@ def _write(request: JobRequest, script: str) -> Path:
 
 
 def _wait(request: JobRequest, job: str) -> int:
-    """Follow the job, and the job that replaces it after a node failed; return the exit code."""
+    """Follow the job, and any job that replaces it after a node failed; return the exit code."""
     nights = nights_folder(os.environ) / request.profile.name
     scheduler, first = request.scheduler, int(ExitCode.OK)
     try:
@@ -272,8 +272,8 @@ def _wait(request: JobRequest, job: str) -> int:
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
     """Print a job's log until the job has ended; return its last state.
 
-    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) cannot follow the job that
-    replaces another, end with 1 for killed jobs, and Grid Engine deletes the job on Ctrl-C.
+    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) cannot follow a replacement
+    job and return 1 for killed jobs; Grid Engine's even deletes the job on Ctrl-C.
     """
     written = unknown = 0
     before, pause_s = UNKNOWN, _SHORTEST_PAUSE_S
