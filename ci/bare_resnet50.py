@@ -1,4 +1,4 @@
-"""ResNet-50 in a bare loop: images/s with a batch copied at each step, and with a resident one."""
+"""Train ResNet-50 in a bare loop: images/s with a batch copied in each step, and without copies."""
 
 import argparse
 import statistics
@@ -13,11 +13,11 @@ BARE_SECONDS = 5.0
 
 
 def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> tuple[float, float]:
-    """Images/s of two bare loops, each the median of three stretches.
+    """Return the images/s of two bare loops, each the median of three measurements.
 
-    The first copies its batch to the device at every step; that of the second stays there.
+    The first loop copies the batch to the device in every step; the second keeps the batch there.
     """
-    # Ranks do the same.
+    # As in the ranks of a run.
     torch.set_num_threads(1)
     set_fp32_mode("fp32")
     case = Resnet50()

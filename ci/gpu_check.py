@@ -1,10 +1,10 @@
 """Check the CUDA path on one GPU within 20 minutes: `make gpu-check`.
 
-Every check runs gpuscale as a user would, and reads the results. The report, Markdown and JSON in
-`.gpuscale/gpu-check`, is rewritten after each finding. If time is short, `--only` makes some of
-the checks and `--resume` those that the report lacks; all go into one report. `--device cpu`
-rehearses the checks that need no GPU. Any Python with gpuscale's requirements will do; gpuscale
-itself need not be installed.
+Every check runs gpuscale as a user would, and reads the results. The report, in Markdown and JSON
+in `.gpuscale/gpu-check`, is rewritten after each finding. If time is short, `--only` runs selected
+checks, and `--resume` runs the checks missing from the report; all results go into one report.
+`--device cpu` rehearses the checks that need no GPU. Any Python with gpuscale's requirements will
+do; gpuscale itself need not be installed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
 KEEPS_GPU_BUSY = "resnet50"
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
 SMALLEST_UTILIZATION = 0.5
-# Between mean power by the energy counter and by samples of power, which are instants.
+# Relative difference between mean power from the energy counter and from samples of power.
 LARGEST_POWER_ERROR = 0.25
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02
@@ -89,7 +89,7 @@ def test_small(scaling):
 
 
 class Checks:
-    """The checks on one device, and the folder for their files."""
+    """The checks on one device, with a folder for the files they write."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self.on_gpu = device == "cuda"
@@ -103,8 +103,8 @@ class Checks:
     def command(
         self, *arguments: str, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run Python; return its exit code, 124 after the time limit, and its output."""
-        # Ends with this process, whose lease on the GPU may expire.
+        """Run Python; return the exit code, which is 124 after a timeout, and the output."""
+        # The command ends with this process, whose lease on the GPU may expire.
         tied = (host.__file__, str(os.getpid()), sys.executable)
         try:
             answer = subprocess.run(
@@ -149,7 +149,7 @@ class Checks:
             return code, output, ()
 
     def all(self) -> dict[str, Callable[[], Iterator[Finding]]]:
-        """Every check by its name: quick ones, and those that others depend on, come first."""
+        """Return all checks by name; quick checks, and checks that others depend on, come first."""
         checks = (
             *(self.doctor, self.shipped_cases, self.two_ranks_on_one_gpu, self.precisions),
             *(self.failures, self.bare_loop, self.overhead, self.loader, self.ranks_over_nccl),
@@ -157,7 +157,7 @@ class Checks:
         return {check.__name__: check for check in checks}
 
     def doctor(self) -> Iterator[Finding]:
-        """Examine the GPUs, and compare NVML with nvidia-smi."""
+        """Run `gpuscale doctor`, and compare NVML's answers with nvidia-smi's."""
         code, output = self.command("-m", "gpuscale", "doctor", "--format", "json")
         machine = _document(output)
         names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
@@ -184,7 +184,7 @@ class Checks:
                 yield check_telemetry(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
-        """Exercise the path of several ranks: digests, free-running windows, and a slow rank."""
+        """Exercise runs of several ranks: digests, free-running windows, and a slow rank."""
         options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
         name = "two ranks on one GPU" if self.on_gpu else "two ranks"
         _, output, runs = self.measure("mnist_cnn", *options)
@@ -200,7 +200,7 @@ class Checks:
         yield Finding(name=f"{name}, slow-rank=1:1.2", passed=found, said=said)
 
     def bare_loop(self) -> Iterator[Finding]:
-        """Compare ResNet-50 with a bare loop that copies its batch too, and four fresh starts."""
+        """Compare ResNet-50 with a bare loop that also copies batches, and four runs of it."""
         for options, runs_asked in (((), 4), (("--precision", "bf16", "--channels-last"), 2)):
             words = " ".join(options) or "fp32"
             if "bf16" in options and not self.has_tf32:
@@ -233,7 +233,7 @@ class Checks:
                 yield Finding(name="four restarts", passed=spread <= LARGEST_SPREAD, said=said)
 
     def loader(self) -> Iterator[Finding]:
-        """Measure with images from loader processes."""
+        """Measure ResNet-50 with images from loader processes."""
         _, output, runs = self.measure("resnet50", "--gpus", "1", "--runs", "1", "--data", "loader")
         yield Finding(name="resnet50 over a loader", passed=None, said=_outcome(runs, output))
 
@@ -249,7 +249,7 @@ class Checks:
         )
 
     def precisions(self) -> Iterator[Finding]:
-        """Measure in the other precisions, and with torch.compile."""
+        """Measure in TF32 and fp16, and with torch.compile."""
         for options in (("--precision", "tf32"), ("--precision", "fp16"), ("--compile",)):
             _, output, runs = self.measure(
                 "mnist_cnn", "--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT, *options
@@ -260,7 +260,7 @@ class Checks:
             yield Finding(name=" ".join(options), passed=good, said=_outcome(runs, output))
 
     def failures(self) -> Iterator[Finding]:
-        """Provoke a crash, a hang and out of memory: each is reported, ended and cleaned up."""
+        """Provoke a crash, a hang and an out-of-memory error; check reporting and cleanup."""
         file = self._folder / "test_too_large.py"
         file.write_text(TOO_LARGE)
         before_mib = self._used_mib()
@@ -280,7 +280,7 @@ class Checks:
             yield Finding(name=options[1] if options else "too large", passed=passed, said=said)
 
     def overhead(self) -> Iterator[Finding]:
-        """Measure the overhead by `gpuscale selftest`."""
+        """Measure the overhead with `gpuscale selftest`."""
         selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
         case = ("resnet50", "Resnet50") if self.on_gpu else ("mnist_cnn", "MnistCnn")
         chosen = ("--device", self._device, "--case", f"{_case_file(case[0])}::{case[1]}")
@@ -309,7 +309,7 @@ def _case_file(case: str) -> Path:
 
 
 def _document(output: str) -> dict[str, Any]:
-    """The JSON document in a command's output, which may have other lines before it."""
+    """Parse the JSON document in a command's output, ignoring any text before it."""
     begin = output.find("{")
     if begin < 0:
         raise GpuscaleError(_last_line(output))
@@ -329,13 +329,13 @@ def _samples_per_s(run: Run) -> float | None:
 
 
 def _works(runs: Sequence[Run]) -> bool:
-    """True if the first run trained, though its windows may be unsteady."""
+    """True if the first run trained, even if the windows were unsteady."""
     failure = runs[0].failure if runs else None
     return bool(runs) and (failure is None or failure.kind == "unsteady")
 
 
 def _outcome(runs: Sequence[Run], output: str) -> str:
-    """The pace of the first run, or the first failure."""
+    """Describe the first failure, or else the pace of the first run."""
     failed = [run.failure.message[:300] for run in runs if run.failure is not None]
     return failed[0] if failed else _pace(runs[0]) if runs else _last_line(output)
 
@@ -345,7 +345,7 @@ def _pace(run: Run) -> str:
 
 
 def _pace_ratio(runs: Sequence[Run]) -> float | None:
-    """Rank 1's own step time divided by that of rank 0."""
+    """Pace of rank 1 divided by the pace of rank 0, both in seconds per step; None if unknown."""
     paces_s = [rank.pace_s for rank in runs[0].ranks] if runs else []
     if len(paces_s) != 2 or not paces_s[0] or not paces_s[1]:
         return None
@@ -353,7 +353,7 @@ def _pace_ratio(runs: Sequence[Run]) -> float | None:
 
 
 def _phase_error(run: Run) -> float | None:
-    """Fraction of a window that its phases miss or exceed, median over the windows."""
+    """Relative error of the sum of a window's phases, as a median over the windows."""
     errors = [
         abs(1 - sum(msgspec.structs.astuple(window.phases)) / window.busy_s[0])
         for window in run.windows
@@ -364,7 +364,7 @@ def _phase_error(run: Run) -> float | None:
 
 
 def check_telemetry(run: Run) -> Finding:
-    """Compare NVML's counters of a run with each other and with torch's peak memory."""
+    """Compare a run's NVML counters with each other and with torch's peak memory."""
     name, problems = f"telemetry of {run.configuration.case}", []
     if not run.gpu_summaries:
         return Finding(name=name, passed=False, said=run.telemetry_absent or "none")
@@ -396,7 +396,7 @@ def _nvidia_smi(field: str, gpu: str) -> str:
 
 
 def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
-    """Compare NVML's answers to gpuscale with those of nvidia-smi."""
+    """Compare the properties of a GPU that NVML reports with those that nvidia-smi prints."""
     condition = gpu["condition"] or {}
     pairs = {
         "name": gpu["name"],
@@ -417,7 +417,7 @@ def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
 
 
 def _is_same(ours: str | float | None, theirs: str) -> bool:
-    """True if nvidia-smi prints our value; it prints unknown ones in brackets."""
+    """True if nvidia-smi prints the same value; it prints unknown values in brackets."""
     if ours is None:
         return theirs.startswith("[")
     if isinstance(ours, str):
@@ -429,7 +429,7 @@ def _is_same(ours: str | float | None, theirs: str) -> bool:
 
 
 def main() -> int:
-    """Make all checks; return 0 if none failed, else 1."""
+    """Run the selected checks; return 0 if nothing failed, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(".gpuscale/gpu-check"), metavar="DIR")

@@ -1,4 +1,4 @@
-"""The report of gpu_check.py, which is always on disk and kept from one start to the next."""
+"""The report of gpu_check.py, which is saved after each finding and can be extended later."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-# Images/s of one GPU in shipped baselines, by its model.
+# Images/s of one GPU in shipped baselines, by GPU model.
 PUBLISHED = {"A100": "JUWELS Booster: resnet50 624 images/s (precision unknown)"}
 
 
@@ -16,7 +16,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     passed: bool | None
-    """None if there is nothing to compare it with."""
+    """Whether the check passed; None if there is nothing to compare the result with."""
     said: str
 
 
@@ -29,11 +29,11 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     """UUID as CUDA reports it; None without a GPU."""
     major: int | None = None
-    """Major number of its compute capability."""
+    """Major version of the GPU's compute capability; None without a GPU."""
 
 
 class Made(msgspec.Struct, kw_only=True):
-    """A check that was begun."""
+    """A check that was started, and the findings so far."""
 
     findings: list[Finding] = []
     seconds: float = 0.0
@@ -41,11 +41,11 @@ class Made(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The findings so far."""
+    """The report of all checks that were started."""
 
     about: About
     checks: dict[str, Made] = {}
-    """Checks by their names, in the order in which they were made."""
+    """Checks by name, in the order in which they were started."""
 
     def write(self, folder: Path) -> None:
         """Write the report as Markdown and JSON."""
@@ -79,7 +79,7 @@ def markdown(report: Report) -> str:
 
 
 def earlier_report(folder: Path, about: About) -> Report | None:
-    """Read an earlier report; None unless it is of the same GPU model and software."""
+    """Read an earlier report; return None unless it is for the same GPU model and software."""
     try:
         found = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError):
@@ -90,11 +90,11 @@ def earlier_report(folder: Path, about: About) -> Report | None:
 
 
 def findings_of(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Make a check; an exception in it becomes a finding."""
+    """Run a check, and yield its findings; an exception becomes a finding that did not pass."""
     try:
         yield from check()
     except Exception as error:
-        # The other checks must still be made.
+        # The other checks must still run.
         said = f"the check itself failed: {type(error).__name__}: {error}"
         yield Finding(name=name, passed=False, said=said)
 
@@ -102,7 +102,7 @@ def findings_of(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[F
 def make_checks(
     report: Report, checks: Mapping[str, Callable[[], Iterator[Finding]]], folder: Path
 ) -> bool:
-    """Make checks in turn, and write each finding at once; return True if none failed."""
+    """Run checks in turn, and save each finding at once; return True if nothing failed."""
     for name, check in checks.items():
         begun = time.monotonic()
         report.checks.pop(name, None)

@@ -1,1 +1,1 @@
-"""Work over several jobs or sessions: nights, cluster profiles, job scripts."""
+"""Work that spans several jobs or sessions: nights, cluster profiles, job scripts and trials."""

@@ -1,6 +1,6 @@
 """Profiles of clusters: the nodes, the scheduler and the work of a night (docs/clusters.md).
 
-A field that an option of `gpuscale submit` replaces, or that pytest gets, is annotated with it.
+Annotations mark the fields that `gpuscale submit` can override or that become options of pytest.
 """
 
 import re
@@ -35,25 +35,25 @@ TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """Marks a field of a profile that an option of `gpuscale submit` replaces."""
+    """Marks a profile field that an option of `gpuscale submit` can override."""
 
     name: str
     metavar: str
     words: str
     parse: Callable[[str], object] = str
     variable: str | None = None
-    """The environment variable that replaces the field within the job."""
+    """Environment variable that overrides the field within the job; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PytestOption:
-    """Marks a field of a profile that the job's pytest gets as an option."""
+    """Marks a profile field that is passed to pytest as an option."""
 
     name: str
 
 
 class GpuNodes(Record, frozen=True, kw_only=True):
-    """The GPU nodes of a cluster, all alike."""
+    """The GPU nodes of a cluster, which are all alike."""
 
     gpus: Annotated[
         Gpus | None,
@@ -61,25 +61,25 @@ class GpuNodes(Record, frozen=True, kw_only=True):
             "--gpus-per-node", "N", "GPUs of each node, for profiles such as generic-slurm", int
         ),
     ] = None
-    """GPUs of each node; None if only the site knows."""
+    """Number of GPUs per node; None for a generic profile, which requires `--gpus-per-node`."""
     cores: PositiveCount | None = None
-    """Cores of each node as the scheduler counts them; a job gets its GPUs' share of them."""
+    """Cores per node as the scheduler counts them; jobs get cores in proportion to their GPUs."""
     whole: bool = False
     """True if a job takes whole nodes, however few GPUs it needs."""
 
 
 class MachineMarks(Record, frozen=True, kw_only=True):
-    """Marks of the machine from which jobs are submitted; any one is enough."""
+    """Marks by which the machine that submits jobs is recognised; any one is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
     files: dict[Line, Line] = field(default_factory=dict)
-    """Files and the text of each, apart from spaces around it."""
+    """Files, each with the exact text it must contain, apart from surrounding whitespace."""
     variables: dict[Line, Line] = field(default_factory=dict)
-    """Environment variables and patterns of their values."""
+    """Environment variables, each with a pattern for the value."""
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
-        """True if a host of that name, with those variables, belongs to the profile."""
+        """Return True if a host with this name and environment belongs to the profile."""
         known = {name: environment[name] for name in self.variables if name in environment}
         return (
             any(fnmatchcase(host, pattern) for pattern in self.hosts)
@@ -89,7 +89,7 @@ class MachineMarks(Record, frozen=True, kw_only=True):
 
 
 class JobSettings(Record, frozen=True, kw_only=True):
-    """Settings for the scheduler, and for the shell of the job."""
+    """Settings for the scheduler and for the job's shell."""
 
     partition: Annotated[ShellWord | None, JobOption("--partition", "P", "partition or queue")] = (
         None
@@ -97,7 +97,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     account: Annotated[ShellWord | None, JobOption("--account", "A", "account or project")] = None
     time_limit: Annotated[TimeLimit, JobOption("--time", "HH:MM:SS", "time limit of the job")]
     gpu_option: Line | None = None
-    """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
+    """Scheduler option that requests GPUs, with `{gpus}` in place of the number per node."""
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, verbatim."""
     modules: Annotated[
@@ -105,16 +105,16 @@ class JobSettings(Record, frozen=True, kw_only=True):
         JobOption("--modules", "'M M …'", "modules to load", str.split, "GPUSCALE_MODULES"),
     ] = ()
     module_purge: bool = False
-    """True if all modules are unloaded first."""
+    """True to unload all modules first."""
     modules_remedy: Name | None = None
-    """Message if no modules are named and some must be; None if `modules` is enough."""
+    """Error message if no modules are named although some are required; None if none are."""
     variables: dict[Variable, Line] = field(default_factory=dict)
     unset: tuple[Variable, ...] = ()
-    """Environment variables of the scheduler that disturb the measurement."""
+    """Environment variables to unset because they would disturb the measurement."""
     prologue: tuple[Line, ...] = ()
     """Lines of bash to run before measuring, verbatim."""
     container: Line | None = None
-    """Command, verbatim, that runs gpuscale in a container."""
+    """Command prefix, verbatim, that runs gpuscale in a container; None without a container."""
 
     def __post_init__(self) -> None:
         if self.gpu_option and "{gpus}" not in self.gpu_option:
@@ -126,7 +126,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
     @property
     def container_program(self) -> str | None:
-        """First word of the container's command; None if it has no program."""
+        """First word of the container command; None if that is not the name of a program."""
         try:
             words = shlex.split(self.container or "")
         except ValueError:
@@ -136,7 +136,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """The measurements of a night: arguments of pytest."""
+    """What a night measures, as arguments for pytest."""
 
     cases: Annotated[
         tuple[ShellWord, ...],
@@ -144,35 +144,35 @@ class Measured(Record, frozen=True, kw_only=True):
     ] = ("bench_cases",)
     strategies: Annotated[tuple[ShellWord, ...], PytestOption("--strategy")] = ("ddp", COMMAND)
     gpus: Annotated[tuple[Gpus, ...], PytestOption("--gpus")] = ()
-    """Default for `--gpus` of `submit`; empty if that option is required."""
+    """Default of `gpuscale submit --gpus`; if empty, that option is required."""
     runs: Annotated[
         PositiveCount, JobOption("--runs", "R", "fresh starts of each", int, "GPUSCALE_RUNS")
     ] = 3
     device: Annotated[Literal["cuda", "cpu"], PytestOption("--device")] = "cuda"
     size: Annotated[ShellWord, PytestOption("--size")] = "full"
     run_seconds: Annotated[Seconds | None, PytestOption("--run-seconds")] = None
-    """Time for the windows of a run; None for the default of the device."""
+    """Seconds spent on the windows of each run; None for the device's default."""
     options: tuple[Name, ...] = ()
-    """Further arguments of pytest."""
+    """Further arguments for pytest."""
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """The reference of a night; without a baseline the night is only measured."""
+    """What a night is judged against; without a baseline the night is only measured."""
 
     baseline: Annotated[
         ShellWord | None,
         JobOption("--baseline", "FILE", "what to judge against", str, "GPUSCALE_BASELINE"),
     ] = None
     cases: tuple[ShellWord, ...] = ()
-    """`CASE/STRATEGY`; empty for all."""
+    """Rows to judge, each as `CASE/STRATEGY`; empty for all."""
     gpus: tuple[Gpus, ...] = ()
-    """The numbers of GPUs in the baseline; empty for all that were measured."""
+    """Numbers of GPUs to judge; empty for all that were measured."""
     on_verdict: Line | None = None
     """Shell command that runs at the end of each night, judged or not."""
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
-    """The profile of a cluster, from its file."""
+    """The profile of a cluster, read from a TOML file."""
 
     description: Name
     scheduler: str
@@ -183,7 +183,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
     measure: Measured = Measured()
     judge: Judged = Judged()
     name: str = ""
-    """Name of the file without its ending, never a field of the file; jobs and nights have it."""
+    """File name without extension, used to name jobs and nights; not allowed as a field."""
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
@@ -206,7 +206,7 @@ _Mark = TypeVar("_Mark", JobOption, PytestOption)
 
 
 def _marked(kind: type[Record], mark: type[_Mark]) -> Iterator[tuple[str, _Mark]]:
-    """The names of a record's fields that have such a mark, each with its mark."""
+    """Yield the name and the mark of each field of a record type that has such a mark."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         yield from ((name, each) for each in get_args(hint) if isinstance(each, mark))
 
@@ -221,11 +221,11 @@ JOB_OPTIONS = {
     )
     for name, option in _marked(kind, JobOption)
 }
-"""Options of `gpuscale submit` by name, each with the table and the field that it replaces."""
+"""Options of `gpuscale submit` by name, each with the table and field that it overrides."""
 
 
 def pytest_arguments(measured: Measured) -> Iterator[str]:
-    """The cases and options of pytest, as words of a shell."""
+    """Yield the cases and options for pytest, quoted for a shell."""
     yield from measured.cases
     for name, option in _marked(Measured, PytestOption):
         value = getattr(measured, name)
@@ -237,10 +237,10 @@ def pytest_arguments(measured: Measured) -> Iterator[str]:
 
 
 def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
-    """The profile with the values of job options; a wrong one is a UsageError.
+    """Return the profile with job options applied; raise UsageError for an invalid value.
 
-    Restrictions of the judgement to some cases or numbers of GPUs are dropped if other cases or
-    another baseline are given.
+    `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
+    drops only the judged numbers of GPUs.
     """
     tables: dict[str, Any] = msgspec.to_builtins(profile)
     judge = tables.setdefault("judge", {})

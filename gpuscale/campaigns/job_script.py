@@ -1,4 +1,4 @@
-"""Job scripts from cluster profiles: directives, and a shell that starts a night."""
+"""Write job scripts from cluster profiles: directives, then shell commands that start a night."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,32 +28,32 @@ command -v {program} >/dev/null || {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job to submit: its demands on the scheduler, its measurements and its reference."""
+    """A job to submit: the resources it needs, what it measures, and what it is judged against."""
 
     profile: ClusterProfile
-    """The profile with the options of the command line."""
+    """The profile, with command-line options applied."""
     named: str
     """Name or path of the profile, as given on the command line."""
     options: Mapping[str, str]
-    """Given options, such as `--runs`, with their values."""
+    """Command-line options that were given, such as `--runs`, with their values."""
     demand: Demand
     gpus: tuple[int, ...]
     judged_gpus: tuple[int, ...]
-    """Numbers of GPUs that are judged if there is a baseline."""
+    """Numbers of GPUs to judge if there is a baseline."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of the profile."""
+        """The scheduler named in the profile."""
         return SCHEDULERS[self.profile.scheduler]
 
     @property
     def launcher(self) -> str:
-        """The launcher of the ranks: `local` within a node, else the scheduler's."""
+        """Name of the launcher of the ranks: `local` within a node, else the scheduler's."""
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
 
 def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
-    """The smallest job that can measure on the largest number of GPUs.
+    """Return the resources of the smallest job that can measure on the largest number of GPUs.
 
     Within a node one task gets all cores and starts the ranks itself; across nodes there is a task
     for each GPU.
@@ -88,17 +88,17 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
 
 
 def numbers_text(gpus: tuple[int, ...]) -> str:
-    """Numbers of GPUs in the form of `--gpus`: `1,2,4`."""
+    """Format numbers of GPUs as `--gpus` takes them, such as `1,2,4`."""
     return ",".join(str(number) for number in gpus)
 
 
 def job_script(request: JobRequest) -> str:
-    """The complete script of a job; equal requests give equal texts."""
+    """Return the complete script of a job; equal requests give equal scripts."""
     return "\n".join((_head(request), _settings(request), _preparation(request), _night(request)))
 
 
 def _head(request: JobRequest) -> str:
-    """The origin of the script, and the directives for the scheduler."""
+    """Comments on the origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     gpus = numbers_text(request.gpus)
     options = {"--gpus": gpus, **request.options}
@@ -126,10 +126,10 @@ trap 'exit 2' EXIT
 
 
 def _settings(request: JobRequest) -> str:
-    """The values that the environment of the job can change."""
+    """Shell variables whose values the environment of the job can override."""
 
     def setting(option: str, default: object, operator: str = ":-") -> str:
-        """The value of an option, else of its variable, else the default."""
+        """Shell word for the option's value, else the environment variable's, else the default."""
         given, variable = request.options.get(option), JOB_OPTIONS[option][1].variable
         return f"${{{variable}{operator}{default}}}" if given is None else shlex.quote(given)
 
@@ -148,7 +148,7 @@ judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
 
 
 def _preparation(request: JobRequest) -> str:
-    """The folder, modules and variables of the job."""
+    """Shell commands that set the folder, modules and variables of the job."""
     job, command = request.profile.job, request.profile.judge.on_verdict
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -171,12 +171,12 @@ fi
 
 
 def _in_job(request: JobRequest, variable: str) -> str:
-    """A variable of the scheduler, with a message for a script that runs outside of a job."""
+    """Shell expansion of a scheduler's variable that fails with a message outside of a job."""
     return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
 
 
 def _night(request: JobRequest) -> str:
-    """The check for gpuscale, and the night."""
+    """Shell commands that check that gpuscale runs, and start the night."""
     profile, judge = request.profile, request.profile.judge
     where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
     if profile.job.container is not None:
@@ -208,7 +208,7 @@ exec {inside}gpuscale night {profile.name} "{_in_job(request, request.scheduler.
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:
-    """A shell command, wrapped with backslashes."""
+    """Join a shell command's words into lines that end in backslashes."""
     lines = [f"    {first}"]
     for word in words:
         if len(lines[-1]) + 1 + len(word) > _LINE_WIDTH:

@@ -1,4 +1,4 @@
-"""Files of cluster profiles: finding, recognising and parsing them."""
+"""Find and parse files of cluster profiles, and recognise the machine's own profile."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of a name such as `arc4`, or of a path that ends in `.toml` or contains `/`."""
+    """Return a profile by name, such as `arc4`, or by path: ending in `.toml` or containing `/`."""
     if wanted.endswith(".toml") or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = profile_files(environment)
@@ -28,7 +28,7 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
 
 
 def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The files of all profiles by name; the user's own replace shipped ones of the same name."""
+    """Return all profile files by name; a user's file replaces a shipped one of the same name."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     folders = (Path(__file__).parent / "profiles", Path(base) / "gpuscale" / "clusters")
     found = {path.stem: path for folder in folders for path in folder.glob("*.toml")}
@@ -36,7 +36,7 @@ def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
 
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
-    """The only profile that recognises this machine; none or several raise a UsageError."""
+    """Return the profile that recognises this machine; raise UsageError if none or several do."""
     known = profile_files(environment)
     profiles = map(read_profile, known.values())
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
@@ -49,12 +49,12 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """Read the profile in a file; a `FileError` names the wrong line and field."""
+    """Read a profile from a file; raise a FileError with the line and field of a mistake."""
     return read_with(path, lambda text: parse_profile(text, path.stem))
 
 
 def parse_profile(text: str, name: str) -> ClusterProfile:
-    """Parse the TOML of a profile of that name; a `DecodeError` names the wrong line and field."""
+    """Parse a profile from TOML; raise a DecodeError with the line and field of a mistake."""
     if not _FILE_NAME.fullmatch(name):
         problem = f"'{visible(name)}' cannot be part of a job's name"
         remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
@@ -75,7 +75,7 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
 
 
 def _line_of(text: str, wanted: str) -> int | None:
-    """Line of a key such as `job.modules[1]` in a TOML text, else of its table; None if unknown."""
+    """Line of a key such as `job.modules[1]` in a TOML text, or of the key's table, if found."""
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Trials of gpuscale on this machine: false alarms, faults found, and overhead."""
+"""Trials of gpuscale itself on this machine: false alarms, detected faults, and overhead."""
 
 import math
 import statistics
@@ -50,14 +50,14 @@ from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import default_request
 
 RUNS_PER_BLOCK = 3
-"""Runs of a block on each number of GPUs, in turn; a block stands for one night."""
+"""Runs per block on each number of GPUs, in turn; a block stands for one night."""
 BASELINE_BLOCKS = 2
-"""Clean blocks that the next block is compared with."""
+"""Number of preceding clean blocks with which each block is compared."""
 OVERHEAD_PAIRS = 40
-"""Pairs of windows in a run of the overhead: one as measured, one by a bare loop."""
+"""Pairs of windows in an overhead run: one measured by gpuscale, the other timed in a bare loop."""
 
 _FEWEST_BASELINE_RUNS = 2
-"""Fewer than a baseline usually takes, since unsteady runs do not count."""
+"""Fewest runs in a trial's baseline: fewer than usual, since unsteady runs do not count."""
 _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
     "data stall": ("data={data_ms:.3f}ms", CauseKind.DATA),
     # The last rank is the slow one.
@@ -66,18 +66,18 @@ _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
 }
 _FAULT_SIZES = (0.2, 0.4)
 _LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
-"""By device: the largest ratio allowed, and the shortest step in seconds that it applies to."""
+"""Largest overhead ratio allowed on each device, and the shortest step in seconds to be judged."""
 _TRIMMED = 0.2
-"""Fraction of a run's log ratios left out at either end."""
+"""Fraction of a run's sorted log ratios trimmed at each end."""
 
 OverheadRun = Sequence[OverheadOutcome] | Failure
-"""The outcome of each rank, or the reason why the run gave none."""
+"""The outcomes of all ranks, or the failure of the run."""
 
 
 def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    """The faults to try, each in two sizes, and a sentence for each that cannot be tried."""
+    """Return the faults to try, each in two sizes, and a sentence for each untestable fault."""
     alone = STRATEGIES[configuration.strategy].processes(max(gpus)) == 1
     faults = tuple(
         Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
@@ -90,14 +90,14 @@ def possible_faults(
 
 
 def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> str:
-    """The value of `--inject` for a fault."""
+    """Return the value of `--inject` that causes a fault."""
     return _FAULTS[fault.name][0].format(
         data_ms=fault.size * step_time_s * 1e3, last=max(gpus) - 1, factor=1 + fault.size
     )
 
 
 def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
-    """The fault of each block in turn, None for a clean one; faults are spread evenly."""
+    """Yield the fault to inject in each block, None for a clean block; faults are spread evenly."""
     yield from [None] * BASELINE_BLOCKS
     faulty = [fault for _ in range(trials) for fault in faults]
     for pair in range(pairs):
@@ -117,11 +117,11 @@ class Trials:
     _clean: list[Results] = field(default_factory=list)
     _runs: list[Run] = field(default_factory=list)
     _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
-    """Fault of each block, and its rows compared with the clean blocks before it."""
+    """Fault of each judged block, and the verdicts against the clean blocks before that block."""
     _started: float = field(default_factory=time.monotonic)
 
     def make(self, fault: Fault | None) -> None:
-        """Measure a block, and compare it with the clean ones before it, if there are enough."""
+        """Measure a block, and compare it with the clean blocks before it if there are enough."""
         results = self._measure(fault)
         before = self._clean[-BASELINE_BLOCKS:]
         if len(before) == BASELINE_BLOCKS:
@@ -139,7 +139,7 @@ class Trials:
     def report(
         self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
     ) -> TrialsReport:
-        """The rates over all blocks so far, and the overhead."""
+        """Return a report of the rates over all blocks so far and of the given overhead."""
         clean = [rows for fault, rows in self._judged if fault is None]
         losses: dict[EntryKey, list[float]] = {}
         for row in (row for rows in clean for row in rows):
@@ -170,7 +170,7 @@ class Trials:
     def measure_overhead(
         self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
     ) -> OverheadReport:
-        """Measure the overhead by some runs on each number of GPUs, in turn with a bare loop."""
+        """Measure the overhead over a bare loop, with `runs` runs on each number of GPUs."""
         started = time.monotonic()
         first = default_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
@@ -228,9 +228,9 @@ class Trials:
         return statistics.median(times_s)
 
     def _fault_result(self, fault: Fault) -> FaultResult:
-        """Rates over the blocks whose row on the most GPUs, which every fault affects, was judged.
+        """Rates of finding and naming a fault, over blocks whose row on the most GPUs was judged.
 
-        A slow rank affects no other row.
+        Every fault affects that row; a slow rank affects no other row.
         """
         most = max(self.gpus)
         regressed = [
@@ -260,10 +260,10 @@ def _rate(counts: Iterable[tuple[int, int]]) -> Rate | None:
 
 
 def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
-    """The overhead on one number of GPUs, from at least one run.
+    """Return the overhead on one number of GPUs, computed from at least one run.
 
-    A pair's log ratio compares the times of the slowest rank. Each run gives one number, the
-    trimmed mean of its log ratios; the interval is over runs.
+    The log ratio of each pair of windows compares the times of the slowest rank. Each run yields
+    one number, the trimmed mean of these log ratios; the interval is over runs.
     """
     valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):

@@ -1,4 +1,4 @@
-"""A night: measure, try again after a fault, compare, and keep everything in a folder."""
+"""A night: measure, retry after a fault, compare, and keep everything in a folder."""
 
 import os
 import shutil
@@ -38,13 +38,13 @@ from gpuscale.store.night_record import (
 )
 
 Command = Callable[..., tuple[int, str]]
-"""Runs another command of gpuscale in this process; returns its exit code and its output."""
+"""Function that runs a gpuscale command in this process and returns its exit code and output."""
 RETRY_OF = "GPUSCALE_RETRY_OF"
-"""The variable that holds the folder of the night that a resubmitted job goes on with."""
+"""Environment variable with the folder of the night that a resubmitted job continues."""
 _RESULTS = "results.jsonl"
 _LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.json")
 _COMPARISONS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
-"""The formats of the comparisons that are kept, and the endings of their files."""
+"""Formats in which comparisons are kept, each with the extension of the file."""
 
 
 class NightJob:
@@ -53,20 +53,20 @@ class NightJob:
     def __init__(
         self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """Take the arguments of pytest and those of the comparison, which may be empty."""
+        """Take pytest's arguments (`measure`) and the comparison's (`compare`, empty for none)."""
         self._job, self._measure, self._compare, self._command = job, measure, compare, command
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()
         self._scheduler = scheduler_of_job(os.environ)
-        # By the scheduler's names; empty if it names none.
+        # Nodes as the scheduler names them; empty if it names none.
         self._nodes = nodes_of_job(os.environ)
         self._retry_of = os.environ.get(RETRY_OF)
         self._first_regressed = False
         self.folder = Path()
-        """The night's folder, once it runs."""
+        """The night's folder, set when the night runs."""
 
     def run(self, name: str) -> ExitCode:
-        """Measure, try again if the infrastructure failed, judge, and write the record."""
+        """Measure, retry if the infrastructure failed, judge, and write the record."""
         self.folder = self._open(name)
         attempt = self._try("--results")
         if attempt.faults and self._retry_of is None:
@@ -88,9 +88,9 @@ class NightJob:
         return code
 
     def _open(self, name: str) -> Path:
-        """Check the baseline; return the night's folder, new unless this job replaces another."""
+        """Check the baseline; return the night's folder, a new one unless a night is continued."""
         if self._compare:
-            # A wrong baseline must show before the GPUs have worked for an hour.
+            # Find a wrong baseline before the GPUs have worked for an hour.
             _say(f"judged against {self._compare[0]}")
             if self._command("show", self._compare[0])[0] != ExitCode.OK:
                 problem = "cannot be shown (see above); name another one"
@@ -130,7 +130,7 @@ class NightJob:
         return attempt
 
     def _judge(self, folder: Path) -> int | None:
-        """Compare and keep every format; the exit code, None without results or a baseline."""
+        """Compare, and write every format; return the exit code, None if nothing was compared."""
         results = folder / _RESULTS
         if not self._compare or not results.exists() or not results.stat().st_size:
             return None
@@ -142,7 +142,7 @@ class NightJob:
         return code
 
     def _report(self) -> None:
-        """Write the night's page; a problem is reported and changes no exit code."""
+        """Write the night's HTML report; a failure is reported but changes no exit code."""
         results = self.folder / _RESULTS
         if not results.exists() or not results.stat().st_size:
             return
@@ -160,7 +160,7 @@ class NightJob:
             _say("the night has no report.html (see above)")
 
     def _keep_first(self, attempt: Attempt) -> int | None:
-        """Move the files of the first attempt, add evidence of the fault, and judge its results."""
+        """Set the first attempt's files aside, add evidence of the fault, and judge the results."""
         first, host = self.folder / FIRST_ATTEMPT, socket.gethostname()
         evidence = attempt.evidence(job=self._job, host=host, nodes=list(self._nodes))
         with suppress(OSError):
@@ -172,13 +172,13 @@ class NightJob:
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
             _write_or_say(first / "doctor.json", doctor + "\n")
-        # Another attempt may measure nothing.
+        # The second attempt may measure nothing.
         code = self._judge(first)
         self._first_regressed = code == ExitCode.REGRESSED
         return code
 
     def _submit_again(self, bad: Sequence[str]) -> str | None:
-        """Submit this job again for other nodes; return its number, None if that is impossible."""
+        """Resubmit this job for other nodes; return the new job's number, None if impossible."""
         found = self._scheduler.submit_again(os.environ, avoid=bad) if self._scheduler else None
         if self._scheduler is None or found is None:
             return None
@@ -203,7 +203,7 @@ class NightJob:
         return code
 
     def _try_here(self, first: Attempt, bad: Sequence[str]) -> Attempt:
-        """Try again in this job: without the bad nodes if others remain, else resuming."""
+        """Retry in this job: without the bad nodes if other nodes remain, else by resuming."""
         kept, results = self.folder / FIRST_ATTEMPT / _RESULTS, self.folder / _RESULTS
         has_others = len(bad) < len(self._nodes)
         where = f"without {', '.join(bad)}" if has_others else "on the same node"
@@ -212,7 +212,7 @@ class NightJob:
             again = self._try("--results", without=bad if has_others else ())
         else:
             _copy_or_say(kept, results)
-            # Its runs and those that follow are compared together.
+            # The runs of both attempts are compared together.
             self._first_regressed = False
             again = self._try("--resume")
         if not again.has_measured and first.has_measured:
@@ -228,7 +228,7 @@ class NightJob:
         compare_exit: int | None,
         retried_as: str | None = None,
     ) -> NightRecord:
-        """Record how the night ended, or its first attempt if another job takes its place."""
+        """Record how the night ended, or only the first attempt if another job continues it."""
         first = self.folder / FIRST_ATTEMPT
         again = (self._retry_of is not None or first.exists()) and retried_as is None
         record = NightRecord(
@@ -254,7 +254,7 @@ class NightJob:
         return record
 
     def _run_on_verdict(self, command: str, record: NightRecord, code: int) -> None:
-        """Run the site's command beside the complete record; its failure changes no exit code."""
+        """Run the site's command after the record is written; a failure changes no exit code."""
         problem = run_on_verdict(command, self.folder, code=code, meaning=record.night)
         if problem is not None:
             _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
@@ -285,7 +285,7 @@ def _say(text: str) -> None:
 
 
 def print_flushed(text: str) -> None:
-    """Print, unless standard output is closed."""
+    """Print a text at once; do nothing if standard output is closed."""
     with suppress(OSError):
         sys.stdout.write(text)
         sys.stdout.flush()

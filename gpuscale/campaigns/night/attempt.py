@@ -1,4 +1,4 @@
-"""An attempt to measure: the files of pytest, the faults in them, and the exit code of a night."""
+"""An attempt to measure: pytest's files, the faults found in them, and the night's exit code."""
 
 import signal
 import xml.etree.ElementTree as ET
@@ -16,27 +16,27 @@ from gpuscale.records import Results, Run
 from gpuscale.records.json_text import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
-"""The variable with the file in which a night's session reports missing GPUs or nodes."""
+"""Environment variable with the file in which pytest tells the night of missing GPUs or nodes."""
 LEFT_OUT = "gpuscale left out"
-"""The property of an item without a run that holds the reason."""
+"""JUnit property with the reason why a pytest item made no run."""
 NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
-"""Reason why an item made no run: none was needed, the node lost GPUs, or the case is unfit."""
+"""Why a pytest item made no run: it was not needed, the node lost GPUs, or the case is unfit."""
 
 _INFRASTRUCTURE_KINDS = frozenset({"killed", "timeout", "launch", "system"})
-"""Kinds of failures that the training's own code does not raise."""
+"""Kinds of failures that the training code itself does not cause."""
 _PYTEST_BROKEN = (3, 4)
 """Pytest's exit codes for an internal error and for wrong usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """The items of one invocation of pytest, one for each requested run."""
+    """Summary of the items of one pytest invocation, one item for each requested run."""
 
     count: int
     left_out: tuple[str, ...] = ()
-    """Distinct reasons why items gave no number although nothing failed and a run was needed."""
+    """Distinct reasons why items skipped a run that was needed."""
     gpus_missing: tuple[str, ...] = ()
-    """The reasons among them that name lost GPUs of a node."""
+    """The reasons in `left_out` that report GPUs lost by a node."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
@@ -47,7 +47,7 @@ class NightFault:
 
     text: str
     host: str | None = None
-    """Host of the failure; None if unknown."""
+    """Host on which the failure happened; None if unknown."""
     rank: int | None = None
 
     def __str__(self) -> str:
@@ -60,13 +60,13 @@ class Attempt:
     """The outcome of one invocation of pytest."""
 
     exit_code: int
-    """Exit code of pytest, negative for the signal that ended it."""
+    """Exit code of pytest, or the negated number of the signal that ended it."""
     stopped_by: int | None
-    """The signal that asked this night to end."""
+    """Number of the signal that asked the night to stop; None if there was none."""
     items: Items
     results: Results | None
     machine: tuple[NightFault, ...] = ()
-    """Reasons why the session could not start, if the machine is at fault."""
+    """Faults of the machine that kept the pytest session from starting."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -75,7 +75,7 @@ class Attempt:
 
     @property
     def has_measured(self) -> bool:
-        """True if at least one run gave a number."""
+        """True if at least one run is valid."""
         return any(run.is_valid for run in self.runs)
 
     @property
@@ -88,8 +88,8 @@ class Attempt:
     def faults(self) -> tuple[NightFault, ...]:
         """Probable failures of nodes, network, file system or scheduler.
 
-        Exceptions of the training's own code, ranks that disagree and unsteady steps do not count,
-        nor do failures after a signal that asked for the end.
+        Exceptions in the training code, ranks that disagree and unsteady steps do not count, nor do
+        failures after a signal has asked the night to stop.
         """
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
@@ -112,7 +112,7 @@ class Attempt:
         yield from self.machine
 
     def evidence(self, **facts: object) -> str:
-        """The text of `evidence.json`: hosts, devices and faults."""
+        """Return the text of `evidence.json`, with the hosts, devices and faults."""
         where = None if self.results is None else self.results.environment
         ranks = [rank for run in self.runs for rank in run.ranks]
         text = document_text(
@@ -136,10 +136,10 @@ class Attempt:
 def suspected_nodes(
     faults: Sequence[NightFault], nodes: Sequence[str], *, lost: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The nodes of a job to avoid, by the scheduler's names.
+    """Return the nodes of a job to avoid in a retry, as the scheduler names them.
 
-    These are the nodes that the scheduler has lost, since ranks on the others then fail too; else
-    the nodes that faults name; else all.
+    Nodes that the scheduler has lost are the only suspects, since their loss makes ranks on other
+    nodes fail too. If no node is lost, nodes named in faults are suspected, or else all nodes.
     """
     if gone := tuple(node for node in nodes if node in lost):
         return gone
@@ -149,7 +149,7 @@ def suspected_nodes(
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, such as SIGTERM."""
+    """Return the name of a signal, such as SIGTERM."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -157,7 +157,7 @@ def signal_name(number: int) -> str:
 
 
 def read_items(path: Path) -> Items:
-    """Read the items in pytest's XML file; none if it is missing or broken, as after a crash."""
+    """Read pytest's XML file; return no items if it is missing or broken, as after a crash."""
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -175,7 +175,7 @@ def read_items(path: Path) -> Items:
 
 
 def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
-    """Report to the night why its session cannot start, if the machine is at fault."""
+    """Report to the night why the pytest session cannot start, if the machine is at fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
         text = f"nothing could be started: {error}"
@@ -209,12 +209,12 @@ _VERDICTS = frozenset(
 def night_exit(
     attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
 ) -> ExitCode:
-    """The exit code of a night.
+    """Return the exit code of a night.
 
-    A regression takes precedence, even if items failed; then a broken comparison, then the
-    infrastructure, then missing runs, since half of the numbers give no verdict on the night. A
-    regression of a first attempt with separate runs stands unless the last attempt is complete
-    and judged. `compare_exit` is None if nothing was compared.
+    A regression takes precedence, even if items failed; then a failed comparison, then faults of
+    the infrastructure, then missing runs, since incomplete results allow no verdict. A regression
+    found in a first attempt with separate runs stands unless the last attempt is complete and
+    judged. `compare_exit` is None if nothing was compared.
     """
     is_broken = compare_exit is not None and compare_exit not in _VERDICTS
     is_whole = not is_broken and attempt.is_complete and attempt.has_measured
@@ -236,7 +236,7 @@ def night_exit(
 def night_meaning(
     code: ExitCode, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
-    """The words for the exit code of a night."""
+    """Describe the exit code of a night in words."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -250,7 +250,7 @@ def night_meaning(
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """The night's exit code and its meaning; never 0 for a job that did not end well."""
+    """Return a night's exit code and meaning from its job; never 0 if the job did not complete."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]
@@ -268,5 +268,5 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
 
 
 def combined_exit(first: int, last: int) -> int:
-    """The exit code of two jobs of a night; a regression stands unless the second job judged."""
+    """Combine the exit codes of a night's two jobs; only a verdict can override a regression."""
     return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last

@@ -1,4 +1,4 @@
-"""The programs that a night runs: pytest, until it is asked to end, and the site's own command."""
+"""The programs that a night runs: pytest, which a signal can stop, and the site's own command."""
 
 import os
 import signal
@@ -13,15 +13,15 @@ from types import FrameType
 from gpuscale.base.errors import UsageError
 
 ON_VERDICT = "GPUSCALE_ON_VERDICT"
-"""The variable that holds the site's command, for a shell: a mail, a message, a ticket."""
+"""Environment variable with the site's shell command, which may send a mail or open a ticket."""
 _END_OF_COMMAND_S = 60.0
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
+"""Signals sent before a job is killed: SIGTERM by Slurm, SIGUSR1 and SIGUSR2 by Grid Engine."""
 _PASSED_ON_AFTER_S = 2.0
 
 
 class StopRequest:
-    """Notes the first signal that asks for the end, and passes it on to the running pytest."""
+    """Remembers the first signal that asks the night to stop, and terminates the running pytest."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -30,10 +30,10 @@ class StopRequest:
             signal.signal(number, self._on_signal)
 
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
-        """Run a program and return its exit code, negative for the signal that ended it.
+        """Run a program; return its exit code, or the negated number of the signal that ended it.
 
-        Its output is copied to a log and to standard output; if one of them fails, the other goes
-        on. The program is terminated when this process is asked to end.
+        The program's output is copied to a log and to standard output; if writing to one fails, the
+        other is still written. The program is terminated when this process is asked to stop.
         """
         try:
             process = Popen(
@@ -64,7 +64,7 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.number is None and self._running is not None:
             # Schedulers and terminals signal all processes of a job; a second signal would
-            # disturb one that is ending in order.
+            # disturb a process that is shutting down properly.
             later = threading.Timer(_PASSED_ON_AFTER_S, self._running.terminate)
             later.daemon = True
             later.start()
@@ -74,10 +74,10 @@ class StopRequest:
 def run_on_verdict(
     command: str, folder: Path, *, code: int, meaning: str, end_s: float = _END_OF_COMMAND_S
 ) -> str | None:
-    """Run the site's command; return a problem such as `ended with 3`, None if it succeeded.
+    """Run the site's command; return a problem such as `ended with 3`, None if there was none.
 
-    Its standard input is the comparison as JSON, empty if there is none. After `end_s` seconds the
-    command is killed with all processes that it has started.
+    The command can read the comparison as JSON from standard input, which is empty if nothing was
+    compared. After `end_s` seconds it is killed with all processes that it has started.
     """
     environment = {
         **os.environ,
