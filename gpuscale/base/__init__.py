@@ -1,1 +1,1 @@
-"""Modules that import no other room of gpuscale: errors, units, text, the host, tables."""
+"""Modules that import nothing else from gpuscale: errors, units, text, the host, tables."""

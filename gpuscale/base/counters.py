@@ -44,7 +44,7 @@ class Query:
     member: str | None = None
     """Attribute of NVML's answer that holds the number; None if the answer itself is the number."""
     buffer: str | None = None
-    """Sample buffer of nvmlDeviceGetSamples to be preferred to the function, if any."""
+    """Buffer of nvmlDeviceGetSamples whose samples are preferred to single answers, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Field:
         return self.when == "windows" and not self.per_run
 
     def number(self, answer: Any) -> float | None:
-        """Return the number in an answer; None if there is no answer."""
+        """Extract the number from an answer; None if there is no answer."""
         return None if answer is None else self.take(answer)
 
 

@@ -117,7 +117,7 @@ class MachineError(GpuscaleError):
 
 
 class SchedulerError(GpuscaleError):
-    """A missing batch scheduler, or one that rejected or lost a job; quotes its message."""
+    """A batch scheduler that is missing, or rejected or lost a job; quotes the scheduler."""
 
 
 def as_place(file: str, line: int | None) -> str:

@@ -37,7 +37,7 @@ class Demands:
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """Reason why older versions of torch do not work; None if gpuscale supports none."""
+    """Reason why older versions of torch do not work; None if gpuscale does not support them."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """Keys allowed in the `strategy_options` of a case, with their types or allowed words."""
     not_accumulated: str | None = None
@@ -56,7 +56,7 @@ class Demands:
     """Underlying strategy, if any; its published figures apply, and tables show the ratio to it."""
 
     def processes(self, gpus: int) -> int:
-        """Return the number of ranks on a number of GPUs."""
+        """Return the number of ranks needed for a number of GPUs."""
         return 1 if self.one_process else gpus
 
 

@@ -1,4 +1,4 @@
-"""Format numbers with units for people."""
+"""Format numbers and their units for people to read."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def counted(count: int, word: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration with three digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
+    """Format a duration to three digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
     if round(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
@@ -74,7 +74,7 @@ def format_distinct(form: Callable[[float, int], str], *values: float) -> list[s
 
 
 def significant(number: float, digits: int = 3) -> str:
-    """Format a positive number with `digits` digits, without exponent: `0.0412`, `1520`."""
+    """Format a positive number to `digits` significant digits, without an exponent: `0.0412`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     # The rounded number decides: 99.96 has three digits as 100, not as 100.0.

@@ -20,7 +20,7 @@ from gpuscale.workload.command_case import CommandCase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPlan:
-    """A run to be made: case, strategy, number of GPUs, and the number of the repetition."""
+    """A planned run: case, strategy, number of GPUs, run number and batch."""
 
     case: type[Case]
     strategy: str
@@ -50,7 +50,7 @@ class ItemPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoRun:
-    """Why an item makes no run."""
+    """Reason why an item makes no run."""
 
     reason: str
     kind: NoRunReason = "cannot be measured"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
-"""Minimum of runs; with two, 95% intervals cover the truth in fewer than 92% of sessions."""
+"""Minimum number of runs: with two, 95% intervals cover the truth in fewer than 92% of sessions."""
 
 
 def _whole_number(
@@ -133,7 +133,7 @@ class Option:
     in_training: bool = False
     """True if the option changes how gpuscale itself trains, which does not affect commands."""
     for_all_cases: bool = False
-    """True if cluster jobs give the option to all cases, so that commands just ignore it."""
+    """True if cluster jobs give the option to all cases; commands ignore such an option."""
 
     @property
     def dest(self) -> str:

@@ -95,7 +95,7 @@ class RunMaker:
         return self._left_text(self._seconds_left(plans))
 
     def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run, showing how long `plans` may take, the first of which belongs to this run."""
+        """Make a run; meanwhile show how long `plans`, which begin with this run, may take."""
         left_s = self._seconds_left(plans)
 
         def text_after(seconds: float) -> str:
@@ -132,8 +132,7 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
 
     Such a run failed in the case's own code, or because its command printed too few lines; and no
     run of the row, or of the case and strategy on any number of GPUs, succeeded. File and
-    connection errors count only after two rounds. Running out of memory and killed ranks never
-    count.
+    connection errors count only after two rounds. Out of memory and killed ranks never count.
     """
     same_case = [
         run for run in runs if (run.key.case, run.key.strategy) == (key.case, key.strategy)

@@ -14,7 +14,7 @@ _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "hang": ("hang=1@50", "step", "@"),
     "crash": ("crash=0@20", "step", "@"),
 }
-"""For each kind: an example, the field set by its number, and the separator after the rank."""
+"""For each kind of fault: an example, the numeric field, and the separator after the rank."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
@@ -33,7 +33,7 @@ class Injection:
     rank: int | None = None
     """Affected rank; None for all ranks."""
     seconds: float | None = None
-    """For `data`: how long every rank waits in addition for each batch."""
+    """For `data`: additional seconds that every rank waits for each batch."""
     factor: float | None = None
     """For `slow-rank` and `compute`: factor by which the computation of a step is slowed down."""
     step: int | None = None

@@ -25,7 +25,7 @@ class Mark:
     """Value of the counter; None in a line that reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Final value of the counter; a different one means a different loop or progress bar."""
+    """Final value of the counter, by which different loops or progress bars are distinguished."""
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     figure: float | None = None
@@ -44,10 +44,10 @@ class LogFormat:
     example: str
     """A line that a real script printed."""
     read: Callable[[str], Mark | None]
-    """Function that reads a line returned by `plain`; None for a line of another format."""
+    """Function that reads a line returned by `plain`, and returns None for any other format."""
     counts: Counts = "steps"
     since_last: bool = False
-    """True if each line counts from the line before it instead of from the start."""
+    """True if each line counts the steps since the previous line, not since the start."""
     unit: Unit | None = None
     """Unit of the reported figure; None if lines report no figure."""
     span: Span | None = None
@@ -57,7 +57,7 @@ class LogFormat:
     known_by: str = ""
     """Text that at least one line must contain, to distinguish the format from similar formats."""
     generic: bool = False
-    """True if many scripts print such lines besides their own format, which takes precedence."""
+    """True for lines that many scripts print besides lines of a more specific, preferred format."""
 
 
 def number(value: Any) -> float | None:
