@@ -32,7 +32,7 @@ class Hardware(Record, frozen=True, kw_only=True):
 
     device: Name
     gpu_name: Name | None = None
-    """GPU name as published or as CUDA reports it; only its model (`V100`, `A100`) is compared."""
+    """GPU name as published or as CUDA reports it; comparisons use only the model (`V100`)."""
     gpus_per_node: Gpus | None = None
     cpu_model: Line | None = None
 
@@ -70,7 +70,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     timed: Timed | None = None
     """Part of the training that `times_s` cover."""
     discard_first: Count = 0
-    """Number of values at the start of `times_s` that the mean excludes."""
+    """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
     nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
@@ -121,7 +121,7 @@ class BaselineChange(Record, frozen=True, kw_only=True):
     added: tuple[Line, ...] = ()
     """Names of the rows that had no measured run before the change."""
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Environments, by allocation, of allocations that lost all their runs by the change."""
+    """Environments of allocations that lost all their runs in the change, by allocation."""
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class Baseline(Record, frozen=True, kw_only=True):
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Machine and software that the runs were measured with, by allocation."""
+    """Machine and software used for the runs, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""
     runs: tuple[Run, ...] = ()

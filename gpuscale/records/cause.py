@@ -50,7 +50,7 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a counter, or of a value that combines several counters."""
     now: float
     usual: float | None = None
-    """Value of the reference; None for an event, which has no usual value."""
+    """Value to compare `now` with; None for an event, which has no usual value."""
     beside: Beside = Beside.BASELINE
     reason: str | None = None
     """Reason for a clock event, such as `sw_power_cap`; None for other symptoms."""
@@ -80,9 +80,9 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
     nodes: int
-    """Number of nodes of the smallest affected run."""
+    """Number of nodes used by the smallest affected run."""
     spared_nodes: int | None
-    """Most nodes of any unaffected run on fewer GPUs; None if there is no such run."""
+    """Largest number of nodes of an unaffected run on fewer GPUs; None if there is no such run."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
-    """Numbers of GPUs with and without the loss; None if there are no others to compare with."""
+    """Numbers of GPUs with and without the loss; None if only one number of GPUs is known."""
     shared_by: RanksOf | None = None
     """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
     includes: str | None = None

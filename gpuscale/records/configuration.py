@@ -22,12 +22,12 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     case: Name
     strategy: Name
-    """Name such as `ddp`; names that this version cannot measure are allowed, for comparisons."""
+    """Name such as `ddp`; strategies that this version cannot measure can still be compared."""
     device: Name
     """Type of device that the ranks use, such as `cuda` or `cpu`."""
     size: Name | None = None
     batch: PositiveCount | None = None
-    """Samples per GPU, or over all GPUs for strong scaling; None for the default of the size."""
+    """Samples per GPU, or over all GPUs for strong scaling; None for the default of `size`."""
     precision: Name | None = None
     channels_last: bool | None = None
     compiled: bool | None = None

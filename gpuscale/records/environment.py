@@ -78,7 +78,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Each GPU with its host; if `nodes` is filled, the first node's GPUs occur twice."""
+        """Each GPU with its host; if `nodes` is not empty, the first node's GPUs occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -108,7 +108,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
-    """Return, by UUID, where each known GPU is: `GPU 3 at 00000000:C1:00.0 of node1`."""
+    """Return the place of each known GPU, by UUID: `GPU 3 at 00000000:C1:00.0 of node1`."""
     return {
         gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
         for environment in environments
@@ -121,7 +121,7 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     """A field or environment variable whose values differ between environments."""
 
     name: str
-    """Name of the environment variable, or of the field (worded in `environment_diff`)."""
+    """Name of the field or environment variable; `environment_diff` has the words for fields."""
     before: tuple[str, ...]
     """Previous values; empty if there were none."""
     after: tuple[str, ...]

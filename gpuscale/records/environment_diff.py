@@ -17,7 +17,7 @@ class EnvironmentField:
 
     name: str
     words: str | None = None
-    """Readable name of a field whose change may explain a loss; None if it never does."""
+    """Readable name of a field whose change may explain a loss; None for other fields."""
     in_session: bool = True
     """True if all runs of a results file must have the same value."""
     on_nodes: bool = False
@@ -31,7 +31,7 @@ class EnvironmentField:
 
 
 def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
-    """Return a function that lists the distinct values of all GPUs, as `250, 300 W`, or None."""
+    """Return a function that lists the distinct values of a GPU property, such as `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -99,7 +99,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def environment_changes(
     before: _Environments, after: _Environments
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a loss, apart from hosts; none if a side is empty.
+    """Return the changes that may explain a loss, apart from hosts; none if either side is empty.
 
     A value that is unknown, or that any earlier environment had, is not a change.
     """

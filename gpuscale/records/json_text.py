@@ -63,7 +63,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def from_builtins(kind: type[T], value: object) -> T:
-    """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid."""
+    """Convert parsed data, as from TOML, to type `kind`; raise a `DecodeError` if it is invalid."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -79,7 +79,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def line_of_place(text: str, place: str, key: str | None = None) -> int:
-    """Return the line of a place such as `runs[2]`, of `key` in it, or of the nearest parent."""
+    """Return the line of a place such as `runs[2]`, or of `key` there; else of the next parent."""
     steps = [name or position for name, position in _STEP.findall(place)]
     steps += [] if key is None else [key]
     depth = found_at = 0
@@ -205,7 +205,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
 
 
 def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
-    """Split a type into the type without bounds and without None, and the bounds."""
+    """Return a type without its bounds and without None, and a list of the bounds."""
     bounds: list[Meta] = []
     while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
         first, *others = get_args(kind)

@@ -18,7 +18,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     warmup_steps: int
     warmup_s: float
-    """Minimum duration of the warm-up, in addition to `warmup_steps`; excludes the first step."""
+    """Minimum duration of the warm-up, excluding the first step; `warmup_steps` is required too."""
     windows: int
     """Maximum number of synchronised windows. Slow cases get fewer, but never fewer than 10 unless
     this maximum is lower."""

@@ -36,7 +36,7 @@ class Run(Record, frozen=True, kw_only=True):
     configuration: Configuration
     gpus: Gpus
     index: PositiveCount = 1
-    """Number among the runs of the same (case, strategy, gpus), from 1."""
+    """Number of the run among runs of the same (case, strategy, gpus), counted from 1."""
     batch_per_gpu: PositiveCount | None = None
     """Samples per GPU and step; None if a command failed before it printed the batch size."""
     sample_shape: Shape | None = None
@@ -84,7 +84,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def ranks_in_order(self) -> list[RankReport]:
-        """Rank reports sorted by rank, like `Window.busy_s`; `ranks` is in the order of endings."""
+        """Rank reports sorted by rank, like `Window.busy_s`; `ranks` is in order of completion."""
         return sorted(self.ranks, key=lambda report: report.rank)
 
     @property
@@ -106,7 +106,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def synchronization_s(self) -> float | None:
-        """Seconds per step added by gradient synchronisation: a difference of medians, maybe < 0.
+        """Seconds per step that synchronisation adds: a difference of medians, possibly negative.
 
         For a single rank, this is the overhead of the strategy's wrapper. None if not measured.
         """

@@ -133,7 +133,7 @@ class GpuWindow(Record, frozen=True, kw_only=True):
     values: Values = msgspec.field(default_factory=dict)
     """Counter values as in `GpuSummary.values`, for counters that are summarised per window."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """Shares of this window's samples, as in `GpuSummary.clock_event_reasons`."""
+    """Reasons as in `GpuSummary.clock_event_reasons`, with shares of this window's samples."""
 
     def __post_init__(self) -> None:
         if problem := values_problem(self.values):

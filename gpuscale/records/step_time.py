@@ -1,4 +1,4 @@
-"""The step time T of a run: a median of window times, each of which is the slowest rank's."""
+"""The step time T of a run: the median of the window times, each set by the slowest rank."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from gpuscale.records.run_evidence import Window
 
 
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
-    """Combine the clocks of all ranks into one window of a run, which lasts as long as the slowest.
+    """Combine one window's times from all ranks; the result is as long as the slowest rank took.
 
     In synchronised windows all ranks take about equally long, and chance decides which takes
     longest. The phases are therefore always those of the rank `slowest`. If another rank took

@@ -66,9 +66,9 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of the step time between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
-    """The same for speedup and efficiency, which compare two measurements on the same nodes."""
+    """Declared relative standard deviation of speedup and efficiency between allocations."""
     significance: Significance = 0.01
-    """Level below which the one-sided p-value, adjusted for all tests, of a change must be."""
+    """A change counts if its one-sided p-value, adjusted for multiple tests, is below this."""
     published_within_node: Fraction = 0.10
     published_across_nodes: Fraction = 0.20
     overrides: tuple[ToleranceOverride, ...] = ()
@@ -105,7 +105,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         for override in self.overrides:
             value: float | None = getattr(override, name)
             metrics = (override.metric,) if override.metric else (THROUGHPUT, SPEEDUP)
-            # More conditions weigh more; among equally many, the first ones.
+            # More conditions weigh more; among equally many, the earlier conditions decide.
             given = [condition is not None for condition in override.conditions]
             weight = [sum(given), *given]
             if override.fits(key) and metric in metrics and value is not None and weight > most:

@@ -36,7 +36,7 @@ class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Overhead of gpuscale's measurement on one number of GPUs."""
+    """Overhead of gpuscale's measurement for one number of GPUs."""
 
     gpus: int
     runs: int
@@ -82,7 +82,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
     found: Rate | None
     """Rate of trials in which an affected row was called regressed; None if no trial was judged."""
     named: Rate | None
-    """Rate of trials, among those found, whose row on the most GPUs named the fault first."""
+    """Rate at which a found fault was the first cause named for the row on the most GPUs."""
 
 
 class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,7 +147,7 @@ class Verdict(StrEnum):
 
     @property
     def weight(self) -> int:
-        """Sort key, worst verdict first: 0 for a loss, 2 for a pass, 1 for other verdicts."""
+        """Sort key, worst first: 0 for a loss, 1 for neither loss nor pass, 2 for a pass."""
         return 0 if self.is_loss else 2 if self.is_pass else 1
 
     @property
@@ -186,7 +186,7 @@ class EntryVerdict:
     changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
-    """Estimated further runs that settle an inconclusive row; None if there is no estimate."""
+    """Estimated number of further runs to settle an inconclusive row; None without an estimate."""
     metrics: tuple[MetricVerdict, ...] = ()
     """Verdicts on the metrics that were measured on both sides of the comparison."""
     configuration: Configuration | None = None
@@ -229,7 +229,7 @@ class Comparison:
     baseline_machine: str
     current_machine: str
     baseline_kind: BaselineKind = "baseline"
-    """Kind of the file compared with, or `nights` for the nights of `--history`."""
+    """Kind of reference: a baseline file, a results file, or the nights of `--history`."""
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()
     before: Origin = Origin()

@@ -26,7 +26,7 @@ RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
 VERSION = 2
 LONGEST_LINE = 32 * 1024 * 1024
-"""Longest allowed line, in characters; a run on 4096 GPUs with 50 windows takes about a sixth."""
+"""Maximum characters per line; a run on 4096 GPUs with 50 windows takes about a sixth of that."""
 
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {
@@ -105,7 +105,7 @@ def decode_baseline(text: str) -> Baseline:
 
 
 def decode_any(text: str) -> Results | Baseline:
-    """Decode the text of a results file or a baseline, depending on its content."""
+    """Decode a text as a results file or a baseline, depending on the content."""
     if not text.strip():
         raise DecodeError("", "the file is empty; give a results file or a baseline")
     return decode_results(text) if _format_of(text) == RESULTS_FORMAT else decode_baseline(text)
@@ -119,7 +119,7 @@ def schema(format_name: str) -> dict[str, Any]:
 
 
 def _format_of(text: str) -> str | None:
-    """Return the format that a text declares, even if damaged; None if no format is declared."""
+    """Return the format that a text, even a damaged text, declares; None if it declares none."""
     # A results file declares its format in the first line, a baseline anywhere in one document.
     for candidate in (text.partition("\n")[0], text):
         with suppress(DecodeError):

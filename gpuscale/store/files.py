@@ -52,7 +52,7 @@ RESUME_PROBLEMS = {
 
 @contextmanager
 def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
-    """Turn the system's errors inside the context into a `FileError` worded as in `known`."""
+    """Turn operating-system errors in a `with` block into a `FileError`, worded as in `known`."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 
 FIRST_ATTEMPT = "attempt-1"
-"""Subfolder of a night's folder for the first attempt, if that was repeated."""
+"""Subfolder of a night's folder that holds the first attempt of a repeated night."""
 RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
@@ -40,7 +40,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Files and tests that pytest could not collect."""
     attempts: int = 1
     retried_as: Line | None = None
-    """Job that repeated the night after this job; None if the night was not repeated."""
+    """Job that repeats the night in place of this job; None if the night is not repeated."""
     started: Line | None = None
     finished: Line | None = None
     host: Line | None = None
@@ -50,7 +50,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Git revision of the cases."""
     baseline: Line | None = None
     on_verdict: Line | None = None
-    """Problem with the site's verdict command, `told` if it succeeded; None without a command."""
+    """Problem with the site's verdict command, `told` if it succeeded; None if there is none."""
 
     @property
     def has_regressed(self) -> bool:

@@ -37,14 +37,14 @@ _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """Return a path for a new file in the folder; names contain the UTC date, and sort by age."""
+    """Return a path for a new file in the folder; names start with the UTC date and sort by age."""
     dated = now.astimezone(UTC)
     milliseconds = f"{dated.microsecond // 1000:03d}"
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
 def newest_results(folder: Path, now: datetime) -> list[Path]:
-    """Return the files named by `default_results_path`, newest first; a `FileError` if none exist.
+    """Return the files named by `default_results_path`, newest first, or raise a `FileError`.
 
     Files that a wrong clock dated more than a day ahead count only if there are no other files.
     """
@@ -79,7 +79,7 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def validate_writable(folder: Path) -> None:
-    """Raise a `FileError` if no file can be created in a folder, to find out before measuring."""
+    """Before measuring, raise a `FileError` if no file can be created in a folder."""
     # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
 

@@ -48,7 +48,7 @@ class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
     batch_per_gpu: int | None = None
     nodes: int | None = None
     timed: Timed | None = None
-    """Part of the training that the times cover, if the column's header does not say so."""
+    """Part of the training that the times cover, if the column's header does not name it."""
     discard_first: int = 0
     """Number of times to discard at the start of each night."""
     cluster: str | None = None

@@ -51,7 +51,7 @@ COUNTS = {
 }
 """Columns of whole numbers, with types that give the bounds."""
 NAMES = ("case", "strategy", "name")
-"""Columns that form the name of a row; `name` is any further column that the user chose for it."""
+"""Columns that form the name of a row; `name` stands for further columns that the user chose."""
 TEXTS = (*NAMES, "note", "date", "cluster", "skip")
 """Columns whose cells are not numbers."""
 SECONDS = {
@@ -113,7 +113,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> TableColumn | None:
 
 
 def parse_unit(unit: str) -> tuple[str, float] | None:
-    """Return meaning and factor of a unit such as `img/s` or `s/epoch`; None if it is unknown."""
+    """Return the meaning and factor of a unit such as `img/s` or `s/epoch`; None if unknown."""
     found = _RATE.fullmatch(unit)
     if found is None:
         return None

@@ -57,7 +57,7 @@ def rows_of_machine(
 def rows_with_figure(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> tuple[list[TableRow], dict[int, str]]:
-    """Return the rows with a measurement and, by line, the cell texts of rows without."""
+    """Return the rows with a measurement and, by line, the cell texts of rows that have none."""
     if measure is None:
         return list(rows), {}
     at = columns.index(measure)
