@@ -1,7 +1,6 @@
 """Convert records to JSON text and back; msgspec validates them, and errors name the place.
 
-`gpuscale.store` builds the file formats on this module, and launchers and ranks exchange such
-JSON texts.
+`gpuscale.store` builds file formats on this module; launchers and ranks exchange such JSON texts.
 """
 
 import json
