@@ -124,7 +124,7 @@ class Checks:
         return answer.returncode, answer.stdout
 
     def about(self) -> About:
-        """Describe the device; raise a GpuscaleError if torch cannot."""
+        """Return what torch says of the device; raise a GpuscaleError if torch fails."""
         code, output = self.command("-c", ABOUT, self._device)
         if code:
             raise GpuscaleError(f"torch does not describe its device: {_last_line(output)}")
@@ -200,7 +200,7 @@ class Checks:
         yield Finding(name=f"{name}, slow-rank=1:1.2", passed=found, said=said)
 
     def bare_loop(self) -> Iterator[Finding]:
-        """Compare ResNet-50 with a bare loop that also copies batches, and four runs of it."""
+        """Compare ResNet-50 with a bare loop that also copies batches; check the spread of runs."""
         for options, runs_asked in (((), 4), (("--precision", "bf16", "--channels-last"), 2)):
             words = " ".join(options) or "fp32"
             if "bf16" in options and not self.has_tf32:

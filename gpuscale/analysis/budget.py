@@ -45,11 +45,11 @@ class EfficiencyBudget:
     configuration: Configuration
     efficiency: float
     parts: Mapping[str, float]
-    """Measured parts by name. In `PARTS`, communication is exposed communication beyond the cost of
-    a single rank's handling of gradients; data is the time to wait for and copy batches beyond that
-    in the ideal time. In `PIPELINE_PARTS`, micro-batching is the cost of dividing the batch on one
-    GPU; bubble is the wait of the slowest stage; imbalance is the lag of the slowest stage behind
-    the mean; optimizer is a gain if a stage has fewer parameters for as many samples."""
+    """Measured parts by name. In `PARTS`, communication is the exposed communication minus a single
+    rank's time for handling gradients; data is the time spent waiting for and copying batches minus
+    the same in the ideal step. In `PIPELINE_PARTS`, micro-batching is the cost of dividing a batch
+    on one GPU; bubble is the wait of the slowest stage; imbalance is the lag of the slowest stage
+    behind the mean; optimizer is a gain if a stage has fewer parameters for as many samples."""
     rest: float
     """Remaining loss, including unmeasured parts."""
 
@@ -83,7 +83,7 @@ class RankSkew:
     pace_s: float
     """Seconds per step of the slowest rank, without waiting for other ranks."""
     median_pace_s: float
-    """Seconds per step of the median rank, or of the faster of two ranks in the middle."""
+    """Seconds per step of the median rank (the faster of the middle two if the number is even)."""
 
     @property
     def skew_s(self) -> float:
@@ -185,7 +185,7 @@ def _beyond(
 
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
-    """Return the skew of every valid run with several ranks if all their paces are known."""
+    """Return the skew of every valid run that has several ranks, all of known pace."""
     skews = []
     for run in runs:
         paced = _by_pace(run.ranks)

@@ -32,7 +32,7 @@ from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
-"""The power law uses this many of the largest numbers of GPUs; other links dominate on fewer."""
+"""How many of the largest GPU counts the power law uses; with fewer GPUs other links dominate."""
 _USUAL_ERROR = 0.024
 """Median error of projections to twice the GPUs, over 62 public tables. By Student's t with one
 degree of freedom 9 of 10 errors are within 15%; in the tables 9 of 10 were within 14%."""

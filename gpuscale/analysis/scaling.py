@@ -248,7 +248,7 @@ def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None
 
 
 def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
-    """Return each published figure as a scaling point, with the speedup within the publication."""
+    """Return each published figure as a scaling point, with its `published_speedup`."""
     figures = {figure.key: figure for figure in baseline.published}
     return {
         key: _published_point(figure, published_speedup(figure, figures), baseline.hardware.device)

@@ -30,7 +30,7 @@ class TypicalStep:
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """Return the average step of every point whose windows have phases, in the points' order."""
+    """Return the average step of every point whose windows have phases, ordered as by `grouped`."""
     found = {point: _step(valid) for point, valid in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 

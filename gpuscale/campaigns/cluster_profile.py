@@ -107,7 +107,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     module_purge: bool = False
     """True to unload all modules first."""
     modules_remedy: Name | None = None
-    """Error message if no modules are named although some are required; None if none are."""
+    """Error message to show if no modules are named; None if `modules` is enough."""
     variables: dict[Variable, Line] = field(default_factory=dict)
     unset: tuple[Variable, ...] = ()
     """Environment variables to unset because they would disturb the measurement."""
@@ -176,7 +176,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
     description: Name
     scheduler: str
-    """Key in `SCHEDULERS`."""
+    """Name of the scheduler, a key of `SCHEDULERS`."""
     job: JobSettings
     node: GpuNodes = GpuNodes()
     recognise: MachineMarks = MachineMarks()

@@ -1,4 +1,4 @@
-"""A machine's nights as time series: the level of each row, when it changed, and what else did."""
+"""A machine's nights as time series: row levels, when they changed, and what else changed then."""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -56,9 +56,9 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A loss of a row that later nights have not recovered: one change, or several in succession.
+    """A lasting loss of throughput in a row: one change, or several in succession.
 
-    Several changes count as one loss, such as a slow drift, unless the environment changed too.
+    Successive losses are combined, as in a slow drift, unless the environment changed with them.
     """
 
     kind: Kind
@@ -89,11 +89,11 @@ class RowHistory:
     last_step_time_s: float
     """Step time of the last night."""
     departure: float | None
-    """Relative change of throughput from `nights_before` to the last night; None if too few."""
+    """Relative change of throughput from earlier nights to the last; None for too few nights."""
     stands_out: bool
-    """True if a second night like the last one would be a change of level."""
+    """True if a second night like the last one would prove a change of level."""
     is_unclear: bool
-    """True if the last night is far from `nights_before` but there are too few nights to decide
+    """True if the last night is far from earlier nights, but there are too few of them to decide
     whether it stands out, or if several of the latest nights may be slower."""
     lost: LostLevel | None
     """The latest loss; None if later changes recovered most of it, or if the last night is at least
@@ -101,7 +101,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss during its first 15 nights; after that the present level is the expected one."""
+        """The loss if at most 15 nights old; after that the lower level is the expected one."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property

@@ -19,7 +19,7 @@ class DeviceChange:
     uuid: str
     host: str
     slowdown: float
-    """Change of the device's step time without waits, relative to most devices; 0.12 means 12%."""
+    """Change of the device's step time without waits, relative to others; 0.12 means 12% more."""
 
 
 def devices_that_changed(

@@ -105,14 +105,14 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the p-value of a one-sided test for a value below 0, inexact above `RELEVANT`."""
+        """Return the one-sided p-value for a true value below 0, inexact above `RELEVANT`."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
         return tail if self.value < 0 else 1 - tail
 
     def p_above_zero(self) -> float | None:
-        """Return the p-value of a one-sided test for a value above 0."""
+        """Return the one-sided p-value for a true value above 0."""
         return (-self).p_below_zero()
 
     def __neg__(self) -> "Difference":
@@ -166,13 +166,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with all terms merged into one after Welch; unknown if one is None."""
+    """Return a difference with its terms merged after Welch; any None makes it unknown."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a difference with a part per level (runs, allocations); unknown if one is None."""
+    """Return a difference with a term per level (runs, allocations); any None makes it unknown."""
     known = _all_known(levels)
     if known is None:
         return Difference(value=value, parts=None)
@@ -259,7 +259,7 @@ def _median_without(ordered: Sequence[float], one: float | None) -> float | None
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
-    """Return the prior, raised to the same row's variance on the other side if that is larger.
+    """Return the prior, raised to the row's variance on the comparison's other side if larger.
 
     The prior is not raised if the other side has fewer runs: a few noisy runs cast no doubt on many
     quiet ones. The prior assumes equally noisy rows; in a noisier row, a few runs that agree by

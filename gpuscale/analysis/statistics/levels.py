@@ -35,7 +35,7 @@ _FEWEST_LASTING = 3
 _LASTING_CONFIDENCE = 1 - 1e-5
 """One-sided confidence of the t test, which every night repeats for each possible onset."""
 _SUSPECT_CONFIDENCE = 0.99
-"""Confidence at which nights are not reported but excluded from the reference of later nights."""
+"""Confidence required only to exclude nights from the reference of later nights."""
 _SUSPECT_LOSS = math.log(1.02)
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
@@ -104,7 +104,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """Return a night minus the mean of the nights before it, without outliers; None if none."""
+    """Return how far a night is above the mean of `before` without outliers; None if empty."""
     if not before:
         return None
     values = {str(number): value for number, value in enumerate(before)}
@@ -157,7 +157,7 @@ def _are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def _step_size(before: Sequence[float]) -> float:
-    """Smallest departure from the level of the nights before that can be a step."""
+    """Smallest departure from the level of earlier nights that counts as a step."""
     few = 1 + _OF_FEW_NIGHTS / min(len(before), REMEMBERED)
     return max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * night_deviation(before[-_OF_DEVIATION:]))
 
@@ -224,7 +224,7 @@ def suspect_nights(level: Sequence[float]) -> int:
 
 
 def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, float, float]]:
-    """Yield each split in two: index, difference of means, sum of squares, standard error."""
+    """Yield each split of a level: index, difference of means, sum of squares, standard error."""
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
         return

@@ -21,7 +21,7 @@ SHORTEST_JUDGED_S = 0.12
 system's scheduler is a tenth of it. Windows are longer by default."""
 _FEWEST_WINDOWS = 5
 _SMALLEST_CHANGE = 0.05
-"""Smallest relative change that can make windows unsteady, however significant a smaller one is."""
+"""Smallest relative change that counts; smaller ones are called steady even if significant."""
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
 """Ratio of the standard deviation to the mean absolute deviation of normal noise."""
@@ -32,9 +32,9 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
 }
 """A change must exceed the scatter times base + rise / (windows - origin), listed in this order:
 fitted to the 99.95% quantiles of clean series of 5 to 30 windows with the worst noise tried
-(autoregressive of first order, 0.5)."""
+(first-order autoregressive noise, coefficient 0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Smallest fraction of slow windows not tolerated, since a repeated run might have half of them."""
+"""Smallest fraction of slow windows not tolerated: in a repeated run half might be slow."""
 _LARGEST_BIAS = 0.02
 """Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6
