@@ -244,7 +244,7 @@ def test_the_night_ends_with_what_matters_most(
         (WELL, 0, 0, True, "ok"),
         (WELL, 1, 1, True, "regressed"),
         (WELL, 4, 4, True, "nothing comparable was measured"),
-        (WELL, 4, None, False, "measured, and judged by nothing: no baseline was named"),
+        (WELL, 4, None, False, "measured, not judged: no baseline was named"),
         (NOTHING, 4, None, True, "nothing was measured"),
         (NOTHING, 2, None, False, "it could not be run or judged"),
         (NODE_FAILED, 1, 0, True, "regressed, by what the first attempt measured: see attempt-1"),

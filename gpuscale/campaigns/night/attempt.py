@@ -241,7 +241,7 @@ def night_meaning(
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
     elif code == ExitCode.NOTHING_COMPARABLE and not has_baseline:
-        meaning = "measured, and judged by nothing: no baseline was named"
+        meaning = "measured, not judged: no baseline was named"
     elif code == ExitCode.REGRESSED and compare_exit != ExitCode.REGRESSED:
         meaning += ", by what the first attempt measured: see attempt-1"
     if attempt.stopped_by is not None:
