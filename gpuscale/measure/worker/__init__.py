@@ -1,1 +1,1 @@
-"""The processes of ranks. No other package imports this one."""
+"""The processes of ranks. No other package imports this package."""

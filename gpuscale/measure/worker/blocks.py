@@ -13,9 +13,9 @@ from gpuscale.base.units import counted
 
 
 def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> list[nn.Sequential]:
-    """Group the blocks into `count` stages; CaseError with too few blocks or shared parameters.
+    """Group blocks into `count` stages; CaseError if they are too few or share a parameter.
 
-    Operations are counted and not timed, so that the cut is the same in every run.
+    Operations are counted rather than timed, so that the stages are the same in every run.
     """
     groups = with_parameters(blocks)
     if len(groups) < count:
@@ -34,7 +34,7 @@ def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> 
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The start positions of consecutive parts whose largest cost is as small as possible."""
+    """Return the start positions of consecutive parts, minimising the cost of the largest part."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
@@ -50,7 +50,7 @@ def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Group the blocks so that each group has a parameter, as every optimiser needs one."""
+    """Group the blocks so that each group has a parameter, which every optimiser needs."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
         if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):

@@ -1,6 +1,6 @@
-"""Watch the command of a run until its lines fill enough windows, and report why if they do not.
+"""Watch the command of a run until its output fills enough windows, or report why it does not.
 
-A watch is in one state at a time (`_State`); every state but RUNNING ends it.
+The command is in one state at a time (`_State`); every state except RUNNING ends the watch.
 """
 
 import os
@@ -41,7 +41,7 @@ _WAIT_FOR_OTHERS_S = 3.0
 
 
 def main(folder: str) -> None:
-    """Start the command of the request in a folder, and leave its windows or its failure there."""
+    """Run the command of the request in a folder, and write its windows or its failure there."""
     signal_at_parent_death(signal.SIGTERM)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -65,7 +65,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
-    """Leave the reason why there is no result, and let the node that caused it do so too."""
+    """Write down why there is no result, and give the node that caused it time to do the same."""
     own_rank = error.failure.rank if rank is None else rank
     failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
@@ -78,19 +78,19 @@ def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | Non
 
 
 class _State(Enum):
-    """The state of a command; if several apply, the first counts."""
+    """The state of a command; if several apply, the first in this order counts."""
 
     ENOUGH = auto()
-    """The lines of the command fill enough windows."""
+    """The output on this node fills enough windows."""
     ENOUGH_ELSEWHERE = auto()
-    """The lines on another node do."""
+    """The output on another node fills enough windows."""
     ENDED = auto()
     LATE = auto()
     RUNNING = auto()
 
 
 class _Watch:
-    """One command from its start to the state that ends its measurement."""
+    """Watches one command from the start to the state that ends the measurement."""
 
     def __init__(self, request: RunRequest, directory: RunDirectory, rank: int | None) -> None:
         self._request, self._directory, self._rank = request, directory, rank
@@ -102,10 +102,10 @@ class _Watch:
         self._started_s = time.monotonic()
         self._processes = start_command(request, directory, rank, self._output)
         self._codes: list[int | None] = []
-        """The exit codes of the processes; None while one runs."""
+        """Exit codes of the processes; None for a process that is still running."""
 
     def measure(self) -> None:
-        """Watch the command until its state is another than RUNNING; CommandError if it failed."""
+        """Watch the command while it is RUNNING, then write the outcome or raise CommandError."""
         reader, directory = self._reader, self._directory
         while (state := self._next_state()) is _State.RUNNING:
             windows = reader.windows
@@ -134,7 +134,7 @@ class _Watch:
             write_atomically(directory.enough, f"rank {self._rank}")
 
     def _next_state(self) -> _State:
-        """Read lines for a moment, validate them, and check the processes."""
+        """Read and validate lines for a moment, check the processes, and return the new state."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -164,9 +164,9 @@ class _Watch:
         return _State.LATE if is_late else _State.RUNNING
 
     def _validate_rank_count(self) -> None:
-        """Raise CommandError if the command started another number of ranks than was asked for.
+        """Raise CommandError if the command started a different number of ranks than requested.
 
-        Processes that do not show how many ranks there are pass.
+        The check passes if the processes do not show how many ranks there are.
         """
         command, gpus, on_gpu = self._request.command, self._request.gpus, self._request.devices
         assert command is not None
@@ -190,7 +190,7 @@ class _Watch:
         )
 
     def _explain_end(self) -> None:
-        """Raise CommandError for a command that ended too early, unless another node has enough."""
+        """Raise CommandError if the command ended early, unless another node has enough windows."""
         failed = {f"rank {number}": code for number, code in enumerate(self._codes) if code}
         code = next(iter(failed.values()), 0)
         if len(self._codes) == 1:
@@ -216,7 +216,7 @@ class _Watch:
             )
 
     def _failed_end(self, code: int, words: LastWords) -> CommandError:
-        """The error of a command, or of the rank that ended it, with an exit code other than 0."""
+        """Return the error for a non-zero exit code of a command or of the rank that ended it."""
         kind: FailureKind = "raised"
         who, place = words.source, f" as {self._place}" if self._place else ""
         if words.exception is not None:

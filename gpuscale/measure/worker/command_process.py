@@ -17,15 +17,15 @@ from gpuscale.records import Failure, RunRequest
 from gpuscale.workload.command_case import filled
 
 RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""The number of ranks as torchrun, DeepSpeed, Open MPI and MPICH pass it to each of them."""
+"""Variables in which torchrun, DeepSpeed, Open MPI and MPICH pass the number of ranks."""
 _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
-"""A script in place of Python, which redirects the output of a rank into its own pipes."""
+"""Script that torchrun starts in place of Python; it redirects a rank's output to pipes."""
 
 
 def start_command(
     request: RunRequest, directory: RunDirectory, rank: int | None, output: Output
 ) -> list[subprocess.Popen[bytes]]:
-    """Start the command once, or once a rank for `--launch torchrun`, and listen to its output."""
+    """Start the command once, or once per rank for `--launch torchrun`, and read the output."""
     command = request.command
     assert command is not None
     variables = {**os.environ, **_device_variables(request.devices)}
@@ -104,7 +104,7 @@ def _prepare() -> None:
 
 
 def _device_variables(devices: Sequence[int]) -> dict[str, str]:
-    """Variables that show a command its devices only; none at all for CPU ranks."""
+    """Return variables that make only the given devices visible to a command."""
     variables = {}
     # On AMD's GPUs HIP's variable takes precedence over CUDA's.
     hip = ["HIP_VISIBLE_DEVICES"] if os.environ.get("HIP_VISIBLE_DEVICES") else []
@@ -116,7 +116,7 @@ def _device_variables(devices: Sequence[int]) -> dict[str, str]:
 
 
 def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
-    """Listen to named pipes for each rank that torchrun may start on this node."""
+    """Create and listen to named pipes for each rank that torchrun may start on this node."""
     python = shutil.copyfile(_RANK_PYTHON, folder / "python")
     python.chmod(0o755)
     for number in range(ranks):
@@ -134,7 +134,7 @@ def _free_port() -> int:
 
 
 def rank_counts() -> set[int]:
-    """Numbers of ranks in the environments of this process's descendants, unless inherited."""
+    """Return the numbers of ranks given in the environments of descendants, unless inherited."""
     counts = set[int]()
     for process in descendants():
         # It may have ended, or belong to another user.

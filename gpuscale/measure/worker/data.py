@@ -1,4 +1,4 @@
-"""Endless batches, from a pool that is made once or through a DataLoader."""
+"""Endless batches, from a pool that is made once or from a DataLoader."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import Size, TrainingCase
 
 Batch = Any
-"""Inputs and targets, or a dict of both, however nested."""
+"""Inputs and targets, or a dict that contains both, in any nesting."""
 
 # The number of generated samples, which all indices share: at ImageNet's size the generator would
 # otherwise dominate the measurement.
@@ -31,9 +31,9 @@ _SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic replacement for a case's data: its first samples, over and over.
+    """A deterministic replacement for a case's data: the first generated samples, over and over.
 
-    Inputs pass through the transforms of the case each time, as those of a file would.
+    The case's transforms are applied each time, as they would be to samples read from a file.
     """
 
     def __init__(self, case: TrainingCase, size: Size) -> None:
@@ -50,7 +50,7 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
-    """A batch of the first and the last class; batch norm rejects a batch of one sample."""
+    """Return a batch of two, the first and the last class; batch norm rejects a single sample."""
     indices = (0, min(case.classes, _POOL) - 1)
     made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
     return default_collate(made)
@@ -64,7 +64,7 @@ def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
 
 
 def validate_samples(samples: Sequence[Any], source: str) -> None:
-    """Raise a CaseError unless samples of `source`, a method of the case, form a batch."""
+    """Raise CaseError unless the samples form a batch; `source` is the method that made them."""
     try:
         default_collate(list(samples))
         problem = None
@@ -82,7 +82,7 @@ def validate_samples(samples: Sequence[Any], source: str) -> None:
 def on_device(
     batch: Batch, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Any, Any]:
-    """The inputs and targets of a batch on a device; only images take the memory format."""
+    """Move a batch to a device and return inputs and targets; only images get the memory format."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
@@ -97,16 +97,16 @@ class Batches(Protocol):
     """An endless iterator over one rank's share of the data."""
 
     epoch: int
-    """The number of epochs that have ended."""
+    """Number of completed epochs."""
 
     def __next__(self) -> Batch:
-        """The next batch, in host memory."""
+        """Return the next batch, in host memory."""
 
 
 class PooledBatches:
-    """Batches of synthetic samples, made once, so that no loader takes part in a step.
+    """Batches of synthetic samples, made once in advance, so that steps involve no loader.
 
-    Each rank has its own batches, and there is no end of an epoch, after which a batch is late.
+    Each rank has its own batches. Epochs never end, since the first batch of an epoch comes late.
     """
 
     epoch = 0
@@ -132,7 +132,7 @@ class PooledBatches:
 
 
 class LoadedBatches:
-    """Batches of a dataset through a DataLoader, epoch after epoch."""
+    """Batches that a DataLoader makes from a dataset, epoch after epoch."""
 
     def __init__(
         self,
@@ -182,9 +182,9 @@ class LoadedBatches:
 def validate_shared_memory(
     dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
 ) -> None:
-    """Raise a CaseError if `free_bytes` of shared memory do not hold the loaders' batches.
+    """Raise CaseError if `free_bytes` of shared memory cannot hold the loaders' batches.
 
-    Without this check, a loader process that runs out of it would be killed by SIGBUS.
+    Without this check, a loader process that runs out of shared memory would be killed by SIGBUS.
     """
     sample = default_collate([dataset[0]])
     batch_bytes = batch * sum(tensor.nbytes for tensor in tensors_in(sample))
@@ -206,7 +206,7 @@ def _end_with_rank(worker: int) -> None:
 def real_dataset(
     case: TrainingCase, request: RunRequest, size: Size, *, download: bool
 ) -> Dataset[Any]:
-    """The case's real data below `--data-root`; CaseError if they cannot be read."""
+    """Return the case's real data below `--data-root`; CaseError if they cannot be read."""
     root = Path(request.data_root or "")
     try:
         return case.real_dataset(root, size, download=download)
@@ -231,7 +231,7 @@ def training_batches(
     world_size: int,
     ranks_on_node: int = 1,
 ) -> Batches:
-    """The batches of one rank, from the source that its configuration names.
+    """Return the batches of one rank, from the data source that the configuration names.
 
     `world_size` is the number of ranks that share the samples of a step.
     """

@@ -1,4 +1,4 @@
-"""The process of a rank: it makes a run, or measures the overhead of measuring."""
+"""Entry points of a rank's process: make a run, or measure the overhead of measuring."""
 
 import contextlib
 import faulthandler
@@ -47,7 +47,7 @@ class RankFiles:
         self.stacks = directory.stacks(rank).open("w")
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Report how far the run is; only rank 0 does, for all ranks."""
+        """Report the progress of the run; only rank 0 does this, for all ranks."""
         if self.rank != 0:
             return
         if self._progress is None:
@@ -80,7 +80,7 @@ class RankFiles:
 
 
 def tells_of_peer(error: BaseException) -> bool:
-    """True if communication with another rank failed, which most likely ended before."""
+    """Return True if communication failed, most likely because another rank had ended."""
     text = str(error)
     # NCCL also takes memory on this rank's own GPU, from the rest that torch's allocator leaves.
     if OUT_OF_MEMORY.search(text):
@@ -89,7 +89,7 @@ def tells_of_peer(error: BaseException) -> bool:
 
 
 def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
-    """Work as a rank, and leave the outcome or the failure in the run's directory."""
+    """Do the work of a rank, and write the outcome or the failure to the run's directory."""
     die_with_parent()
     end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
@@ -113,14 +113,14 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Limit this process to this many more bytes of address space than it has now."""
+    """Limit the address space of this process to `limit_bytes` more than it uses now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most_bytes = pages * resource.getpagesize() + limit_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
-    """The training of a request, and the Unix time at which its process group was joined."""
+    """Return the training for a request, and the Unix time at which this rank joined the others."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -231,7 +231,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
 
 
 def bare_loop(training: Training, steps: int) -> None:
-    """Make steps in fp32 with the model and batches of a training, without any measurement."""
+    """Make fp32 steps with the model and batches of a training, without measuring anything."""
     case, model, optimizer = training.case, training.forward_model, training.optimizer
     device, memory_format = training.strategy.device, training.memory_format
     for _ in range(steps):
@@ -245,9 +245,9 @@ def bare_loop(training: Training, steps: int) -> None:
 
 
 def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
-    """Seconds from a common start until a bare loop has made its steps.
+    """Return the seconds from a common start until a bare loop has finished the steps.
 
-    It includes a barrier, as a window does, so that both are timed alike.
+    The time includes a barrier, like that of a window, so that both are timed alike.
     """
     training.synchronize()
     with paused(sampler_pid):
@@ -260,7 +260,7 @@ def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
 
 @contextlib.contextmanager
 def paused(pid: int | None) -> Iterator[None]:
-    """Stop a process while the context lasts."""
+    """Suspend a process while the context lasts."""
     if pid is None:
         yield
         return
@@ -272,6 +272,6 @@ def paused(pid: int | None) -> Iterator[None]:
 
 
 main = partial(_be_rank, work=_run)
-"""Makes the run of a directory's request, as the rank that the environment names."""
+"""Carry out the request in a run's directory, as the rank given by the environment."""
 compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
-"""Does the same for the directory's overhead plan."""
+"""Carry out the overhead plan in a run's directory, as the rank given by the environment."""

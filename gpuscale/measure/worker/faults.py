@@ -19,7 +19,7 @@ class Faults:
     def __init__(self, injections: Sequence[Injection], *, rank: int, device: torch.device) -> None:
         mine = [injection for injection in injections if injection.rank in (None, rank)]
         self.any_is_slow = any(injection.factor is not None for injection in injections)
-        """True if any rank is to be slow."""
+        """True if the injections slow down any rank."""
         self._data_s = sum(i.seconds or 0.0 for i in mine if i.kind == "data")
         self._slower_by = sum(i.factor - 1 for i in mine if i.factor is not None)
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
@@ -29,12 +29,12 @@ class Faults:
         self._delay_cycles, self._delay_s = 0, 0.0
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
-        """The seconds of the forward pass in each step."""
+        """Duration of the forward pass in each step, in seconds."""
         self._steps_per_forward: float | None = None
         self._steps = 0
 
     def know_pace(self, pace_s: float) -> None:
-        """Take the rank's own seconds per step, as the base of its slowdown."""
+        """Set the rank's own seconds per step, to which the injected slowdown is proportional."""
         if not self._slower_by:
             return
         # Late data are another fault, which slowness must not enlarge.
@@ -46,7 +46,7 @@ class Faults:
             self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
     def at_step(self) -> None:
-        """Hang or crash, if the step has come."""
+        """Hang or crash if an injection chose this step."""
         self._steps += 1
         if self._slower_by and self._steps_per_forward is None:
             self._forward_times_s.append(0.0)
@@ -58,12 +58,12 @@ class Faults:
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def in_data(self) -> None:
-        """Delay the batch."""
+        """Delay the loading of a batch."""
         if self._data_s:
             self._data_pause.lengthen(self._data_s)
 
     def begin_forward(self, share: float = 1.0) -> None:
-        """On a GPU, delay a share of a step; on a CPU, start to time the forward pass."""
+        """On a GPU, delay this share of a step; on a CPU, start to time the forward pass."""
         if self._delay_cycles:
             # torch's own tests keep a stream busy in this way; there is no public function.
             torch.cuda._sleep(int(self._delay_cycles * share))
@@ -73,7 +73,7 @@ class Faults:
             self._forward_began_s = time.perf_counter()
 
     def end_forward(self) -> None:
-        """On a CPU, delay the computation."""
+        """On a CPU, inject a delay in proportion to the forward pass."""
         # In proportion to this forward pass: other load on the machine changes the length of steps,
         # and the rank must be slower by its factor all the same.
         if not self._slower_by or self._device.type == "cuda":
@@ -86,13 +86,13 @@ class Faults:
 
 
 class Pause:
-    """Pauses of the right total length, although each sleep takes longer than asked for."""
+    """Sleeps whose total length is right, although each sleep takes longer than requested."""
 
     def __init__(self) -> None:
         self._owed_s = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Sleep for all seconds that were asked for and have not been slept yet."""
+        """Sleep for the given seconds, less the excess of earlier sleeps."""
         self._owed_s += seconds
         if self._owed_s > 0:
             began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Find which process ended a command, and why, by the last lines of each of its processes."""
+"""Find out which process ended a command, and why, from the last lines of each process."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -14,19 +14,19 @@ from gpuscale.base.host import FAULT_SIGNALS
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 
 KEPT_LINES = 500
-"""The number of last lines of each process that are searched."""
+"""How many of the last lines of each process are searched."""
 SHOWN_LINES = 20
 _MOST_SHOWN_LINES = 100
-"""The most lines that are shown of a long traceback."""
+"""Maximum number of lines shown of a long traceback."""
 
 
 class LastWords(NamedTuple):
-    """The end of one process of a command."""
+    """How one process of a command ended."""
 
     source: str
-    """`rank 1`, or the command itself."""
+    """Name of the process: a rank such as `rank 1`, or the command itself."""
     exception: str | None
-    """The last line of its traceback; None without one."""
+    """The last line of the process's traceback; None if there is no traceback."""
     exit_code: int | None
     """The exit code; None if unknown."""
     lines: tuple[str, ...]
@@ -42,10 +42,10 @@ class _Traceback(NamedTuple):
 def last_words(
     lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
 ) -> LastWords | None:
-    """Find the process that ended a command; None if no line and no exit code shows an end.
+    """Find the process that ended a command; None if neither lines nor exit codes show an end.
 
-    `exit_codes` are those of processes that gpuscale started itself; without any, those in
-    torchrun's summary are taken. A process that only lost its peer is not the cause.
+    `exit_codes` are those of processes that gpuscale started; if empty, the exit codes in
+    torchrun's summary are used. A process that only lost a peer is not taken as the cause.
     """
     codes = dict(exit_codes) or _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
     raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
@@ -80,7 +80,7 @@ def last_words(
 
 
 def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
-    """Exit codes by rank in torchrun's last summary, the rank that failed first at the end."""
+    """Return the exit codes in torchrun's summary by rank, with the first to fail at the end."""
     codes: dict[str, int] = {}
     for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)
@@ -89,7 +89,7 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
-    """The last traceback of a process, preferably one that is not about a lost peer."""
+    """Return the last traceback of a process, preferably a traceback not due to a lost peer."""
     last, begin = dict[bool, _Traceback](), None
     for number, line in enumerate(lines):
         if TRACEBACK.match(line.text):

@@ -1,4 +1,4 @@
-"""Read the lines of a command as they come: recognise their format, and turn steps into windows."""
+"""Read a command's output as it arrives: recognise the format, and turn steps into windows."""
 
 import math
 import statistics
@@ -18,16 +18,16 @@ from gpuscale.workload.log_formats.unread import UnreadLines
 
 FEWEST_WINDOWS = 10
 _STANDSTILL = 5
-"""A command hangs if its next step takes this many times the longest one so far."""
+"""A command hangs if the next step takes this many times as long as the longest step so far."""
 _MOST_STEPS = 10**9
-"""The most steps that the record of a run holds."""
+"""Maximum number of steps that the record of a run can hold."""
 _SAME_BATCH = 1.5
-"""The largest ratio of reported to measured samples/s that does not contradict the batch."""
+"""Factor by which reported and measured samples/s may differ without contradicting the batch."""
 _BY_SAMPLES = ("samples", "tokens")
 
 
 class CommandError(Exception):
-    """A command gave no result."""
+    """A command gave no result; the failure says why."""
 
     def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
         super().__init__(failure.message)
@@ -35,7 +35,7 @@ class CommandError(Exception):
 
 
 class LogReader:
-    """The lines of one command, and the windows that their steps make."""
+    """Reads the output lines of a command, and turns the steps in them into windows."""
 
     def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
         """`shared_pipe` is True if several ranks may print into one pipe."""
@@ -46,9 +46,9 @@ class LogReader:
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._lines: list[Line] = []
-        """All lines so far, while their format may still change."""
+        """All lines so far, kept while the recognised format may still change."""
         self._series: dict[str, Series] = {}
-        """The steps by the source of their lines."""
+        """The series of steps, keyed by the source of the lines."""
         self._samples: int | None = None
         self._format: LogFormat | None = None
         if command.log_format is not None:
@@ -58,7 +58,7 @@ class LogReader:
         self._is_settled = self._format is not None
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Read lines; raise CommandError for one after which no result can come."""
+        """Read lines; raise CommandError if a line makes a valid result impossible."""
         lines = [line._replace(text=plain(line.text)) for line in lines]
         self._latest.extend(line.text for line in lines)
         for line in lines:
@@ -76,7 +76,7 @@ class LogReader:
                 self._unread.take(*line)
 
     def _lines_to_read(self, new: list[Line]) -> list[Line]:
-        """The new lines; all so far if the new ones have changed the format."""
+        """Return the new lines, or all lines so far if the new lines change the known format."""
         if self._is_settled:
             return new
         for line in new:
@@ -114,7 +114,7 @@ class LogReader:
             series.interrupt()
 
     def _steps(self, counter: int, before: float) -> float:
-        """The number of steps that a counter stands for, after the number before it."""
+        """Convert a counter to a number of steps; `before` is the number at the previous line."""
         assert self._format is not None
         if self._format.counts in _BY_SAMPLES:
             ranks = 1 if self._format.of_all_ranks else self._request.gpus
@@ -123,7 +123,7 @@ class LogReader:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all GPUs; CommandError if neither lines nor options say it."""
+        """Samples per step over all GPUs; CommandError if neither lines nor options give them."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.tells_batch:
             expected = asked * gpus
@@ -147,15 +147,15 @@ class LogReader:
 
     @property
     def windows(self) -> Windows | None:
-        """The windows so far of the process that reported most steps; None during its warm-up."""
+        """The windows so far of the process that reported the most steps; None during warm-up."""
         series = self._leading()
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
-        """The windows for the launcher; CommandError if they cannot be trusted.
+        """Return the outcome for the launcher; CommandError if the windows cannot be trusted.
 
-        `started_s` is the start of the command by the monotonic clock, and `clock_s` how many
-        seconds that clock is behind Unix time.
+        `started_s` is when the command started, by the monotonic clock; Unix time is `clock_s`
+        seconds ahead of that clock.
         """
         series = self._leading()
         assert series is not None
@@ -188,10 +188,10 @@ class LogReader:
     def _reported_step_s(
         self, series: Series, spans: Sequence[tuple[float, float]], step_s: float
     ) -> float | None:
-        """The median seconds per step that the lines of these windows report themselves.
+        """Return the median seconds per step that the command itself reports in these windows.
 
-        None if they report nothing, or an average since the start, which includes the warm-up.
-        CommandError if they report samples/s that contradict the batch and the measured time.
+        Returns None if it reports nothing or an average since the start, which includes the
+        warm-up. Raises CommandError if reported samples/s contradict the batch and measured time.
         """
         figure, reads = series.median_figure(spans[0][0], spans[-1][1]), self._format
         assert reads is not None
@@ -215,7 +215,7 @@ class LogReader:
         return batch / reported_per_s
 
     def told_so_far(self) -> str:
-        """The steps that an unfinished command has reported, and the remedy."""
+        """Describe the steps that an unfinished command has reported, and the remedy."""
         series = self._leading()
         if series is None:
             return self._unread_so_far()
@@ -240,10 +240,10 @@ class LogReader:
         return next((text.strip() for text in reversed(self._latest) if text.strip()), "")
 
     def validate_lines(self, rank: int, *, is_late: bool) -> None:
-        """Raise CommandError if the lines of rank 0 count something that no known format reads.
+        """Raise CommandError if rank 0 prints counters in a format that gpuscale does not know.
 
-        Before the command is late, only lines that surely come from training count, and only if
-        the user has not named their format. Other ranks may print anything.
+        Before the command is late, this applies only to lines that surely come from training, and
+        only if the user has not specified the format. Other ranks may print anything.
         """
         counting = None if rank or self.has_steps else self._unread.counting
         is_sure = counting is not None and counting.of_training and not self._is_settled
@@ -251,7 +251,7 @@ class LogReader:
             raise self.failed(self._unread_so_far(), "unread")
 
     def standstill(self, now_s: float) -> str | None:
-        """A message about a hang; None before the second step, or if the latest is recent."""
+        """Return a message if the command hangs; None otherwise, or before the second step."""
         series = self._leading()
         moments = [] if series is None else [p.at_s for points in series.stretches for p in points]
         longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
@@ -264,7 +264,7 @@ class LogReader:
 
     @property
     def has_heard_ranks(self) -> bool:
-        """True if lines came from ranks that a starter such as torchrun made."""
+        """True if lines have come from ranks that a starter such as torchrun created."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -273,7 +273,7 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        """The first of the series with most steps, since all ranks may print the same steps."""
+        """Return the first series with the most steps, since all ranks may print the same steps."""
         told = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
@@ -281,7 +281,7 @@ class LogReader:
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """The end of the process that ended the command; exit codes are by source of lines."""
+        """Return how the process that ended the command ended; exit codes are keyed by source."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 
@@ -292,7 +292,7 @@ class LogReader:
         lines: Sequence[str] = (),
         rank: int | None = None,
     ) -> CommandError:
-        """The error with this message and these lines, by default the last ones of the output."""
+        """Return an error with a message and with lines, by default the last lines of output."""
         series, detail = self._leading(), "\n".join(lines or self._latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)

@@ -13,50 +13,50 @@ _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5
 _PACE_STEPS = 3
 _EVENT_S = 20e-6 / 7
-"""Host time of a CUDA event; a step of one batch has seven between its phases."""
+"""Host time to record one CUDA event; seven events mark the phases of a step of one batch."""
 _SHARE_FOR_MARKS = 0.005
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
-"""Tolerance of a division that is meant to come out even."""
+"""Tolerance for rounding errors in a division whose result should be a whole number."""
 
 Report = Callable[[str, int, int], None]
-"""Takes the name of a stage, how much of it is done, and its total."""
+"""Function that reports progress: the name of a stage, the amount done, and the total."""
 
 
 class Stepper(Protocol):
-    """The subject of a measurement, which makes steps and can wait for its device."""
+    """A training to be measured, which makes steps and can wait for the device."""
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Make one step; it may return before the device is done."""
+        """Make one step; the call may return before the device is done."""
 
     def synchronize(self) -> None:
         """Return once the device is done."""
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start the phases of a window, marked in one of every `marked_every` steps."""
+        """Start to time the phases of a window, in one of every `marked_every` steps."""
 
     def phases(self) -> Phases:
-        """The phases since `begin_window`, in seconds."""
+        """Return the seconds spent in each phase since `begin_window`."""
 
     @property
     def events_per_step(self) -> int:
         """The number of events that mark the phases of a step."""
 
     def remember(self) -> None:
-        """Prepare for steps that are not synchronised."""
+        """Save the state that `realign` restores, before steps without synchronisation."""
 
     def realign(self) -> None:
-        """Undo what steps without synchronisation did to the ranks' agreement."""
+        """Bring all ranks back into agreement after steps without synchronisation."""
 
 
 class Peers(Protocol):
-    """The other ranks, with which a measurement must agree."""
+    """The other ranks of a run, with which a measurement is coordinated."""
 
     def barrier(self) -> None:
         """Return once every rank has reached this point."""
 
     def largest(self, value: float) -> float:
-        """The largest of all ranks' values, the same on every rank."""
+        """Return the largest of all ranks' values, which is the same on every rank."""
 
 
 def measure(
@@ -68,11 +68,11 @@ def measure(
     pausing: bool,
     loaders: int = 0,
 ) -> Measurement:
-    """Warm up and time windows; every rank makes the same steps.
+    """Warm up and time windows; every rank makes the same number of steps.
 
-    The length of a window follows from the slowest rank's pace in warm-up, so all ranks agree on
-    it. With `pausing`, windows without gradient synchronisation come in between. `loaders` is the
-    number of loader processes per rank.
+    The slowest rank's pace during the warm-up determines the length of a window, so that all ranks
+    agree. With `pausing`, there are also windows without gradient synchronisation. `loaders` is
+    the number of loader processes per rank.
     """
     started = time.perf_counter()
     step_time_s, warmup_steps = warm_up(training, peers, timing, report)
@@ -105,7 +105,7 @@ def measure(
 
 
 def own_pace_s(training: Stepper, peers: Peers) -> float:
-    """Seconds per step of this rank alone, before the measurement."""
+    """Measure the seconds per step of this rank alone, without synchronisation."""
     timed_window(training, peers, 1)
     training.remember()
     # Several steps each: a single step would include all of its kernel launches.
@@ -117,21 +117,21 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
 
 
 def steps_per_mark(step_time_s: float, events: int) -> int:
-    """The steps per marked step, such that marks take at most 0.5% of the time."""
+    """Return N such that marking one of every N steps takes at most 0.5% of the time."""
     return max(1, math.ceil(events * _EVENT_S / (_SHARE_FOR_MARKS * step_time_s) - _ROUNDING))
 
 
 def window_plan(
     step_time_s: float, timing: TimingPlan, *, pausing: bool, loaders: int = 0
 ) -> tuple[int, int]:
-    """Steps per window and number of synchronised windows for a pace.
+    """Return the steps per window and the number of synchronised windows for a given pace.
 
-    Windows are as long as the plan aims at, or shorter if the run's budget does not hold ten of
-    them. If a single step is longer than that, there are ten windows of one step, whatever they
-    take. Windows without synchronisation count against the same budget.
+    Windows are as long as the timing plan requests, or shorter if ten of them would exceed the time
+    budget of the run. If ten single steps exceed it, there are ten windows of one step regardless.
+    Windows without synchronisation count against the same budget.
 
-    Loader processes start together and take equally long, so their batches come in bursts. A window
-    holds whole bursts; otherwise some windows would meet a burst and others the wait for one.
+    Loader processes start together and take equally long, so batches arrive in bursts. A window
+    holds whole bursts; otherwise some windows would contain a burst and others only a wait.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     fewest = min(_FEWEST_WINDOWS, timing.windows)
@@ -147,16 +147,16 @@ def window_plan(
 
 
 def _all_windows(synced: int, *, pausing: bool) -> int:
-    """The number of synchronised windows and of those that come between them."""
+    """Return the total number of windows, including those without synchronisation."""
     return synced + (synced + 1) // _SYNCED_PER_UNSYNCED if pausing else synced
 
 
 def warm_up(
     training: Stepper, peers: Peers, timing: TimingPlan, report: Report
 ) -> tuple[float, int]:
-    """Make steps until both limits of the plan have passed.
+    """Make steps until both the steps and the seconds of the plan's warm-up have passed.
 
-    Returns the seconds per step of the last stretch, the same on every rank, and all steps made.
+    Returns the seconds per step at the end, the same on every rank, and the number of steps made.
     """
     report("first step", 0, 1)
     # Loading kernels, autotuning and the first all-reduce can take seconds. They do not count, or a
@@ -184,7 +184,7 @@ def timed_window(
     synchronized: bool = True,
     marked_every: int = 1,
 ) -> RankWindow:
-    """Time one window of steps, from a barrier to this rank's synchronisation."""
+    """Time one window of steps, from a barrier until this rank's device is done."""
     training.synchronize()
     peers.barrier()
     # After the barrier: telemetry during the wait for other ranks is no part of the window.

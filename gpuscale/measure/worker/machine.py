@@ -1,6 +1,6 @@
 """Describe the machine as a rank sees it: its GPUs, libraries and settings.
 
-CUDA is initialised here, and so in a process of its own.
+This initialises CUDA, so it needs a separate process.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ from gpuscale.measure.schedulers import scheduler_of_job
 from gpuscale.records import Environment, GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last for jobs without any."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last in jobs without GPUs."""
 _FIRST_OF_CUDA_13 = (7, 5)
-"""The least capability that default builds of torch serve from 2.11 on; those for CUDA 12.6, which
-serve older ones, end with 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
+"""Lowest compute capability that default builds of torch support from 2.11 on. Builds for CUDA 12.6
+support older GPUs, but end with torch 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
 _AMD_FAMILIES = {
     "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
     "gfx9-4-generic": ("gfx94", "gfx950"),
 }
-"""First letters of the processors that run a generic build, unless they are those of its name."""
+"""Prefixes of the processors that run a generic build, if the build's name does not give them."""
 
 
 def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`.
 
-    If its GPUs cannot be used, the reason goes into the file with the suffix `.refusal`.
+    If the GPUs cannot be used, the reason is written to a file with the suffix `.refusal` instead.
     """
     die_with_parent()
     end_at_interrupt()
@@ -133,7 +133,7 @@ def _gpus() -> tuple[GpuDevice, ...]:
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """The fields of each GPU that NVML reports and CUDA does not, by its UUID in CUDA's form."""
+    """Return the fields of each GPU that only NVML reports, keyed by the UUID in CUDA's form."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
         for number, handle in all_handles():
@@ -148,7 +148,7 @@ def known_to_driver() -> dict[str, dict[str, Any]]:
 
 
 def _limits(handle: Any) -> dict[str, float]:
-    """The limits of power and clocks that NVML reports for a GPU."""
+    """Return the power and clock limits that NVML reports for a GPU."""
     found = {}
     for name, call, constants, divisor in (
         ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", (), 1000),
@@ -161,7 +161,7 @@ def _limits(handle: Any) -> dict[str, float]:
 
 
 def _gpus_of_driver() -> int:
-    """The number of this job's GPUs by NVML; 0 without a driver, or if they are hidden."""
+    """Return the number of this job's GPUs according to NVML; 0 if none is visible."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         return 0
     with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
@@ -181,7 +181,7 @@ def _why_no_cuda() -> str:
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
-    """Raise a GpuscaleError if torch has no kernels for a GPU; else its first kernel would fail.
+    """Raise GpuscaleError if torch has no kernels for a GPU, before a first kernel would fail.
 
     `gpu` comes from `torch.cuda.get_device_properties()`, and `built_for` from
     `torch.cuda.get_arch_list()`.
@@ -210,7 +210,7 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """True if `sm_80` (8.0 and 8.6) or `compute_80` (from 8.0) has kernels for this capability."""
+    """True if an architecture such as `sm_80` or `compute_80` has kernels for this capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
         # For example sm_90a, which runs on 9.0 alone and comes with an sm_90.
@@ -222,10 +222,10 @@ def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
 
 
 def _runs_on_amd(architecture: str, target: str) -> bool:
-    """True if `gfx90a`, `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
+    """True if a build such as `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
 
-    The target carries its features: `gfx90a:sramecc+:xnack-`. A build runs with either setting of
-    a feature that it does not name (LLVM's User Guide for AMDGPU, "Target ID").
+    The target includes features, as in `gfx90a:sramecc+:xnack-`. A build that does not name a
+    feature runs with either setting of it (LLVM's User Guide for AMDGPU, "Target ID").
     """
     built_for, *wanted = architecture.split(":")
     processor, *features = target.split(":")

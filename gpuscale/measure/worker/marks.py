@@ -26,22 +26,22 @@ class Point(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """The windows of the lines so far."""
+    """The windows found in the lines so far."""
 
     warmup_steps: int
     warmup_s: float
     steps: int
     """Steps per window."""
     wanted: int
-    """The number of windows that the plan wants."""
+    """Number of windows that the timing plan requests."""
     spans: list[tuple[float, float]]
-    """Begin and end of each window, in order."""
+    """Start and end of each window, in order."""
 
 
 class Series:
-    """The steps in the lines of one process, in stretches.
+    """The steps that one process has reported, divided into stretches.
 
-    A stretch lies in one epoch, without a validation or another loop in between.
+    A stretch lies in one epoch and is not interrupted by a validation or another loop.
     """
 
     def __init__(self, *, shared: bool) -> None:
@@ -49,12 +49,12 @@ class Series:
         self._loops: dict[int | None, list[list[Point]]] = {}
         self._latest: deque[float] = deque(maxlen=2 if shared else 1)
         self.figures: list[tuple[float, float]] = []
-        """The moment and the figure of each line that reports one, in the format's unit."""
+        """Arrival time and reported speed of each line with a speed, in the unit of the format."""
         self._place: tuple[int | None, int | None] | None = None
-        """The loop and the epoch of the latest step; None if the next step begins a stretch."""
+        """The loop and the epoch of the latest step; None if the next step begins a new stretch."""
 
     def add(self, mark: Mark, step: float, at_s: float) -> None:
-        """Add a step."""
+        """Add a step to the latest stretch or, after an interruption, to a new stretch."""
         place = (mark.total_steps, mark.epoch)
         if place == self._place and step in self._latest:
             return
@@ -67,7 +67,7 @@ class Series:
         self._latest.append(step)
 
     def median_figure(self, begin_s: float, end_s: float) -> float | None:
-        """The median of the figures between two moments; None with too few of them."""
+        """Return the median speed reported between two moments; None if too few lines report it."""
         figures = [
             figure
             for at_s, figure in self.figures
@@ -81,12 +81,12 @@ class Series:
 
     @property
     def latest(self) -> float:
-        """The latest step; 0 before the first."""
+        """The latest step; 0 before the first step."""
         return self._latest[-1] if self._latest else 0
 
     @property
     def stretches(self) -> list[list[Point]]:
-        """The stretches of the longest loop; others validate, or load data."""
+        """The stretches of the longest loop; other loops validate or load data."""
 
         def seconds(stretches: Sequence[Sequence[Point]]) -> float:
             return sum(points[-1].at_s - points[0].at_s for points in stretches)
@@ -95,12 +95,12 @@ class Series:
 
 
 def count_of(stretches: Sequence[Sequence[Point]]) -> int:
-    """The number of points in all stretches."""
+    """Return the number of points in all stretches."""
     return sum(map(len, stretches))
 
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
-    """The windows of these points; None before the end of the warm-up."""
+    """Return the windows that these points make; None before the end of the warm-up."""
     if not stretches:
         return None
     left, warmup_steps, warmup_s = _after_warmup(stretches, timing)
@@ -122,7 +122,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float]:
-    """The points after the warm-up, and the steps and seconds of the warm-up."""
+    """Return the points after the warm-up, and the steps and seconds of the warm-up."""
     first_s, before = stretches[0][0].at_s, 0.0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -134,9 +134,9 @@ def _after_warmup(
 
 
 def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]]:
-    """Begin and end of each group of `steps` steps.
+    """Yield the start and end of each group of `steps` steps.
 
-    If no line comes at the end of a group, its moment is interpolated, as between the updates of a
+    If no line arrives at the end of a group, that moment is interpolated, as between updates of a
     progress bar. Of lines that were read at once, as after a wait for a core, only the last counts.
     """
     stretch = [
@@ -153,9 +153,9 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 
 
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
-    """True if lines came in groups with pauses in between, so that their moments mean nothing.
+    """Return True if lines arrived in bursts, so that their arrival times mean nothing.
 
-    Lines of steps that really are that fast come all the time, without pauses.
+    If steps really were that fast, their lines would arrive continuously, without pauses.
     """
     moments = [point.at_s for stretch in stretches for point in stretch]
     bursts: list[list[float]] = []

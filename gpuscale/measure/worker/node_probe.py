@@ -1,4 +1,4 @@
-"""Probe the nodes of a job: how fast each computes, and how fast each pair communicates."""
+"""Probe the nodes of a job: how fast does each node compute, and each pair communicate?"""
 
 import os
 import socket
@@ -24,7 +24,7 @@ _FLOAT_BYTES = 4
 
 
 def probe(directory: str) -> None:
-    """Probe this node, as one rank of the directory's NodeProbeRequest."""
+    """Probe this node, as one of the ranks that carry out the request in the directory."""
     die_with_parent()
     run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
@@ -48,7 +48,7 @@ def probe(directory: str) -> None:
 
 
 def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Every pair of nodes once, in rounds without two pairs of one node (the circle method)."""
+    """Arrange all pairs of nodes in rounds in which no node occurs twice (the circle method)."""
     places = [*range(nodes), *([-1] if nodes % 2 else [])]
     table = []
     for _ in range(len(places) - 1):
@@ -104,6 +104,6 @@ def _send_times(
 
 
 def _shortest(work: Callable[[], None], times: int) -> float:
-    """Seconds of the quickest of several times, after a first one that does not count."""
+    """Return the seconds of the fastest of several repetitions, after one that does not count."""
     work()
     return min(timeit.repeat(work, number=1, repeat=times))

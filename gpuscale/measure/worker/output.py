@@ -13,7 +13,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 
 
 COMMAND_SOURCE = "the command"
-"""The source of lines of the command itself, and of all ranks without a pipe of their own."""
+"""Source of lines printed by the command itself, or by ranks that do not have separate pipes."""
 
 
 class Line(NamedTuple):
@@ -23,22 +23,22 @@ class Line(NamedTuple):
     """The process that printed it, such as `rank 0`."""
     text: str
     arrived_s: float
-    """When its last character came, by `time.monotonic`; its line break may have come later."""
+    """When the last character before the line break arrived, by `time.monotonic`."""
 
 
 class Output:
-    """Pipes that are read as soon as they have data."""
+    """Reads several pipes as soon as they have data."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def listen(self, descriptor: int, source: str) -> None:
-        """Read from this end of a pipe as well."""
+        """Start to read from this end of a pipe, too."""
         os.set_blocking(descriptor, False)
         self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
 
     def lines(self, patience_s: float) -> list[Line]:
-        """The lines that ended since the last call; waits at most `patience_s` for data."""
+        """Return the lines completed since the last call; wait at most `patience_s` for data."""
         found: list[Line] = []
         for key, _ in self._selector.select(patience_s if self._selector.get_map() else 0):
             now_s = time.monotonic()
@@ -57,7 +57,7 @@ class _Pipe:
         self._arrived_s = 0.0
 
     def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
-        """The lines that this part of the output completes; an empty part completes the last."""
+        """Yield the lines that a piece of output completes; an empty piece ends the last line."""
         *ended, rest = _LINE_END.split(text) if text else (b"", b"")
         for part in ended:
             arrived_s = now_s if part else self._arrived_s

@@ -11,7 +11,7 @@ from gpuscale.records import Phases
 
 
 class Phase(IntEnum):
-    """A rank's work between two marks, in the order of the fields of `Phases`."""
+    """A part of a rank's step, ended by a mark; in the order of the fields of `Phases`."""
 
     DATA = 0
     H2D = 1
@@ -22,21 +22,21 @@ class Phase(IntEnum):
 
 
 class PhaseClock:
-    """Times the phases of a window, in all of its steps or in one of several."""
+    """Times the phases of a window, in all steps or only in one of every few steps."""
 
     def __init__(self) -> None:
         self.begin(1)
 
     def begin(self, marked_every: int) -> None:
-        """Start a window whose first step is marked, and each `marked_every`-th after it."""
+        """Start a window; mark the first step and then one of every `marked_every` steps."""
         self._marked_every = marked_every
         self._steps = self._marked_steps = 0
         self._is_marking = False
         self._marks: list[tuple[Any, Phase | None]] = []
-        """Moments, with the phase that ends there; None if none does."""
+        """Moments, each with the phase that ends then; None at the beginning of a step."""
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Begin a step, marked or not."""
         was_marking, self._is_marking = self._is_marking, self._steps % self._marked_every == 0
         self._steps += 1
         self._marked_steps += self._is_marking
@@ -45,18 +45,18 @@ class PhaseClock:
             self._marks.append((self._now(), None))
 
     def mark(self, phase: Phase) -> None:
-        """Count the time since the last mark as this phase."""
+        """Count the time since the last mark towards this phase."""
         if self._is_marking:
             self._marks.append((self._now(), phase))
 
     @property
     def events_per_step(self) -> int:
-        """The number of marks of a marked step since `begin`, with the one at its start."""
+        """Number of marks per marked step since `begin`, including the mark at its start."""
         marks = sum(phase is not None for _, phase in self._marks)
         return 1 + round(marks / max(1, self._marked_steps))
 
     def phases(self) -> Phases:
-        """The phases since `begin`, in seconds, extrapolated from the marked steps to all."""
+        """Return the seconds spent in each phase since `begin`, extrapolated to all steps."""
         seconds = [0.0] * len(Phase)
         share = self._marked_steps / max(1, self._steps)
         for (earlier, _), (later, phase) in pairwise(self._marks):
@@ -72,7 +72,7 @@ class PhaseClock:
 
 
 class HostPhaseClock(PhaseClock):
-    """A clock for the CPU, where work is done when a call returns."""
+    """A clock for the CPU, where the work of a call is done when the call returns."""
 
     def _now(self) -> float:
         return time.perf_counter()
@@ -82,10 +82,10 @@ class HostPhaseClock(PhaseClock):
 
 
 class CudaPhaseClock(PhaseClock):
-    """A clock for CUDA: events on the current stream, read after the window, when all are passed.
+    """A clock for CUDA, which records events on the current stream and reads them after the window.
 
-    The device passes an event when it has done all work enqueued before it. If the host is late, as
-    with slow data, the device waits, and the wait lies between the same two events.
+    The device completes an event when it has done all work enqueued before. If the host is late, as
+    with slow data, the device waits, and the wait counts between the same two events.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -105,5 +105,5 @@ class CudaPhaseClock(PhaseClock):
 
 
 def phase_clock(device: torch.device) -> PhaseClock:
-    """The clock for steps on a device."""
+    """Return the clock for training steps on a device."""
     return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()

@@ -11,17 +11,17 @@ from gpuscale.base.errors import CaseError
 
 _AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_WITH_TF32 = (8, 0)
-"""The first compute capability with TF32, and with bf16 in hardware."""
+"""First compute capability with TF32 and with bf16 in hardware."""
 
 
 def autocast_for(precision: str | None, device_type: str) -> AbstractContextManager[object]:
-    """The context of a forward pass in this precision."""
+    """Return the context for a forward pass in this precision."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 def set_fp32_mode(precision: str | None) -> None:
-    """Let fp32 be fp32, whatever a case has allowed: by default torch has TF32 in convolutions."""
+    """Allow TF32 only in precision `tf32`, whatever torch's defaults or the case have allowed."""
     # torch 2.9 added newer settings. What they say of all backends, or of all of cuDNN, takes
     # precedence over the older setting of convolutions.
     places: Any = torch.backends
@@ -35,7 +35,7 @@ def set_fp32_mode(precision: str | None) -> None:
 
 
 def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
-    """Raise a CaseError if the devices would compute in another precision."""
+    """Raise CaseError if the devices would compute in a different precision."""
     if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         raise CaseError(
             "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
@@ -52,16 +52,16 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
-    """A model that enters autocast by itself; the same model in a precision without autocast."""
+    """Make a model enter autocast by itself, if the precision needs autocast."""
     dtype = _AUTOCAST.get(precision)
     return model if dtype is None else _Autocasting(model, device_type, dtype)
 
 
 class _Autocasting(torch.nn.Module):
-    """A model that enters autocast on whichever thread it is called.
+    """A model that enters autocast on whichever thread calls it.
 
-    DataParallel calls its replicas on threads of their own and tells them that autocast is on, but
-    not in which format: bf16 would become fp16, without a loss scaler.
+    DataParallel calls each replica on a separate thread and turns autocast on there, but does not
+    pass on the format: bf16 would become fp16, without a loss scaler.
     """
 
     def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Import what all ranks need and what is slow, for the processes that are forked from this one."""
+"""Import slow modules that all ranks need, before ranks are forked from this process."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""The tensors of a model, an optimiser or a nested batch: find, change, check and digest them."""
+"""Find, change, check and digest the tensors of a model, an optimiser or a nested batch."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of nested dicts, lists and tuples, in an order that all ranks share."""
+    """Yield the tensors in nested dicts, lists and tuples, in the same order on all ranks."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -21,7 +21,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The same nesting with changed tensors; any other value stays as it is."""
+    """Return the same nested structure with each tensor changed; other values stay as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -34,20 +34,20 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 
 
 def state_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Parameters, buffers and tensors of the optimiser's state, in an order that ranks share."""
+    """Return parameters, buffers and optimiser state tensors, in the same order on all ranks."""
     groups = optimizer.param_groups
     states = [optimizer.state.get(one, {}) for group in groups for one in group["params"]]
     return [*model.parameters(), *model.buffers(), *tensors_in(states)]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor, or all of it; it shares the tensor's memory."""
+    """Return this rank's shard of a tensor, or a whole unsharded tensor, without copying."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def not_finite(model: torch.nn.Module) -> str | None:
-    """The name of the first parameter with a NaN or infinity on this rank; None without any."""
+    """Return the name of the first parameter with a NaN or infinity on this rank, or None."""
     for name, parameter in model.named_parameters():
         # Parameters of other stages of a pipeline are on the meta device.
         if not parameter.is_meta and not torch.isfinite(local_part(parameter)).all():
@@ -56,9 +56,9 @@ def not_finite(model: torch.nn.Module) -> str | None:
 
 
 def parameter_digest(model: torch.nn.Module) -> str:
-    """SHA-256 over this rank's parts of all parameters in order, bit for bit.
+    """Return a SHA-256 digest of all parameters, bit for bit; of sharded ones, this rank's shards.
 
-    Buffers are left out: between two forward passes each rank has batch-norm statistics of its own.
+    Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The training of one rank, step by step, and what a strategy must offer to make it parallel."""
+"""The training of one rank, step by step, and the interface of strategies that parallelise it."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from gpuscale.workload.injections import parse_injection
 
 
 class Strategy(Peers, Protocol):
-    """One rank's view of a parallel training."""
+    """A strategy for parallel training, as seen by one rank."""
 
     rank: int
     local_rank: int
@@ -31,9 +31,9 @@ class Strategy(Peers, Protocol):
     devices: tuple[int, ...]
     """All CUDA devices that this process drives; empty on CPU."""
     can_pause: bool = True
-    """False if `unsynchronized` would not leave out all communication."""
+    """False if steps would still communicate inside `unsynchronized`."""
     training: "type[Training] | None" = None
-    """The class that makes its steps; None for `Training` itself."""
+    """The subclass of `Training` that makes the steps; None for `Training` itself."""
 
     @property
     def shares(self) -> int:
@@ -41,18 +41,18 @@ class Strategy(Peers, Protocol):
         return self.world_size
 
     def part_of(self, batch: Batch) -> Batch:
-        """The part of a batch that this rank needs."""
+        """Return the part of a batch that this rank needs."""
         return batch
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """The model on its device, made parallel with the options of its case."""
+        """Return the model on this rank's device, made parallel with the case's options."""
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does everything except synchronise gradients."""
         return nullcontext()
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which the gradients of a batch are added to those that this rank keeps."""
+        """A context in which this rank adds up gradients without exchanging them."""
         return nullcontext()
 
     def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
@@ -60,11 +60,11 @@ class Strategy(Peers, Protocol):
         return training.forward_backward(inputs, targets)
 
     def final_loss(self, loss: float) -> float:
-        """The loss of the last step, computed from this rank's own value."""
+        """Return the loss of the last step, given this rank's own loss."""
         return loss
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save the state that `realign` restores, before steps that are not synchronised."""
+        """Save the state that `realign` restores, before steps without synchronisation."""
         return
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -72,15 +72,16 @@ class Strategy(Peers, Protocol):
         return
 
     def verify(self, training: "Training") -> None:
-        """Raise an InvalidTrainingError unless the ranks trained together; called after training.
+        """Raise InvalidTrainingError unless the ranks trained together; called after training.
 
-        Strategies whose ranks keep whole copies need no check: their digests are compared.
+        If every rank has a copy of the model, nothing is checked here: the launcher compares
+        digests of the parameters.
         """
         return
 
 
 class Training:
-    """The training of one rank, step by step, with the marks and checks of a measurement."""
+    """The training of one rank, step by step, with timing marks and checks for a measurement."""
 
     def __init__(
         self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
@@ -115,10 +116,10 @@ class Training:
         self._losses_before_windows: list[tuple[int, list[torch.Tensor]]] = []
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Train on one batch, or on several whose gradients add up.
+        """Make one training step, on one batch or on several whose gradients are added up.
 
-        On CUDA it returns before the device is done. Without synchronisation the ranks drift
-        apart, until `realign`.
+        On CUDA the call returns before the device is done. Without synchronisation the parameters
+        of the ranks diverge until `realign` is called.
         """
         clock, faults, strategy = self.clock, self.faults, self.strategy
         clock.begin_step()
@@ -144,7 +145,7 @@ class Training:
         self._losses = losses
 
     def _next_batch(self) -> Batch:
-        """The next batch, in host memory."""
+        """Return the next batch, in host memory."""
         batch = self.strategy.part_of(next(self.batches))
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
@@ -156,7 +157,7 @@ class Training:
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
         """Compute the gradients of a batch through the whole model, and return the loss.
 
-        For a part of a step, `share` is its share in the loss of the step.
+        If the batch is only a part of a step, `share` is the weight of its loss in the step.
         """
         share /= self._accumulate
         self.faults.begin_forward(share)
@@ -172,13 +173,13 @@ class Training:
         return loss
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start the phases of a window, marked in one of every `marked_every` steps."""
+        """Start to time the phases of a window, in one of every `marked_every` steps."""
         # Checked later: reading a loss waits for the device.
         self._losses_before_windows.append((self._steps, self._losses))
         self.clock.begin(marked_every)
 
     def phases(self) -> Phases:
-        """The phases of the window, in seconds; call `synchronize` first."""
+        """Return the seconds spent in each phase of the window; call `synchronize` first."""
         return self.clock.phases()
 
     @property
@@ -187,13 +188,13 @@ class Training:
         return self.clock.events_per_step
 
     def realign(self) -> None:
-        """Bring all ranks back into agreement, after steps that were not synchronised."""
+        """Bring all ranks back into agreement after steps without synchronisation."""
         self.strategy.realign(self.model, self.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
         self._losses = []
 
     def remember(self) -> None:
-        """Save the state that `realign` restores, before such steps."""
+        """Validate and save the state that `realign` restores, before unsynchronised steps."""
         self.validate_finite()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)
@@ -204,11 +205,11 @@ class Training:
             torch.cuda.synchronize(device)
 
     def final_loss(self) -> float:
-        """The loss of the last step."""
+        """Return the loss of the last step."""
         return self.strategy.final_loss(_sum(self._losses))
 
     def validate_finite(self) -> None:
-        """Raise an InvalidTrainingError if a loss or parameter is not finite, with its step."""
+        """Raise InvalidTrainingError, naming the step, if a loss or parameter is not finite."""
         finite_at, found = 0, []
         for step, losses in (*self._losses_before_windows, (self._steps, self._losses)):
             if not math.isfinite(_sum(losses)):
@@ -233,5 +234,5 @@ def _validate_type(case: TrainingCase, method: str, made: object, kind: type) ->
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
-    """The loss of a step, from those of its batches."""
+    """Return the loss of a step, summed over its batches."""
     return math.fsum(float(loss.float().mean()) for loss in losses)

@@ -1,6 +1,6 @@
-"""Try cases before any is measured: does a batch, by its shapes, fit the model and the loss?
+"""Try cases before any is measured: check whether a batch has the right shapes for the model.
 
-Other failures are left to the run itself.
+The loss is checked too. All other failures are left to the run itself.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _MEMORY_BYTES = 2**32
 
 
 def main(folder: str, first: str, step: str) -> None:
-    """Leave the failure of each case that surely does not fit, in the directory of its request.
+    """Write a failure next to the request of each case whose shapes surely do not fit.
 
-    Every `step`-th request below the folder is tried, from the `first` on.
+    This process tries every `step`-th request below the folder, starting with number `first`.
     """
     die_with_parent()
     end_at_interrupt()
@@ -56,10 +56,10 @@ def main(folder: str, first: str, step: str) -> None:
 
 
 def misfit(case: TrainingCase, batch: int) -> str | None:
-    """The failure of a case with its size set at a batch of this many samples; None if it may fit.
+    """Return the error of a case with this batch size if the shapes do not fit, or else None.
 
-    A batch of two must fail too, so that the number of samples is not the reason, and a small model
-    must fail with real numbers: the meta device has its own code, and perhaps its own errors.
+    A batch of two must fail too, to rule out the number of samples as the reason. A small model
+    must also fail with real numbers: the meta device has its own code, and perhaps its own errors.
     """
     two = example_batch(case, case.size)
     with torch.device("meta"):
@@ -80,7 +80,7 @@ def misfit(case: TrainingCase, batch: int) -> str | None:
 
 
 def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: str) -> str | None:
-    """The error that shapes cause in a forward pass and the loss; None without one."""
+    """Return the error that shapes cause in a forward pass or the loss; None if there is none."""
     part = "model"
     try:
         with torch.device(device) as where:

@@ -25,7 +25,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_case(request: RunRequest) -> TrainingCase:
-    """Import the request's case and set its size; CaseError if its module has no such case."""
+    """Import the case of a request and set the size; CaseError if the module has no such case."""
     for path in reversed(request.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -43,7 +43,7 @@ def load_case(request: RunRequest) -> TrainingCase:
 
 
 def _load_module(name: str, file: Path) -> ModuleType:
-    """Import the module by its name if that leads to `file`, else straight from the file."""
+    """Import a module by name if the name leads to `file`, otherwise directly from the file."""
     try:
         module = importlib.import_module(name)
         if module.__file__ and Path(module.__file__).samefile(file):
@@ -61,13 +61,13 @@ def _load_module(name: str, file: Path) -> ModuleType:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """The innermost line of the user's code that an error passed, `test_mine.py:12`, if any."""
+    """Return the innermost line of user code in a traceback, as in `test_mine.py:12`, or None."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return as_place(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the first line of the user's code on; all of it without such a line."""
+    """Return the traceback from the first line of user code on, or all of it if there is none."""
     first: TracebackType | None = error.__traceback__
     while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
         first = first.tb_next

@@ -1,6 +1,6 @@
-"""The ways to make a case parallel, one file each; `gpuscale.base.strategies` names them all.
+"""The strategies for parallel training, one per file, as listed in `gpuscale.base.strategies`.
 
-Here are the two kinds of ranks that they build on: a single process, or one in a process group.
+This module has the two base classes: for a single process, and for ranks in a process group.
 """
 
 import os
@@ -15,11 +15,11 @@ from gpuscale.measure.worker.training import Strategy
 from gpuscale.records import RunRequest
 
 _NCCL_SHARES_GPUS = (2, 30)
-"""The first version that lets ranks share a GPU if `NCCL_MULTI_RANK_GPU_ENABLE` is 1."""
+"""First version of NCCL in which `NCCL_MULTI_RANK_GPU_ENABLE=1` lets ranks share a GPU."""
 
 
 def strategy_for(request: RunRequest) -> Strategy:
-    """The strategy that the request names, joined to its process group."""
+    """Return the strategy that the request names, after joining the process group."""
     demands = STRATEGIES[request.configuration.strategy]
     assert demands.implementation is not None, "gpuscale has no ranks of its own for a command"
     strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
@@ -27,7 +27,7 @@ def strategy_for(request: RunRequest) -> Strategy:
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
-    """The device at a position of the request's list, made current; the CPU for an empty list."""
+    """Make the CUDA device at a position in a list current, and return it; CPU for no devices."""
     if not devices:
         return torch.device("cpu")
     device = torch.device("cuda", devices[position])
@@ -47,18 +47,18 @@ class OneProcessStrategy(Strategy):
         self.devices = request.devices
 
     def barrier(self) -> None:
-        """Return at once: there is one process."""
+        """Return at once, as there is only one process."""
 
     def largest(self, value: float) -> float:
-        """The value itself: there is one process."""
+        """Return the value itself, as there is only one process."""
         return value
 
 
 class ProcessGroupStrategy(Strategy):
-    """A rank for each device, in torch's process group; also for one device, so that T(1) is alike.
+    """One rank per device in torch's process group, even for T(1), which is then comparable.
 
-    GPUs use NCCL and CPU ranks gloo. The rendezvous comes from the environment variables that
-    torch's launcher or Slurm's sets.
+    GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
+    environment variables that a launcher sets.
     """
 
     def __init__(self, request: RunRequest) -> None:
@@ -83,11 +83,11 @@ class ProcessGroupStrategy(Strategy):
         dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once every rank has reached this point."""
         dist.all_reduce(torch.zeros(1))
 
     def largest(self, value: float) -> float:
-        """The largest of all ranks' values, the same on every rank."""
+        """Return the largest of all ranks' values, which is the same on every rank."""
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())

@@ -15,16 +15,16 @@ from gpuscale.measure.worker.tensors import not_finite, state_tensors
 from gpuscale.workload.cases import TrainingCase
 
 _FIRST_COMPRESSED = 2
-"""The first step that torch lets PowerSGD compress."""
+"""Earliest step at which torch lets PowerSGD compress gradients."""
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
-    """DDP, with a single rank too, so that T(1) has the wrapper of T(n)."""
+    """DDP, even with a single rank, so that T(1) is measured with the same wrapper as T(n)."""
 
     _has_run = False
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """The model on this rank's device inside DDP."""
+        """Return the model inside DDP on this rank's device."""
         options: dict[str, Any] = dict(case.strategy_options.get("ddp", {}))
         hook = options.pop("comm_hook", None)
         devices = list(self.devices) or None
@@ -38,7 +38,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """DDP's own `no_sync`, by which users accumulate gradients."""
+        """Return DDP's own context `no_sync`, with which users accumulate gradients."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph torch learns the graph from a backward pass that synchronises.
@@ -49,7 +49,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        """DDP's own `no_sync`: hooks and buckets stay, and all communication is left out."""
+        """Enter DDP's own `no_sync` context, which leaves out communication but keeps hooks."""
         assert isinstance(model, DistributedDataParallel)
         # `no_sync` leaves this flag as it is. After a synchronised step the first forward pass
         # broadcasts rank 0's buffers: all ranks would wait for rank 0, and hide that it is late.
@@ -60,7 +60,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state, unless it diverged."""
+        """Broadcast rank 0's parameters, buffers and optimiser state, unless rank 0 diverged."""
         tensors = state_tensors(model, optimizer)
         elements = float(sum(tensor.numel() for tensor in tensors))
         # Every rank compares, so that all of them end here, and none in a broadcast.

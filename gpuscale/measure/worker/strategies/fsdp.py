@@ -23,11 +23,11 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _TOLERANCE = 0.1
-"""The most that rounding changes gradients; without a reduction they are off by half or more."""
+"""Largest relative gradient error due to rounding; without a reduction it would be 0.5 or more."""
 _SMALLEST, _LARGEST = 0.001, 0.5
-"""The smallest and largest share of all parameters of a block that gathers its own."""
+"""Smallest and largest share of the model's parameters in a block that is sharded separately."""
 _FEWEST_SAMPLES = 4
-"""The least batch in `verify`: batch norm over fewer samples is meaningless."""
+"""Smallest batch used by `verify`: batch norm over fewer samples is meaningless."""
 
 
 class FullyShardedStrategy(ProcessGroupStrategy):
@@ -42,7 +42,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._kept: list[torch.Tensor] = []
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """The model on this rank's device; each block is sharded, then all remaining parameters."""
+        """Return the model on this rank's device, with each block sharded, and then the rest."""
         # FSDP2 takes no other layout; a convolution still computes in that of its batch. A block
         # goes to the device when it is sharded: all at once would count in the peak memory.
         model = model.to(memory_format=torch.contiguous_format)
@@ -57,7 +57,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
-        """A context in which whole gradients stay on this rank; parameters are still gathered."""
+        """A context in which gradients stay on this rank, while parameters are still gathered."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(False)
         yield
@@ -71,13 +71,13 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._all_gather.is_paused = self._reduce_scatter.is_paused = False
 
     def remember(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Keep this rank's shards, buffers and optimiser state in the host's memory."""
+        """Save this rank's shards, buffers and optimiser state in host memory."""
         # On a GPU they would count in the peak memory that users look for.
         tensors = state_tensors(model, optimizer)
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
 
     def realign(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Restore what `remember` kept: no other rank has these shards."""
+        """Restore the state saved by `remember`, as no other rank has these shards."""
         tensors = [local_part(tensor) for tensor in state_tensors(model, optimizer)]
         if [tensor.shape for tensor in tensors] != [kept.shape for kept in self._kept]:
             raise InvalidTrainingError(
@@ -88,10 +88,10 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             tensor.copy_(kept)
 
     def verify(self, training: Training) -> None:
-        """Raise an InvalidTrainingError unless the shards hold the ranks' mean gradient.
+        """Raise InvalidTrainingError unless the sharded gradients are the mean over all ranks.
 
-        They are compared with a plain backward pass on the gathered parameters. Comparing the
-        parameters of ranks would prove nothing: they are gathered from the same shards.
+        They are compared with the gradients of a plain backward pass on the gathered parameters.
+        Comparing parameters between ranks would prove nothing: all come from the same shards.
         """
         off_by = self._gradient_error(training)
         if off_by > _TOLERANCE:
@@ -101,7 +101,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             )
 
     def _gradient_error(self, training: Training) -> float:
-        """The distance of the sharded gradient from the plain one, relative to the latter."""
+        """Return the error of the sharded gradient, relative to the plain gradient."""
         plain = training.case.model().to(self.device)
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
@@ -130,7 +130,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
 
 class _Collective:
-    """A collective as FSDP2 calls it, which can be paused."""
+    """A collective operation that FSDP2 calls and that can be paused."""
 
     is_paused = False
 
@@ -173,11 +173,11 @@ class _ReduceScatter(_Collective):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that gather their parameters together, each when it computes.
+    """Return the modules to shard separately; each gathers all its parameters when it computes.
 
     These are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
     member with more than half of all parameters is searched for smaller lists instead; a member
-    with hardly any is left out, since its collectives would cost more than they save.
+    with very few parameters is left out, since sharding it would cost more than it saves.
     """
     uses = Counter(map(id, _parameters(model)))
     whole = _size(model)
@@ -205,7 +205,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Every parameter, once for each module that has it."""
+    """Return all parameters; a parameter shared by several modules is repeated for each of them."""
     return (parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: its Trainer makes the steps, over DistributedDataParallel."""
+"""PyTorch Lightning: Lightning's Trainer makes the steps, using DistributedDataParallel."""
 
 import os
 import signal
@@ -25,11 +25,11 @@ _ENDLESS = 2**40
 
 
 class LightningTraining(Training):
-    """A training whose steps Lightning makes.
+    """A training whose steps are made by Lightning.
 
-    `Trainer.fit` has no step to call: it asks for batches as long as it trains. So it runs as a
-    coroutine, from one batch to the next. A thread would be woken late on a busy host, and that
-    delay would be part of each window.
+    `Trainer.fit` cannot be called for a single step: it requests batches as long as it trains. It
+    therefore runs as a coroutine, from one batch to the next. A thread would be woken late on a
+    busy host, and the delay would be part of each window.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LightningTraining(Training):
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """Yield the batches of each requested step, and switch back when it is over."""
+        """Yield the batches of each requested step, and switch back when the step is over."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -89,7 +89,7 @@ class LightningTraining(Training):
                     self.clock.mark(Phase.OPTIMIZER)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
-        """The loss of a batch on the device."""
+        """Compute the loss of a batch that is on the device."""
         inputs, targets = batch
         self.faults.begin_forward(1 / self._accumulate)
         loss = self.case.loss(self.case.forward(model, inputs), targets)
@@ -98,7 +98,7 @@ class LightningTraining(Training):
         return loss
 
     def final_loss(self) -> float:
-        """The loss of the last step; its parts are not divided by their number yet."""
+        """Return the loss of the last step: the mean over the accumulated batches."""
         return super().final_loss() / self._accumulate
 
     def mark(self, phase: Phase) -> None:
@@ -115,9 +115,9 @@ class LightningTraining(Training):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """A context in which a step waits for no other rank.
+        """A context in which a step waits for no other rank, not even at Lightning's own broadcast.
 
-        Besides gradients, Lightning's rank 0 broadcasts at each step whether it was asked to end.
+        At each step, Lightning's rank 0 broadcasts whether it was asked to end.
         """
         loop = self._trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = nullcontext
@@ -127,17 +127,17 @@ class LightningTraining(Training):
 
 
 class LightningStrategy(DistributedDataParallelStrategy):
-    """The ranks and the process group of `ddp`; Lightning wraps the model itself."""
+    """Uses the ranks and the process group of `ddp`, but lets Lightning wrap the model."""
 
     training = LightningTraining
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """The model on this rank's device."""
+        """Return the model on this rank's device."""
         return model.to(self.device)
 
 
 class _Module(LightningModule):
-    """A case in the form of Lightning, which marks the phases of its steps."""
+    """A case as a LightningModule, which marks the phases of each step."""
 
     def __init__(self, training: LightningTraining, model: Callable[..., Any]) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Module(LightningModule):
 
 
 class _Steps:
-    """A data loader of one endless epoch."""
+    """A data loader with a single endless epoch."""
 
     def __init__(self, training: LightningTraining) -> None:
         self._training = training

@@ -17,23 +17,23 @@ from gpuscale.workload.cases import TrainingCase
 
 
 class DataParallelStrategy(OneProcessStrategy):
-    """DataParallel: each batch is scattered over the devices, and outputs return to the first."""
+    """DataParallel: scatters batches over the devices, and gathers outputs on the first device."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
         self._precision = request.configuration.precision
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """The model on the first device inside DataParallel (on CPU it passes batches through)."""
+        """Return the model inside DataParallel on the first device (on CPU this has no effect)."""
         model = autocasting(model.to(self.device), self._precision, self.device.type)
         return nn.DataParallel(model, device_ids=list(self.devices) or None)
 
 
 class ModelParallelStrategy(OneProcessStrategy):
-    """Layers on all devices, which compute in turn: inputs go to the first, targets to the last."""
+    """Layers on all devices, which compute in turn; the last device computes the loss."""
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """The stages of the model, each on its device; the whole model on a single device."""
+        """Return the model in stages, one on each device; a single device gets the whole model."""
         if len(self.devices) < 2:
             return model.to(self.device)
         inputs, _ = example_batch(case, case.size)
@@ -41,7 +41,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
 
     def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
-        """The loss of a batch, computed on the device of the last layers."""
+        """Train on a batch, and return the loss, computed on the device of the last layers."""
         if len(self.devices) > 1:
             last = torch.device("cuda", self.devices[-1])
             targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
@@ -49,7 +49,7 @@ class ModelParallelStrategy(OneProcessStrategy):
 
 
 class _OnDevices(nn.Module):
-    """Stages on several devices, each of which passes its output on to the next."""
+    """Stages of a model on several devices; each passes its output on to the next stage."""
 
     def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
         super().__init__()

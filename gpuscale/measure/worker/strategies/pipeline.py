@@ -1,4 +1,4 @@
-"""A pipeline: a stage of the model on each GPU, through which a batch goes in micro-batches."""
+"""Pipeline parallelism: each GPU has a stage of the model; batches pass in micro-batches."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +27,11 @@ _SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
 _CPU = torch.device("cpu")
 _SEED = 42
 _SAME_ON_GPUS = 0.01
-"""The most that gradients on GPUs differ, relatively: kernels may add in a different order."""
+"""Largest relative difference allowed between gradients on GPUs: kernels may add in any order."""
 
 
 class PipelineStrategy(ProcessGroupStrategy):
-    """A rank per stage; on one GPU the whole model, on whole batches or on micro-batches."""
+    """One rank per stage; a single GPU trains the whole model, on batches or micro-batches."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
@@ -58,14 +58,14 @@ class PipelineStrategy(ProcessGroupStrategy):
         return self.rank == self.world_size - 1
 
     def part_of(self, batch: Batch) -> Batch:
-        """Inputs for the first stage, targets for the last, and empty tensors for the rest."""
+        """Return the inputs on the first stage, the targets on the last, and else empty tensors."""
         if self.world_size == 1:
             return batch
         inputs, targets = batch
         return inputs if self._is_first else inputs[:0], targets if self._is_last else targets[:0]
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """This rank's stage on its device; the parameters of other stages are dropped."""
+        """Return this rank's stage on its device; the parameters of other stages are dropped."""
         if self.world_size == 1:
             return model.to(self.device)
         inputs, _ = example_batch(case, case.size)
@@ -76,7 +76,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """A context in which one GPU trains on one micro-batch after another."""
+        """A context in which a single GPU trains on one micro-batch after another."""
         self._divides_alone = True
         yield
         self._divides_alone = False
@@ -84,7 +84,7 @@ class PipelineStrategy(ProcessGroupStrategy):
     def forward_backward(
         self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """The mean loss of the micro-batches on the last stage; 0 on other stages."""
+        """Compute gradients; return the mean loss of the micro-batches (0 on earlier stages)."""
         if self.world_size > 1:
             return self._through_pipeline(training, inputs, targets)
         if not self._divides_alone:
@@ -128,15 +128,15 @@ class PipelineStrategy(ProcessGroupStrategy):
         return made
 
     def final_loss(self, loss: float) -> float:
-        """The loss of the last stage, the only one that has it."""
+        """Return the loss from the last stage, the only stage that computes a loss."""
         shared = torch.tensor([loss], dtype=torch.float64)
         dist.broadcast(shared, src=self.world_size - 1)
         return float(shared.item())
 
     def verify(self, training: Training) -> None:
-        """Compare a batch through the pipeline with the same micro-batches one after another.
+        """Raise InvalidTrainingError if micro-batches in succession give a different result.
 
-        Gradients and buffers must be the same: bit for bit between CPU ranks.
+        Gradients and buffers must be equal: bit for bit on CPU, within a tolerance on GPUs.
         """
         if self.world_size == 1:
             return
@@ -166,7 +166,7 @@ class PipelineStrategy(ProcessGroupStrategy):
             )
 
     def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Train on one micro-batch after another, each through all stages and back."""
+        """Train on one micro-batch after another, passing each through all stages and back."""
         divided = zip(self._divided(inputs), self._divided(targets), strict=True)
         for values, expected in divided:
             if not self._is_first:
@@ -195,10 +195,10 @@ class PipelineStrategy(ProcessGroupStrategy):
 
 
 class _TimedStage(PipelineStage):
-    """A stage that marks its computations; the time in between is a wait."""
+    """A pipeline stage that times its computations; the time between them counts as waiting."""
 
     def watch(self, training: Training, *, share: float) -> None:
-        """Mark the phases of this training; a chunk is this share of a step."""
+        """Mark phases on the clock of this training; a chunk is the given share of a step."""
         self._training, self._share = training, share
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
