@@ -14,7 +14,7 @@ _FITS = (None, "unsteady")
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a run that tries one batch, with freshly started ranks; None if unknown."""
+    """The outcome of one batch tried with freshly started ranks; unknown values are None."""
 
     batch: int
     """Batch size as given to `--batch`: samples per GPU or, for strong scaling, over all GPUs."""
@@ -29,8 +29,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
 def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -> Iterator[Try]:
     """Search for the largest batch that fits into memory, and yield every try.
 
-    Batches are multiples of `unit` up to `most`; the first is the largest power of two of units up
-    to `first`. Raises GpuscaleError if a run fails for any reason other than memory.
+    Every batch is a multiple of `unit` and at most `most`; the first is a power of two times `unit`
+    and at most `first`. Raises GpuscaleError if a run fails for any reason other than memory.
     """
     fits, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)

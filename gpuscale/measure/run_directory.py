@@ -105,7 +105,7 @@ class RunDirectory:
     """Present instead of `outcome` if the rank ran a command."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
-    """The rank's measurements of a node and its links to other nodes."""
+    """The rank's measurements of its own node and of the links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
     """The rank's own report of the error that ended it."""
 
@@ -118,7 +118,7 @@ class RunDirectory:
         return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     def read_progress(self) -> tuple[str, int, int] | None:
-        """Return the stage, done and total of rank 0; None if rank 0 has not reported yet."""
+        """Return rank 0's stage, done count and total count; None before the first report."""
         try:
             stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
         except (OSError, ValueError):

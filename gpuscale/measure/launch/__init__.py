@@ -63,7 +63,7 @@ class Launcher(Protocol):
     """Starts all ranks of a run and returns their measurements."""
 
     running: "RunDirectory | None" = None
-    """The folder of the run in progress; None if no run is."""
+    """The folder of the run in progress; None between runs."""
 
     @property
     def environment(self) -> "Environment":

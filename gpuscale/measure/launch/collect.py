@@ -108,7 +108,7 @@ def _command_run(
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """Return a command's ranks with their hosts; empty on one node, where it starts the ranks."""
+    """Return the ranks that run a command, with their hosts; empty on a single node."""
     hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
     return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
 
@@ -155,7 +155,7 @@ def job_environment(
     """Return the environment of a job, combined from the descriptions that the hosts left.
 
     Args:
-        hosts: The scheduler's names of the hosts.
+        hosts: The scheduler's names for the hosts.
         directory: The folder in which each host described itself.
         device: `auto`, `cuda` or `cpu`.
         reached: The hosts on which a process has started.

@@ -216,7 +216,7 @@ class Keeper:
         return os.getppid() != self._parent
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, with the given signal or the usual one, and then this process."""
+        """End the ranks, by the given signal if there is one, and then this process."""
         self._is_ending = True
         self._end_ranks(number)
 

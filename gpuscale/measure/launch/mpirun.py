@@ -68,7 +68,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables that would change where or how `mpirun` places the ranks."""
+        """Return False for variables of an outer launcher and for those that place ranks."""
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)

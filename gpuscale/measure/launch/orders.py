@@ -56,7 +56,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message from a keeper: it has started, is ready for orders, or a rank of it has ended."""
+    """A keeper's message: it has started, is ready for orders, or one of its ranks has ended."""
 
     keeper: int
     kind: Literal["started", "ready", "ended"]

@@ -72,7 +72,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts that `EXCLUDED_HOSTS` does not name; UsageError if it names all."""
+    """Return the hosts that `EXCLUDED_HOSTS` does not name; UsageError if none is left."""
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:

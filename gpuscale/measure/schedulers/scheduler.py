@@ -34,7 +34,7 @@ class Demand:
     cores_per_task: int | None
     """Number of cores per task; None if the profile does not say how many cores a node has."""
     gpu_option: str | None
-    """The site's option to request GPUs, with `{gpus}` for their number; None for the usual one."""
+    """The site's option to request GPUs, with `{gpus}` for their number; None for the default."""
     partition: str | None
     account: str | None
     time_limit: str
@@ -64,7 +64,7 @@ class JobState:
     word: str = "unknown"
     """The scheduler's own word for the state, such as COMPLETED, qw or EXIT."""
     exit_code: int | None = None
-    """Exit code of a job that has ended: 128 plus the number of a signal; None if unknown."""
+    """Exit code of a job that has ended, or 128 plus the number of a signal; None if unknown."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
     """Explanation if something other than the job itself caused the end."""
@@ -110,10 +110,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Return a job's state from the outputs of `questions` so far; failed ones are empty."""
+        """Return a job's state from the outputs of `questions` so far ('' if a command failed)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return further values for `options`, which are neither in the demand nor for GPUs."""
+        """Return values for `options` besides the fields of the demand and the option for GPUs."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -131,7 +131,7 @@ class Scheduler(ABC):
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """Return True if these environment variables are those of a job of this scheduler."""
+        """Return True if these environment variables come from a job of this scheduler."""
         return self.job_variable in environment
 
     def submit_again(

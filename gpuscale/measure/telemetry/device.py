@@ -12,7 +12,7 @@ from gpuscale.measure.nvml import NEVER_OFFERED, DeviceAbsentError, NvmlError, a
 _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _OTHER_CLOCK_US = 3600e6
-"""Samples dated further than this from now, in microseconds, do not carry Unix times."""
+"""If a sample's time differs from now by more microseconds than this, it is no Unix time."""
 _MOST_XIDS = 100
 """Maximum number of events read per device and tick; further events add no information."""
 
@@ -59,7 +59,7 @@ def foreign_processes(uuids: Sequence[str]) -> int | None:
 
 
 def all_devices() -> "Iterator[tuple[int, NvmlDevice | DeviceAbsentError]]":
-    """Yield the NVML index of every GPU of this job and the GPU, or why it cannot be reached."""
+    """Yield NVML's index and the device of each GPU of this job, or an error if unreachable."""
     try:
         for number, handle in nvml.all_handles():
             is_absent = isinstance(handle, DeviceAbsentError)

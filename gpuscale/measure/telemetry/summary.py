@@ -42,7 +42,7 @@ class TelemetryReport:
 
 @dataclass(frozen=True, slots=True)
 class RunSampling:
-    """The sampling of one run: by this process on one node, by the keepers on several nodes."""
+    """The sampling of one run, by a sampler on this node or by the keepers on several nodes."""
 
     samples: Callable[[], Sequence[NodeSamples]]
     """Function that returns the samples files of all nodes after the run."""

@@ -1,4 +1,4 @@
-"""Probe the nodes of a job: how fast does each node compute, and each pair communicate?"""
+"""Probe the nodes of a job: measure how fast each node computes and each pair communicates."""
 
 import os
 import socket

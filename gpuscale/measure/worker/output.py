@@ -20,7 +20,7 @@ class Line(NamedTuple):
     """A printed line."""
 
     source: str
-    """The process that printed it, such as `rank 0`."""
+    """The process that printed the line, such as `rank 0`."""
     text: str
     arrived_s: float
     """When the last character before the line break arrived, by `time.monotonic`."""
@@ -33,7 +33,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
 
     def listen(self, descriptor: int, source: str) -> None:
-        """Start to read from this end of a pipe, too."""
+        """Also read from this end of a pipe."""
         os.set_blocking(descriptor, False)
         self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
 

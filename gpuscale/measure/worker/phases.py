@@ -11,7 +11,7 @@ from gpuscale.records import Phases
 
 
 class Phase(IntEnum):
-    """A part of a rank's step, ended by a mark; in the order of the fields of `Phases`."""
+    """A kind of work in a rank's step; the members are in the order of the fields of `Phases`."""
 
     DATA = 0
     H2D = 1
@@ -36,7 +36,7 @@ class PhaseClock:
         """Moments, each with the phase that ends then; None at the beginning of a step."""
 
     def begin_step(self) -> None:
-        """Begin a step, marked or not."""
+        """Begin a step, and mark the start if this step is to be marked."""
         was_marking, self._is_marking = self._is_marking, self._steps % self._marked_every == 0
         self._steps += 1
         self._marked_steps += self._is_marking

@@ -1,6 +1,6 @@
-"""Try cases before any is measured: check whether a batch has the right shapes for the model.
+"""Try cases before any is measured: check whether the shapes of a batch fit model and loss.
 
-The loss is checked too. All other failures are left to the run itself.
+All other failures are left to the run itself.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ def strategy_for(request: RunRequest) -> Strategy:
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
-    """Make the CUDA device at a position in a list current, and return it; CPU for no devices."""
+    """Select the CUDA device at a position in a list, and return it; the CPU for an empty list."""
     if not devices:
         return torch.device("cpu")
     device = torch.device("cuda", devices[position])
@@ -55,7 +55,7 @@ class OneProcessStrategy(Strategy):
 
 
 class ProcessGroupStrategy(Strategy):
-    """One rank per device in torch's process group, even for T(1), which is then comparable.
+    """One rank per device in torch's process group, even for T(1), so that T(1) is comparable.
 
     GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
     environment variables that a launcher sets.

@@ -41,7 +41,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
 
     def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
-        """Train on a batch, and return the loss, computed on the device of the last layers."""
+        """Compute gradients, with the loss on the last layers' device, and return the loss."""
         if len(self.devices) > 1:
             last = torch.device("cuda", self.devices[-1])
             targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)

@@ -58,7 +58,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return self.rank == self.world_size - 1
 
     def part_of(self, batch: Batch) -> Batch:
-        """Return the inputs on the first stage, the targets on the last, and else empty tensors."""
+        """Return the inputs on the first stage and the targets on the last; the rest is empty."""
         if self.world_size == 1:
             return batch
         inputs, targets = batch
@@ -134,7 +134,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return float(shared.item())
 
     def verify(self, training: Training) -> None:
-        """Raise InvalidTrainingError if micro-batches in succession give a different result.
+        """Compare the pipeline with successive micro-batches; InvalidTrainingError if they differ.
 
         Gradients and buffers must be equal: bit for bit on CPU, within a tolerance on GPUs.
         """
