@@ -1,4 +1,4 @@
-"""Compare results with a baseline: match the rows, judge those that can be judged, add notes."""
+"""Compare results with a baseline: match rows, judge those that can be judged, and add notes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,8 @@ class Choice:
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
         """Return the chosen keys, grouped by case and sorted by number of GPUs.
 
-        A chosen case without any of the chosen numbers of GPUs gets keys that neither side has.
+        If neither side has a chosen case on any chosen number of GPUs, keys for these numbers are
+        added, so that their rows are reported as missing.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [
@@ -76,7 +77,7 @@ class Assessment:
     sides: Sides
 
     def comparison(self, entries: Sequence[EntryVerdict]) -> Comparison:
-        """Build the record of the comparison from these verdicts, with both machines and notes."""
+        """Build the record of the comparison from these verdicts, adding machines and notes."""
         baseline, after = self.sides.baseline, self.sides.after
         machines = dict.fromkeys(where.hardware_label for where in after.environments)
         rows = [judgement.row for judgement in self.judgements]
@@ -99,7 +100,7 @@ def compare(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> Comparison:
-    """Judge every row of the results and of the baseline, as `compare_sides` does."""
+    """Compare results with a baseline: judge the chosen cases and numbers of GPUs (None: all)."""
     return compare_sides(sides_of(baseline, results), Choice(cases=cases, gpus=gpus))
 
 
@@ -145,13 +146,13 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
 
 
 def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
-    """True if only published rows on 1 GPU, which pass by definition, were judged."""
+    """True if no row was judged, apart from published rows on 1 GPU, which pass by definition."""
     judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
     return all(entry.reason.code == "speedup_reference" for entry in judged)
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a pass inconclusive if most runs failed or if one of several nights was slow."""
+    """Make a pass inconclusive if most runs failed, or if one of several pooled nights was slow."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

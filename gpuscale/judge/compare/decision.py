@@ -1,4 +1,4 @@
-"""Tested changes of one row, the rules that turn them into a verdict, and the runs still needed."""
+"""Rules that turn a row's tested changes into a verdict, and the number of runs still needed."""
 
 import math
 from bisect import bisect_left
@@ -23,39 +23,39 @@ class ErrorRates:
     """The nominal error rates of one analysis."""
 
     significance: float = SIGNIFICANCE
-    """One-sided p-value, adjusted for the family of tests, below which a change counts."""
+    """One-sided p-value, adjusted for multiple testing, below which a change is significant."""
     confidence: float = CONFIDENCE
     """Confidence of the upper bound of the loss, which decides whether the verdict is `ok`."""
 
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
-"""Weight of a test of a speedup or metric in the family of tests; a test of a step time has 1.
+"""Weight of a speedup or metric test in the p-value adjustment; a step-time test has weight 1.
 
-If all numbers of GPUs got slower, only tests of step times can show it. They need more weight since
-nights differ more in step time than in speedup. Tests of speedups need less: a lost speedup counts
-only if the step time supports it, and is then far beyond the limit.
+Only step-time tests can show a slowdown on every number of GPUs, and step times vary more from
+night to night than speedups, so these tests get more weight. Speedup tests need less: a lost
+speedup counts only if the step time supports it, and its p-value is then far below the limit.
 """
 
 
 def relative_fall(gain: float) -> float:
-    """Return the loss of a quantity that is better when larger; `gain` is log(now / then)."""
+    """Return the relative loss of a quantity that should be large; `gain` is log(now / then)."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """Return the loss of a quantity that is better when smaller; `gain` is log(then / now)."""
+    """Return the relative loss of a quantity that should be small; `gain` is log(then / now)."""
     return exponential(-gain) - 1
 
 
 def loss_in_points(gain: float) -> float:
-    """Return the loss of a quantity that is judged by differences rather than by logarithms."""
+    """Return the loss of a quantity whose gain is a plain difference rather than a logarithm."""
     return -gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """The tested change of one quantity; a positive gain is an improvement."""
+    """The change in one quantity, with its test; a positive gain is an improvement."""
 
     name: str
     """A `QuantityName`, or the name of a metric."""
@@ -63,11 +63,11 @@ class Quantity:
     limits: Limits
     rates: ErrorRates
     weight: float = OTHER_WEIGHT
-    """Weight of the test in the family of tests."""
+    """Weight of this quantity's test when p-values are adjusted for multiple testing."""
     loss_of: Callable[[float], float] = relative_fall
-    """Function that converts a gain to the loss that margins refer to."""
+    """Function that converts a gain to a loss, which is then compared with the margin."""
     p_worse: float | None = None
-    """One-sided p-value, adjusted for the family of tests; None if the spread is unknown."""
+    """One-sided p-value of a loss, adjusted for multiple testing; None if the spread is unknown."""
     p_better: float | None = None
 
     @property
@@ -83,18 +83,18 @@ class Quantity:
 
     @property
     def stated_bound(self) -> float:
-        """Loss that reports call ruled out; no reported interval extends beyond it."""
+        """Upper bound of the loss as stated in reports; it covers the whole reported interval."""
         low, _ = self.gain.interval() or (0.0, 0.0)
         return max(self.loss_of(low), self.loss_bound or 0.0)
 
     @property
     def excess_loss(self) -> float:
-        """Observed loss beyond the margin; negative within the margin."""
+        """Observed loss minus the margin; negative if the loss is within the margin."""
         return self.loss - self.limits.margin
 
     @property
     def ok_bound(self) -> float:
-        """Loss that `ok` must rule out; at least the margin, above which a loss is a regression."""
+        """Loss that must be ruled out for an `ok` verdict; at least the margin for regressions."""
         return max(self.limits.ok_bound, self.limits.margin)
 
     @property
@@ -113,14 +113,15 @@ class Quantity:
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
 
     def moved_worse(self, significance: float) -> bool:
-        """True if worse by more than the margin in an unadjusted test at this one-sided level.
+        """True if an unadjusted one-sided test at this level finds a loss beyond the margin.
 
-        Shows which end of a ratio changed, once the adjusted test has shown that the ratio did.
+        Once the adjusted test has shown that a ratio changed, this shows which of its two terms
+        did.
         """
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
-        """Like `moved_worse`, but true if better by more than the margin."""
+        """True if an unadjusted one-sided test at this level finds a gain beyond the margin."""
         return _below(self.gain.p_above_zero(), significance) and -self.loss > self.limits.margin
 
 
@@ -129,10 +130,13 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Likelihood ratio above which a lost speedup is taken for a loss on n GPUs, not a gain on 1."""
+"""Likelihood ratio above which a drop in speedup is attributed to a slowdown on n GPUs.
+
+Below it, faster runs on 1 GPU may be the reason.
+"""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
-"""One-sided p-value below which a change of T(1) is named; it is not enough to claim a loss."""
+"""One-sided p-value below which a change in T(1) may be named; too lenient to claim a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +149,15 @@ class Quantities:
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
     beside: tuple[Quantity, ...] = ()
-    """Step time over that on every other number of GPUs; shows which end of a speedup changed."""
+    """Ratio of the step time to that on each other number of GPUs; shows why a speedup changed."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
-        """The quantities by which the row itself is judged."""
+        """The quantities that decide the verdict: the step time and, if known, the speedup."""
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """Return a copy whose `tests` are replaced, in order, by the next items of the iterator."""
+        """Return a copy whose quantities in `tests` are replaced, in order, from the iterator."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
@@ -170,8 +174,9 @@ def decide(quantities: Quantities) -> Decision:
     """Decide the verdict on one row.
 
     S(n) falls if T(1) improves, so a lost speedup is a regression only if training on n GPUs got
-    slower too: significantly by itself, or compared with other numbers of GPUs. Otherwise the
-    change is put down to the reference.
+    slower too: either significantly, or by more than the margin with support from other numbers of
+    GPUs or from a likelihood ratio. Otherwise the row passes if faster runs on 1 GPU explain the
+    lost speedup, and is inconclusive if they do not.
     """
     time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
@@ -205,10 +210,10 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 
 
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
-    """True if a lost speedup is far more likely a loss on n GPUs than a gain on 1 GPU.
+    """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU does.
 
-    If n GPUs got slower, the night as a whole changed step times as T(1) shows; if 1 GPU got
-    faster, as T(n) shows. The likelihood ratio of these two changes decides.
+    A nightly run may also shift all step times. If n GPUs got slower, T(1) shows only this shift;
+    if 1 GPU got faster, T(n) shows only this shift. The likelihood ratio of the two cases decides.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -242,45 +247,45 @@ class Judgement:
     row: MatchedRow
     entry: EntryVerdict
     excess_losses: Mapping[str, float] = field(default_factory=dict)
-    """Observed loss beyond the margin, by quantity; negative within the margin."""
+    """Observed loss minus the margin, by name of the quantity."""
     decided_by: str | None = None
     """Key in `excess_losses` of the quantity that decided the verdict."""
     is_suspect: bool = False
-    """True if an unadjusted test finds a quantity worse by more than its margin."""
+    """True if a test without multiple-testing adjustment finds a loss beyond the margin."""
 
 
 CREDIBLE = 3
-"""Largest trusted prediction, as a multiple of the runs made; few runs estimate spread poorly."""
+"""Largest prediction of further runs that is trusted, as a multiple of the runs made so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredRuns:
-    """Number of further runs that would settle a row, if they resemble the present runs."""
+    """Number of further runs expected to settle a row, if they resemble the runs made so far."""
 
     needed: int | None
-    """Approximate minimum number that settles the row; None if no number tried does."""
+    """Approximate smallest number that settles the row; None if even the largest tried does not."""
     made: int
-    """Number of present runs in the smallest sample."""
+    """Number of runs made so far in the row's smallest sample."""
 
     @property
     def credible(self) -> int | None:
-        """The needed number of runs; None if it is too large to be trusted."""
+        """The number of runs needed; None if unknown or too large to be trusted."""
         if self.needed is None or self.needed > CREDIBLE * self.made:
             return None
         return self.needed
 
     @property
     def advice(self) -> Statement:
-        """Advice on a row that further runs can settle."""
+        """Advice on how many further runs to make for a row that they can settle."""
         if self.credible is None:
             return Statement.of("unknown_further_runs", too_few=self.made)
         return Statement.of("further_runs", needed=self.credible)
 
 
 def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:
-    """Find how many further runs settle an inconclusive row; its smallest sample has `made`.
+    """Find how many further runs would settle a row whose smallest sample has `made` runs.
 
-    A binary search: if some number of runs settles a row, larger numbers almost always do too.
+    A binary search suffices: if some number of runs settles a row, larger numbers almost always do.
     """
     if not settles(FURTHER_RUNS[-1]):
         return RequiredRuns(needed=None, made=made)

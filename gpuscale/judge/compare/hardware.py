@@ -54,7 +54,7 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """Return the reason why results are not comparable with the baseline; None if they are.
+    """Return why the results cannot be compared with the baseline; None if they can.
 
     Unknown properties do not count as different.
     """
@@ -69,7 +69,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the names of the present machine and of the baseline's, if they differ."""
+    """Return the results' device and the baseline's device if they differ; otherwise None."""
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":
@@ -98,7 +98,7 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
 
 
 def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """Note that the results come from a different kind of host; None if the hosts are alike.
+    """Return a note if the results come from a different kind of host; otherwise None.
 
     Results on other GPUs are not compared at all, but the same GPUs may perform differently in
     another host.

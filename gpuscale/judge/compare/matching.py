@@ -29,7 +29,7 @@ _LONGEST_MESSAGE = 160
 
 
 def first_failure(entry: Entry) -> str | None:
-    """First line of an entry's first failure, cut to fit a table; None if no run failed."""
+    """Return an entry's first failure in one short line; None if no run failed."""
     if not entry.failed:
         return None
     failure = entry.failed[0].failure
@@ -40,7 +40,7 @@ def first_failure(entry: Entry) -> str | None:
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """Return the run counts of an entry with too few valid runs to pass; None if it has enough.
+    """Return the run counts of an entry that has too few valid runs to pass; otherwise None.
 
     If most runs failed, the valid runs are not a fair sample.
     """
@@ -54,10 +54,11 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Find the baseline's outlying runs, and how far their log step times lie above the others.
+    """Return how far each outlying baseline run's log step time is above that of the other runs.
 
-    The key of a run is its allocation and index there. A run is not outlying if one of tonight's
-    runs is nearer to it than to the others, since the machine then produces such times again.
+    Runs are identified by allocation and index within the allocation. A run is not outlying if any
+    run of the results is nearer to it than to the others, since the machine still produces such
+    times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -86,7 +87,7 @@ class MatchedRow:
     key: EntryKey
     before: Entry | None = None
     published: ScalingPoint | None = None
-    """Published point to judge against; never set together with `before`."""
+    """Published scaling point to judge against; set only if `before` is None."""
     after: Entry | None = None
     obstacle: Verdict | None = None
     reason: Statement | None = None
@@ -97,7 +98,7 @@ class MatchedRow:
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Build the record of this verdict on the row, with the numbers of both sides."""
+        """Build the record of this verdict, with the row's values in baseline and results."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if (known := self.published) is not None:
@@ -116,12 +117,12 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy of the row, marked as impossible to judge for this reason."""
+        """Return a copy of the row with this reason why it cannot be judged."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
-    """Return a row for each entry of either side that has one of these keys, in key order."""
+    """Match the entries of both sides that have one of these keys into rows, in key order."""
     rows: list[MatchedRow] = []
     for key in keys:
         then, now = sides.before.by_row.get(key), sides.after.by_row.get(key, ())
@@ -141,7 +142,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the published point of a row, or else of the strategy that its strategy wraps."""
+    """Return a key's published point, or else that of the strategy its strategy wraps."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -149,7 +150,7 @@ def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> Sca
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[MatchedRow]:
-    """Pair each baseline entry with its most similar present entry; add rows for new entries."""
+    """Pair each baseline entry with the most similar current entry; add rows for new entries."""
     taken = {entry.key.configuration for entry in before}
     free = [entry for entry in after if entry.key.configuration not in taken]
     shown = []
@@ -181,7 +182,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _beside_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Complete the row with the entry that differs least, and with any obstacle to judging it."""
+    """Complete the row with the entry most like the baseline, and any obstacle to judging it."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))
@@ -215,7 +216,7 @@ def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
 
 
 def _placements(entry: Entry) -> frozenset[tuple[int, ...]]:
-    """Return the ranks per node, largest first, of each valid run whose ranks are known."""
+    """Return the distinct placements of valid runs: the ranks per node, in descending order."""
     return frozenset(
         tuple(sorted(Counter(rank.host for rank in run.ranks).values(), reverse=True))
         for run in entry.valid
@@ -228,7 +229,7 @@ def _published_differences(
 ) -> tuple[FieldChange, ...]:
     """Find the known differences between a published and a measured point.
 
-    Weak or strong scaling needs no separate check: the batch per GPU shows it.
+    Confusing weak with strong scaling needs no separate check, since it changes the batch per GPU.
     """
     used = measured.configuration
     return (

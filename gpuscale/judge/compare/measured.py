@@ -53,7 +53,7 @@ _MOVED_CODES = {
 
 
 _EVEN_ODDS = 0.5
-"""One-sided p-value of no observed change; any observed loss has a smaller one."""
+"""One-sided p-value if no change is observed (0.5); any observed loss has a smaller one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class _Rule:
     """Sum of the weights of all tests in the comparison."""
 
     def strictest(self, weight: float) -> float:
-        """Return the p-value below which a test of this weight counts if no other test does."""
+        """Return the p-value limit for a test of this weight if no other test is significant."""
         return self.rates.significance * weight / self.family_weight
 
     def alone(self, test: Quantity) -> Quantity:
@@ -88,14 +88,14 @@ class _Pairing:
     without_speedup: Statement | None = None
     """Reason why the speedup cannot be judged; None if it can, or if the row is on 1 GPU."""
     batches: float | None = None
-    """The baseline's global batch on n GPUs over that on 1 GPU; None if no speedup is judged."""
+    """Ratio of the baseline's global batches on n GPUs and 1 GPU; None if no speedup is judged."""
     beside: Sequence[tuple[RunSample, RunSample]] = ()
-    """Baseline and present runs on each other number of GPUs with the same reference on 1 GPU."""
+    """Baseline and current samples for each other number of GPUs with the same 1-GPU reference."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Compute the changes without p-values, optionally after further runs with equal means."""
+        """Compute the changes, still without p-values; further runs are assumed to keep means."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
         def change(
@@ -135,7 +135,7 @@ class _Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Build the record of this verdict, with the baseline that the change is relative to."""
+        """Build the record of this verdict, with the baseline values that the change refers to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
         step_time, batch = self._usual(1), self.row.before.key.global_batch
@@ -149,12 +149,12 @@ class _Pairing:
         return replace(entry, baseline=shown)
 
     def _usual(self, ends: int) -> Estimate:
-        """Estimate T(n) (or, for 2 ends, T(n)/T(1)) from the baseline runs or nights in use."""
+        """Estimate the baseline's T(n) if `ends` is 1, or its T(n)/T(1) if `ends` is 2."""
         before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
         return before.own_estimate(estimates_allocations(before, after)).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
-        """Find the spread that keeps the step time or speedup uncertain whatever runs are added."""
+        """Find the spread that keeps the step time or speedup uncertain after many more runs."""
         most = FURTHER_RUNS[-1]
         quantities = self.quantities(rule.tolerances, rule.rates, further_runs=most)
         if of_speedup and quantities.speedup is not None:
@@ -190,11 +190,11 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 
 
 def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
-    """Pair the samples of each row; all rows have valid runs on both sides.
+    """Pair the baseline and current samples of each row; all rows have valid runs on both sides.
 
-    The variance of every sample is moderated by all others, even those of rows that are not judged,
-    since all of them show how much runs differ. Outlying runs are left out of the baseline only: an
-    outlying run of tonight may be the loss.
+    Each sample's variance is moderated by all other samples, even those of rows that are not
+    judged, since all of them show how much runs differ. Outlying runs are excluded from the
+    baseline only: in the results, they may be the loss.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}
@@ -249,7 +249,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """Yield the tests with p-values adjusted for the family; tests of unknown spread get none."""
+    """Yield the tests with p-values adjusted for the family; None if the spread is unknown."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     worse, better = (
         iter(
@@ -302,7 +302,7 @@ def _judgement(
 
 
 def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
-    """Find the required runs at the error rates of a single comparison, also within a session."""
+    """Estimate how many more runs are needed, at the error rates of a single comparison."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
@@ -369,10 +369,10 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 
 
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
-    """Return the smallest loss that is found 19 times in 20 if only this row has it.
+    """Return the smallest loss that would be found 19 times in 20 if only this row had it.
 
-    A loss shows in the step time alone, or in the speedup if the step time supports it. Any longer
-    step time is support enough if other numbers of GPUs support the loss too.
+    A loss is found in the step time alone, or in the speedup if the step time supports it. Any
+    increase in step time is support enough if other numbers of GPUs support the loss too.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Notes on a comparison: an uncertain baseline, rows that were left out, implausible numbers."""
+"""Notes on a comparison, such as an uncertain baseline, omitted rows or implausible numbers."""
 
 import math
 import statistics
@@ -35,10 +35,10 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
-"""Largest plausible speed-up factor of the same training on the same machine."""
+"""Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
 FAR_APART = 3.0
-"""Largest distance between pooled allocations that needs no note, in declared deviations."""
+"""Distance between pooled allocations above which a note is added, in declared deviations."""
 
 
 def notes_of(
@@ -149,7 +149,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Note outlying runs, and outlying allocations, each by the most distant example."""
+    """Note outlying runs and outlying allocations, giving the most distant one of each."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs
@@ -183,7 +183,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Iterable[Statement]:
-    """Note the most different of several pooled nights, which pooling would hide."""
+    """Note the pooled nightly run that is furthest from the others, if it is too far away."""
     limits = baseline.tolerances.limits
     found = [
         (apart, night, row.key)
@@ -199,7 +199,7 @@ def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Itera
 
 
 def beside_the_others(current: Entry) -> Mapping[str, float]:
-    """Return how far each allocation's mean log step time is above the mean of the others."""
+    """Return each allocation's mean log step time minus the mean of the other allocations."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:
         return {}
@@ -229,7 +229,10 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note failed runs of rows that were judged anyway; other rows state failures as the reason."""
+    """Add notes on failed runs to rows that were judged despite them.
+
+    Rows that could not be judged already give the failures as the reason.
+    """
     alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
         if row.after is not None and row.after.failed and row.after.logs:
@@ -240,14 +243,14 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note other load during the runs of each side, citing the run with the heaviest load."""
+    """Note load from other processes during the runs of each side, citing the heaviest load."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
 
 
 def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
-    """Note entries not judged because a publication is compared with the plainest entry only."""
+    """Note entries not judged because a published figure is compared with only one entry."""
     for row in rows:
         if row.figure is None or row.after is None:
             continue
@@ -260,7 +263,7 @@ def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
 def _unlikely_numbers(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Note unchecked training, and efficiencies and changes that suggest a unit error."""
+    """Add notes on training that was not verified, and on values that suggest a unit error."""
     after = (row.after.key.configuration for row in rows if row.after is not None)
     if note := unchecked_training_note(after):
         yield note
@@ -283,7 +286,7 @@ def _unlikely_numbers(
 def _few_sessions(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
-    """Warn that too few sessions cannot distinguish a gain from differences between sessions."""
+    """Warn if too few sessions exist to distinguish a gain from differences between sessions."""
     if any(entry.verdict is Verdict.IMPROVED for entry in entries):
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))

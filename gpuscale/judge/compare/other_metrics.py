@@ -36,7 +36,7 @@ from gpuscale.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChange:
-    """A metric of one row on both sides, in the metric's unit, with the tested change."""
+    """A row's values of one metric on both sides, in the metric's unit, and the tested change."""
 
     spec: MetricSpec
     before: Estimate

@@ -1,4 +1,4 @@
-"""Judge tonight against earlier nights, to find lasting losses that one comparison misses."""
+"""Judge a nightly run against earlier ones, to find lasting losses that one comparison misses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,18 +23,21 @@ from gpuscale.records import (
 
 
 class EarlierNights(NamedTuple):
-    """The results of the nights before tonight."""
+    """Results of nightly runs other than the current one."""
 
     all: list[Results]
-    """Results of all earlier nights, and of nights left out on purpose, which a history lists."""
+    """Results of all earlier nights, plus those of excluded nights, which a history still lists."""
     last: list[Results]
-    """Results to compare tonight with: of the last 15 nights, those on each row's present level."""
+    """Results to compare with: those of the last 15 nights at the row's current level."""
     later: int
-    """Number of nights that began after tonight; they are ignored."""
+    """Number of nightly runs that began after the current one; they are ignored."""
 
 
 def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """Return the nights that began before tonight; raise UsageError if there are none."""
+    """Return the nightly runs before the current one (`tonight`).
+
+    Raises UsageError if there are none.
+    """
     present = {night.allocation: night.began_at for night in nights_of(tonight)}
     first = min(present.values(), default=None)
     others = [night for night in nights_of(history) if night.allocation not in present]
@@ -50,10 +53,10 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
 
 
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
-    """Return the valid runs of the last nights that are on the present level of their row.
+    """Return the valid runs of recent nights at which their row was at its current level.
 
-    Nights on different levels would widen the spread until it hid tonight's loss; changes to a
-    slower level are reported separately.
+    Nights at different levels would widen the spread until it hid a new loss; changes to a slower
+    level are reported separately.
     """
     history = history_of(earlier)
     tonight = len(history.nights)
@@ -68,7 +71,7 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
 
 
 def last_night(history: Sequence[Results]) -> list[Results]:
-    """Return the results of the latest night; raise UsageError if no run is valid."""
+    """Return the results of the latest nightly run; raise UsageError if no run is valid."""
     nights = nights_of(history)
     if not nights:
         raise UsageError("the results hold no valid run")
@@ -85,10 +88,10 @@ def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """Mark rows as regressed if they reached a slower level in the last nights.
+    """Mark rows as regressed if they dropped to a slower level in recent nights.
 
     The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
-    that tonight is compared with may be slow already.
+    it compares with may be slow already.
     """
     losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
 
@@ -128,7 +131,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Reword the reason of a missing row for a comparison with nights rather than a baseline."""
+    """Say in the reason for a missing row that earlier nights, not a baseline, lack it."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

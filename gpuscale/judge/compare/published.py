@@ -24,18 +24,18 @@ from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ratio:
-    """The logarithm of a measured quantity over its published value."""
+    """The logarithm of the ratio of a measured quantity to its published value."""
 
     quantity: QuantityName
     value: float
     samples: Sequence[Sample]
-    """The samples of tonight's runs."""
+    """The samples of the measured runs."""
     tolerance: float
     nights: Sample | None = None
-    """Sample of the published nights; None if too few nights are published."""
+    """Sample of the published nightly values; None if too few are published."""
 
     def measured(self, further_runs: int = 0) -> Difference:
-        """Return the ratio, optionally as after further runs that do not change its value."""
+        """Return the log ratio and its error, optionally after further runs that keep the value."""
         terms = [
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples
@@ -75,8 +75,8 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
     """Judge one row that has a published figure and valid runs.
 
-    If the precision is the same, the throughput is judged as well as the efficiency, which does not
-    show that training is equally slow on every number of GPUs.
+    If the precision is the same, the throughput is judged too, since the efficiency does not show
+    that training is equally slow on every number of GPUs.
     """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
@@ -114,7 +114,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 
 
 def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
-    """Return the ratio to the published speedup, or why it is unknown; None if unpublished."""
+    """Return the ratio to the published speedup, or why it is unknown; None if not published."""
     published, figure, entry = row.published, row.figure, row.after
     if published is None or figure is None or entry is None:
         return None
@@ -151,7 +151,7 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """Return the worst verdict and the ratio behind it; of several, that with the largest loss."""
+    """Return the worst verdict and its ratio; if several share it, that with the largest loss."""
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

@@ -32,21 +32,21 @@ MINIMUM_ALLOCATIONS = 4
 """Minimum number of baseline allocations from which the spread between them is estimated."""
 
 DECLARED_DF = 2.0
-"""Degrees of freedom that the declared deviation has as the prior of the estimated spread.
+"""Weight of the declared deviation as the prior of the estimated one, in degrees of freedom.
 
 Four allocations alone estimate their spread so poorly that a loss of 5% was found in only 15% of
-nights. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by three
-times the declared deviation.
+nightly runs. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by
+three times the declared deviation.
 """
 
 
 _FAR_NOISIER = 4.0
-"""Variance ratio above which other rows are named as the reason for a row's uncertainty."""
+"""Variance ratio above which noise in other rows is given as the reason for a row's uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
-"""Used for `EXCLUDED` if nights set the bound; if larger, runs varying by 5% alarm too often."""
+"""Replaces `EXCLUDED` if each allocation has one run; larger values cause too many false alarms."""
 
 _WIDE = 10.0
-"""Multiple of the median variance between nights above which a row gets less weight."""
+"""A row whose variance exceeds the median row's by more than this factor gets less weight."""
 _SMALLEST_SPREAD = 1e-8
 """Smallest variance assumed for a row; no measurement is more precise than 0.01%."""
 
@@ -58,9 +58,9 @@ class RunSample:
     values: Mapping[str, tuple[float, ...]]
     """Logarithms of step times, or other judged values, by allocation; at least one value."""
     moderated: Moderated
-    """Mean of all runs, and the moderated variance of a run within its allocation."""
+    """Mean of all runs, and their variance within an allocation, moderated by other samples."""
     holds_allocations: bool = False
-    """True if the variance includes the effect of an allocation on a single row."""
+    """True if the variance also includes effects of allocations that are specific to this row."""
 
     @property
     def mean(self) -> float:
@@ -69,7 +69,7 @@ class RunSample:
 
     @property
     def count(self) -> int:
-        """The number of runs, including assumed further runs."""
+        """The number of runs, including hypothetical further runs."""
         return self.moderated.sample.count
 
     @property
@@ -84,14 +84,15 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """Share of the variance between allocations in the mean: 1/A for A equal allocations."""
+        """Fraction of the between-allocation variance left in the mean: 1/A for A equal ones."""
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """Return the sample after further runs in the same allocation that do not change the mean.
+        """Return the sample as if further runs in the same allocation had left the mean unchanged.
 
-        The further runs are assumed to have the moderated variance, which thus does not change.
+        These runs are assumed to have the moderated variance, which therefore does not change
+        either.
         """
         sample, of_run = self.moderated.sample, self.moderated.variance
         if count == 0 or of_run is None:
@@ -108,9 +109,9 @@ def moderated_samples(
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """Build the samples of both sides of a whole comparison, by row.
 
-    Each variance is drawn towards the variance of all other samples, and at least towards that of
-    the same row on the other side, if known. A row whose own runs rule out the variance of the
-    other rows is moderated by its two sides alone.
+    Each variance is shrunk towards that of all other samples. This target is raised to the variance
+    of the same row on the other side if that is larger. If a row's own runs rule out the variance
+    of the other rows, only the row's two sides moderate each other.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -154,12 +155,12 @@ def moderated_samples(
 def _runs_beside_others(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
-    """Reduce each row's sample to the variance that remains without the effects of allocations.
+    """Return each row's sample with the variance left after removing effects of allocations.
 
     Every allocation has one run. The residuals contain the deviation of runs and the effects of
     allocations on single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
-    allocation on a row is estimated from the other rows, each weighted by its precision, so that
-    one row's bad night hardly affects the others.
+    allocation on a row is estimated from the other rows, each weighted by its precision, so that an
+    outlier in one row hardly affects other rows.
     """
     spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
@@ -202,7 +203,7 @@ class SideSample:
     """The runs of one side (baseline or results) that a judged quantity is computed from."""
 
     ends: tuple[RunSample, ...]
-    """The runs on n GPUs and, for a speedup, the runs on 1 GPU."""
+    """Samples on n GPUs and, for a speedup, on 1 GPU."""
 
     @property
     def value(self) -> float:
@@ -211,24 +212,24 @@ class SideSample:
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
-        """The allocations in which all `ends` were measured, in order."""
+        """The allocations that contribute runs to every sample in `ends`, in order."""
         first, *others = (end.values for end in self.ends)
         return tuple(name for name in first if all(name in values for values in others))
 
     @property
     def usual_allocations(self) -> tuple[str, ...]:
-        """The common allocations without outlying ones."""
+        """The allocations that are in every sample of `ends` and whose values are not outliers."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return tuple(name for name in values if name not in outlying)
 
     @property
     def usual_means(self) -> Sample:
-        """Sample of the means of the usual allocations, to which a gain may be relative."""
+        """Sample of the values in the usual allocations; gains may be relative to its mean."""
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
     def own_estimate(self, by_allocation: bool = False) -> Difference:
-        """Return the value with the variance of this side's runs, or of its usual allocations."""
+        """Estimate the value from this side's runs or, optionally, from its usual allocations."""
         if by_allocation:
             means = self.usual_means
             return difference(means.mean, [means.term()])
@@ -237,7 +238,7 @@ class SideSample:
 
     @property
     def allocation_share(self) -> float:
-        """Share of the variance between allocations that remains in the value."""
+        """Fraction of the variance between allocations that remains in the value."""
         return max(end.allocation_share for end in self.ends)
 
     @property
@@ -246,7 +247,7 @@ class SideSample:
         return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.ends)
 
     def with_further_runs(self, count: int) -> "SideSample":
-        """Return the side with this many further runs at each end."""
+        """Return the side as if each sample in `ends` had this many further runs."""
         return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
 
     def in_allocation(self, name: str) -> float:
@@ -267,9 +268,10 @@ def _difference(logs: Sequence[float]) -> float:
 
 
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
-    """True if the baseline's own spread between allocations is used instead of the declared one.
+    """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    Gains are then relative to the mean of the usual allocations, otherwise to that of all runs.
+    Gains are then relative to the mean of the baseline's usual allocations, otherwise to the mean
+    of all its runs.
     """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)
@@ -278,10 +280,11 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """Find the level that contributes most to the variance of a gain, and its standard deviation.
+    """Find the largest source of a gain's variance, and its standard deviation.
 
-    `gain` already includes the further runs of the current side. A side is named for the spread of
-    its own runs, not for variance added by moderation; if most is added, other rows are named.
+    `gain` already includes the further runs of the current side. A side is named only for the
+    spread of its own runs, not for variance added by moderation; if most is added, other rows are
+    named.
     """
     of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
     of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
@@ -311,12 +314,13 @@ def largest_spread(
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """Estimate the gain of the current side: a logarithm if the values are logarithms.
+    """Estimate the gain of the current side over the baseline (a logarithm if the values are).
 
-    The variance between A allocations counts (1/A_baseline + 1/A_now) times, the variance between R
-    runs (1/R_baseline + 1/R_now) times. The former is declared or, if the baseline has enough
-    allocations, estimated with the declared variance as prior. `deviation` is declared for the
-    value, `deviation_apart` for each end of a ratio whose samples come from different allocations.
+    With A allocations and R runs on each side, the variance between allocations is multiplied by
+    1/A_baseline + 1/A_current, and the variance between runs by 1/R_baseline + 1/R_current. The
+    former variance is declared or, if the baseline has enough allocations, estimated with the
+    declared variance as prior. `deviation` is the declared deviation of the value,
+    `deviation_apart` that of each term of a ratio whose samples come from different allocations.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
@@ -356,5 +360,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(end: RunSample, names: Sequence[str]) -> float:
-    """Mean share of the variance between runs that remains in the mean of an allocation."""
+    """Return the average fraction of the between-run variance left in an allocation's mean."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -36,15 +36,16 @@ from gpuscale.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialPlan:
-    """Minimum and maximum number of runs of each item in a session, as in `--runs 3:8`."""
+    """Minimum and maximum number of runs per row of a session, as in `--runs 3:8`."""
 
     fewest_runs: int
     most_runs: int
 
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
-        """Return the error rates of an interim analysis; all together have this significance.
+        """Return the error rates of each analysis that give a whole session this significance.
 
-        A loss needs a confirming run, so it is reported after at least `fewest_runs + 1` runs.
+        A loss needs a confirming run, so it is reported after `fewest_runs + 1` runs at the
+        earliest.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -74,9 +75,9 @@ class RowProgress:
     """Verdict on the row; not `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
     status: RowStatus = RowStatus.NEEDS_RUNS
     analysed_after: int | None = None
-    """Number of runs at the analysis that `entry` comes from; None before the first analysis."""
+    """Number of runs analysed for the verdict in `entry`; None before the first analysis."""
     suspected_after: int | None = None
-    """Number of runs at the first analysis that found the row worse than its margin."""
+    """Number of runs at the first analysis that suspected a loss; None if none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class SessionVerdict:
 
     entries: tuple[RowProgress, ...]
     comparison: Comparison
-    """Comparison of these rows, which determines the exit code of the session."""
+    """Comparison with the verdicts in `entries`; it determines the exit code of the session."""
     sides: Sides
     needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
     """Rows that need more runs, and the rows on 1 GPU that their speedups are relative to."""
@@ -103,13 +104,13 @@ def judge_session(
     """Judge each row by the runs so far, with the interim analyses that the plan provides for.
 
     No state is kept: past analyses are repeated from the order of the runs in the results, so a
-    resumed session continues at the same point. Analysis k uses the first k valid runs of each
-    item, and the failed runs before them. A row that is settled or confirmed stays so, unless most
-    of its later runs fail.
+    resumed session continues at the same point. Analysis k uses the first k valid runs of each row,
+    and the failed runs before them. A row that is settled or confirmed stays so, unless most of its
+    later runs fail.
 
-    `results` hold all runs of the session, in the order in which they ended; `cases`, `gpus` and
-    `configurations` are those that the session measures. If the baseline has a row in one of these
-    configurations, its entries in other configurations are left out; None keeps all.
+    `results` contain all runs of the session, in the order in which they ended. `cases`, `gpus` and
+    `configurations` are those that the session measures; None means all. If the baseline has a row
+    in one of these configurations, that row's entries in other configurations are ignored.
     """
     if configurations is not None:
         met = {run.key for run in baseline.runs if run.configuration in configurations}
@@ -159,10 +160,10 @@ class _Session:
         self._references = References(self._valid)
 
     def assess(self, after: int, until: float) -> Assessment:
-        """Judge the rows by the runs that came after analysis `after` and up to analysis `until`.
+        """Judge the rows by the runs made after analysis `after` and up to analysis `until`.
 
         Runs on numbers of GPUs that the session does not measure are part of every analysis. If no
-        run on 1 GPU came after `after`, the earlier ones still serve as the reference.
+        run on 1 GPU was made after analysis `after`, the earlier ones still serve as the reference.
         """
         part = []
         for result, placed in zip(self._results, self._placed, strict=True):
@@ -194,7 +195,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Return the rows after one more analysis of those that need runs."""
+        """Analyse the rows that still need runs once more, and return all rows."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -213,7 +214,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if the runs since the suspicion show a loss beyond the margin by themselves."""
+        """True if the runs made since the suspicion show a loss beyond the margin on their own."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -230,7 +231,7 @@ def _identity(row: MatchedRow) -> tuple[EntryKey, Configuration | None]:
 
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
-    """True if more runs would not help: another machine or measurement, or no baseline."""
+    """True if more runs cannot help: different machine or workload, or nothing to compare with."""
     without_baseline = row.before is None and row.published is None
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
