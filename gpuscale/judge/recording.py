@@ -23,7 +23,7 @@ _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",
 )
-"""Fields of a run that the history of a baseline keeps: all except the evidence."""
+"""Fields of a run that are kept in a baseline's history: all except the evidence."""
 
 
 class EntryId(NamedTuple):
@@ -91,7 +91,7 @@ def baseline_from_results(
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """Return a baseline as it is; make one with this name from results, however few their runs."""
+    """Return a baseline unchanged; convert results to one with this name, however few the runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
@@ -145,7 +145,7 @@ class Proposal:
     """Row label, with the options that distinguish the entry from others of the same name."""
     entry: EntryId
     old: tuple[Run, ...]
-    """The present runs; empty if the baseline has no such entry."""
+    """The entry's runs in the baseline; empty if it has no such entry."""
     new: tuple[Run, ...]
     obstacle: str = ""
     """Reason why the proposal cannot be accepted; empty if it can be."""
@@ -173,7 +173,7 @@ class Proposal:
 def proposals(
     baseline: Baseline, results: Sequence[Results], *, beside: bool = False
 ) -> tuple[Proposal, ...]:
-    """Propose a change to each baseline entry whose runs in the results differ.
+    """Propose a change to each baseline entry whose runs differ from those in the results.
 
     The new runs replace the baseline's, or are added if `beside` is true. New entries come last.
     """
@@ -282,7 +282,10 @@ def _chosen(
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """Return valid runs as baselines keep them; left-out nights and injected faults are errors."""
+    """Return the valid runs in the form that baselines keep.
+
+    Raises UsageError if the results contain excluded nights or injected faults.
+    """
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "

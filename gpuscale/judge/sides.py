@@ -31,7 +31,7 @@ class Side:
     """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
-    """Time at which the file was written (ISO 8601); the side's times use the same UTC offset."""
+    """Time at which the file was written (ISO 8601); its UTC offset applies to the side's times."""
 
     def origin_of(self, entries: Iterable[Entry]) -> Origin:
         """Return where and when these entries were measured."""
@@ -76,14 +76,14 @@ class Sides:
     """A baseline and the results that are compared with it."""
 
     baseline: Baseline
-    """Used for tolerances, hardware and name; the runs of the baseline are in `before`."""
+    """Source of tolerances, hardware and name; the runs of the baseline are in `before`."""
     published: Mapping[EntryKey, ScalingPoint]
     before: Side
     after: Side
 
     @property
     def keys(self) -> tuple[EntryKey, ...]:
-        """Keys of the rows that either side has, the baseline's first."""
+        """Keys of the rows of both sides, those of the baseline first."""
         return tuple(dict.fromkeys((*self.before.by_row, *self.published, *self.after.by_row)))
 
     @property

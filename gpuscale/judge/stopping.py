@@ -28,7 +28,7 @@ class NarrowIntervals:
     target: float
     """A 95% interval is narrow if its half-width, relative to the estimate, is at most this."""
     gpus: tuple[int, ...]
-    """Measured numbers of GPUs; 1 GPU is measured until the speedups on all of them are settled."""
+    """Numbers of GPUs to measure; 1 GPU is measured until all their speedups are settled."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Return the reason why a requested run is unnecessary; None if the run is needed."""
@@ -54,7 +54,7 @@ class NarrowIntervals:
         return point.valid_runs if self._are_narrow(*speedups) else None
 
     def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-        """Return the points with a valid run whose own step time or speedup is too uncertain."""
+        """Return the measured points whose step time or speedup is still too uncertain."""
         return tuple(
             point
             for point in scaling_points(runs)
@@ -84,11 +84,11 @@ class DecidedVerdict:
     gpus: tuple[int, ...]
     baseline_kind: BaselineKind = "baseline"
     cases: Collection[str] | None = None
-    """Measured cases, such as `mnist_cnn/ddp`; only these are judged. None means all."""
+    """Cases that are measured, such as `mnist_cnn/ddp`; only these are judged. None means all."""
     configurations: Collection[Configuration] | None = None
-    """Measured configurations; None means all."""
+    """Configurations that are measured; None means all."""
     _judged: tuple[int, SessionVerdict] | None = None
-    """Number of runs at the last verdict, and that verdict."""
+    """Number of runs judged last, and the verdict on them (a cache)."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Return the reason why a requested run is unnecessary; None if the run is needed."""

@@ -34,11 +34,11 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
     Part.SKEW: stragglers,
     Part.REST: causes.time_in_no_part,
 }
-"""Function that finds the cause if a part of the step stands out; `lost_parts` adds the times."""
+"""Functions that find the cause of lost time, by the part of the step in which it was lost."""
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield the cause of each part of the step that stands out, largest lost time first."""
+    """Yield a cause for each part of the step that stands out, largest lost time first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):
@@ -70,7 +70,7 @@ _OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """Add causes to each loss, and slow devices or constant stragglers to inconclusive rows."""
+    """Add causes to each loss, and slow devices or persistent stragglers to inconclusive rows."""
     configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
     if not configurations:
         return comparison

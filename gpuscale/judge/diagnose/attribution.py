@@ -1,9 +1,10 @@
 """Divide training steps into parts, and find out how much each part changed.
 
-The pace of a rank is its step time without gradient synchronisation. A step takes communication +
-pace of the slowest rank + rest, and this pace is data and computing of the median rank + skew. A
-slow rank makes the others wait inside their all-reduce, so the phases of single ranks do not show
-communication: it is the difference between steps with and without synchronisation.
+The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
+communication, the slowest rank's pace and a rest. The slowest rank's pace is the sum of the median
+rank's data and computing times and the skew. A slow rank makes the others wait inside their
+all-reduce, so the phases of single ranks do not show communication: it is measured as the
+difference between steps with and without synchronisation.
 """
 
 import math
@@ -18,13 +19,13 @@ from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_
 from gpuscale.records import Phases, Run
 
 NAMED_SHARE = 0.1
-"""Smallest share of the loss for which a part of the step is named."""
+"""Smallest share of the lost time for which a part of the step is named as a cause."""
 _NAMED_CONFIDENCE = 0.95
-"""One-sided confidence needed to say that a part got longer; the step is known to have."""
+"""One-sided confidence needed to say that a part of the step got longer."""
 _PRIOR_DF = 3.0
-"""Weight of the step time's variance in the variance of a part, in degrees of freedom."""
+"""Weight of the step time's variance as the prior of a part's variance, in degrees of freedom."""
 _UNKNOWN_DEVIATION = 0.05
-"""Relative deviation of the step time between runs that is assumed if each side has one run."""
+"""Relative standard deviation assumed for the step time if each side has only one run."""
 
 
 class Part(StrEnum):
@@ -38,7 +39,7 @@ class Part(StrEnum):
 
 
 class Rank(NamedTuple):
-    """The pace of a rank without synchronisation, and its phases, in seconds per step."""
+    """A rank's step time without synchronisation (its pace) and its phases, in seconds per step."""
 
     rank: int
     host: str
@@ -48,17 +49,17 @@ class Rank(NamedTuple):
 
     @property
     def data_s(self) -> float:
-        """Time that the rank waits for the batch and copies it."""
+        """Seconds per step for which the rank waits for batches and copies them to the device."""
         return self.phases.data_s + self.phases.h2d_s
 
     @property
     def computing_s(self) -> float:
-        """Time that the rank computes: the rest of its pace, without waits for other ranks."""
+        """Seconds per step for which the rank computes: its pace without data loading."""
         return self.pace_s - self.data_s
 
     @property
     def backward_s(self) -> float:
-        """Computing time outside the forward pass and the optimizer."""
+        """Computing time outside the forward pass and the optimizer, in seconds per step."""
         return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
 
 
@@ -68,7 +69,7 @@ class Step:
 
     time_s: float
     communication_s: float | None
-    """Communication that computing does not hide; None for a single rank."""
+    """Communication time that does not overlap with computing; None for a single rank."""
     ranks: tuple[Rank, ...]
     """All ranks, fastest first."""
     run: Run
@@ -90,7 +91,7 @@ class Step:
 
     @property
     def parts(self) -> Mapping[Part, float]:
-        """Seconds of each part; a single rank has only data and computing."""
+        """Seconds spent in each part of a step; with one rank, only data loading and computing."""
         own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
         if self.communication_s is None:
             return own
@@ -127,11 +128,11 @@ class Change:
     before_s: float
     after_s: float
     lost_s: float
-    """`after_s - before_s` without time that only moved between parts; negative for a gain."""
+    """`after_s - before_s`, without time that only moved between parts; negative for a gain."""
     noise_s: float
-    """Largest change that may be noise."""
+    """Largest change that noise could explain, in seconds per step."""
     share: float = 0.0
-    """Share of all lost time; 0 for a gain."""
+    """Fraction of the time lost in all parts that was lost in this one; 0 for a gain."""
 
     @property
     def is_longer(self) -> bool:
@@ -188,7 +189,7 @@ def changes_of(
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
-    """Move time from computing back to communication that slower ranks have hidden.
+    """Count communication that became hidden as communication again, rather than as computing.
 
     Anything that slows ranks on their own, such as late batches, hides their communication. Steps
     without synchronisation then take as long as steps with it: communication seems to have gone,

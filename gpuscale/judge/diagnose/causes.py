@@ -14,7 +14,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
-    """Explain longer gradient synchronisation that the backward pass does not hide."""
+    """Return the cause of longer gradient synchronisation not hidden by the backward pass."""
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
@@ -30,7 +30,7 @@ def communication(row: RowEvidence, change: Change) -> Cause:
 
 
 def data(row: RowEvidence, change: Change) -> Cause:
-    """Explain batches that arrive later or are copied more slowly."""
+    """Return the cause if batches arrive later or are copied more slowly."""
     waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
     copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
@@ -45,7 +45,7 @@ def data(row: RowEvidence, change: Change) -> Cause:
 
 
 def computing(row: RowEvidence, change: Change) -> Cause:
-    """Explain longer computing times of ranks, which exclude their waits for each other."""
+    """Return the cause if ranks compute for longer, not counting waits for each other."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
@@ -66,12 +66,12 @@ def computing(row: RowEvidence, change: Change) -> Cause:
 
 
 def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
-    """Report lost time outside both the ranks' own pace and gradient synchronisation."""
+    """Report time lost neither in the ranks' own pace nor in gradient synchronisation."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause for each kind of device fault that no named cause includes."""
+    """Yield a cause for each kind of device fault that is not yet evidence for another cause."""
     named_already = {found for cause in named for found in cause.evidence}
     # Clocks also fall on a device that waits: then they are a consequence, not a cause.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
@@ -113,7 +113,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """List changes of the environment between both sides; they alone do not establish a cause."""
+    """Report differences between the environments of both sides, which alone prove no cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
@@ -127,7 +127,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Report other load on the hosts if most runs of the baseline had none."""
+    """Report new load from other processes on the hosts: most baseline runs had none."""
     before, after = row.point.loads_before, row.point.loads_after
     is_new = sum(load.is_busy for load in after) > len(after) / 2
     if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
@@ -150,7 +150,7 @@ def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """Yield the largest parts of the lost efficiency, which is all that published figures show.
+    """Yield the largest losses relative to ideal scaling; published figures show nothing else.
 
     Shares are relative to the sum of all lost parts; gains of other parts do not count.
     """
@@ -201,7 +201,7 @@ def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange
 
 
 def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
-    """Return the change of a phase on the median rank, as means over runs."""
+    """Return the median rank's change in one phase, averaged over runs."""
     before_s, after_s = (
         statistics.fmean(seconds(step.median) for step in steps)
         for steps in (row.point.before, row.point.after)

@@ -13,9 +13,9 @@ from gpuscale.records import GpuSummary
 from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom
 
 _CLOCK_DROP = 0.03
-"""Smallest drop of a clock that is a symptom; from night to night, clocks differ by less."""
+"""Smallest relative drop of a clock that is a symptom; normal variation between nights is less."""
 _REASON_SHARE = 0.1
-"""Smallest increase in a clock event reason's share of samples that counts as a symptom."""
+"""Smallest increase in the share of samples with a clock event reason that is a symptom."""
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
@@ -28,9 +28,9 @@ class _Low(NamedTuple):
     counter: str
     kind: CauseKind
     drop: float = 0.0
-    """Fraction by which the counter must have fallen."""
+    """Fraction of the usual value by which the counter must have fallen."""
     most: str | None = None
-    """Counter with the highest possible value, used if the usual value is unknown."""
+    """Counter that holds the maximum value, used for comparison if the usual value is unknown."""
 
 
 _LOW_CLOCKS = (
@@ -44,9 +44,9 @@ _LOW_LINKS = (
     _Low("nvlink_active_min", CauseKind.NVLINK),
 )
 _ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
-"""Kind of symptom for each group of error counters that shows more errors than before."""
+"""Kind of symptom reported if a group of error counters shows more errors than before."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
-"""Counters to which computing speed is proportional."""
+"""Counters (of clocks) to which computing speed is assumed to be proportional."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class _State:
     values: Mapping[str, float]
     """Known counters by name."""
     clock_event_reasons: Mapping[str, float]
-    """Mean share of the samples with each clock event reason."""
+    """Mean fraction of samples with each clock event reason, by reason."""
     errors: Mapping[str, float]
     """Sum of the error counters in each group."""
     xids: Sequence[int]
@@ -85,10 +85,10 @@ _NO_ERRORS = _State.of(())
 
 
 def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
-    """Find the symptoms of tonight's devices, device by device.
+    """Find the symptoms of each device in the results.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
-    devices of the baseline; and if these have no samples, with tonight's other devices.
+    devices of the baseline; and if these have no samples, with the other devices in the results.
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
@@ -123,7 +123,7 @@ def explaining_clocks(
 
 
 def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
-    """Return all runs' summaries that have samples, by UUID of the device."""
+    """Return the device summaries with samples from all runs, by UUID of the device."""
     found: dict[str, list[GpuSummary]] = {}
     for step in steps:
         for summary in step.run.gpu_summaries:

@@ -21,7 +21,7 @@ from gpuscale.records.run_evidence import HostLoad
 _TAKES_PART = 0.5
 """A rank shares a change if it changed by at least this fraction of the median rank's change."""
 _AS_LARGE = 0.25
-"""Smallest fraction of a row's loss that counts as the same loss on other numbers of GPUs."""
+"""A loss at another GPU count is the same loss if it is at least this fraction of the row's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest number of hosts in any of tonight's runs."""
+        """Largest number of hosts used by any run of the results."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def relative_loss(self, part: Part) -> float:
-        """Return the lost time of a part as a fraction of the baseline's step time."""
+        """Return the time lost in a part as a fraction of the baseline's step time."""
         step_time_s = statistics.fmean(step.time_s for step in self.before)
         return self.changes[part].lost_s / step_time_s
 
@@ -64,12 +64,12 @@ class RowEvidence:
 
     @cached_property
     def symptoms(self) -> tuple[DeviceSymptom, ...]:
-        """The symptoms of tonight's devices."""
+        """Symptoms of the devices used in the results."""
         return symptoms_of(self.point.before, self.point.after)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of tonight's runs."""
+        """The hosts used in the results."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
     def symptoms_on(self, uuids: Collection[str]) -> tuple[DeviceSymptom, ...]:
@@ -77,7 +77,7 @@ class RowEvidence:
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """Return the ranks that share the change of the median rank; None for a single rank."""
+        """Return the ranks that changed as the median rank did; None for a single rank."""
         before, after = (
             _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
         )
@@ -114,7 +114,7 @@ def points_of(
 
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
-    """Find the numbers of GPUs on which a part got longer; None if only one number is known."""
+    """Find on which numbers of GPUs a part got longer; None unless two or more can be compared."""
     known = {gpus: there for gpus, there in points.items() if part in there.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None

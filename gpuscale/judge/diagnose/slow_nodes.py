@@ -13,9 +13,9 @@ import msgspec
 from gpuscale.records import NodeProbe
 
 SLOW_LINK = 1.5
-"""Slowdown from which a link is called slow; the links of a network differ by some percent."""
+"""Slowdown above which a link is called slow; links of one network differ by a few percent."""
 SLOW_COMPUTATION = 1.2
-"""Slowdown from which a GPU is called slow; GPUs of a model differ by 8% (arXiv 2208.11035)."""
+"""Slowdown above which a GPU is called slow; GPUs of one model differ by 8% (arXiv 2208.11035)."""
 
 Pair = tuple[int, int]
 
@@ -92,7 +92,7 @@ def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
-    """Return the fewest nodes that explain the slow links; most links of such a node are slow."""
+    """Return the fewest faulty nodes that explain the slow links; most links of each are slow."""
     left = set(slow)
     sick: set[int] = set()
     while left:

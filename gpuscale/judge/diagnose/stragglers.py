@@ -28,22 +28,22 @@ _OF_THE_RUNS = 2 / 3
 _SIGNIFICANCE = 0.01
 """Significance level for calling a single device slow, over all devices together."""
 _LEAST_SLOWDOWN = 0.05
-"""Smallest slowdown that is called faulty; healthy GPUs of one model differ by this much."""
+"""Slowdown below which no device is called faulty; healthy GPUs of one model differ this much."""
 _OTHERS_MOVED = 0.25
-"""Only one device is slow if no other slowed down by more than this fraction of its slowdown."""
+"""A device is the only slow one if all others slowed down by at most this fraction of it."""
 _LEAST_DF = 2
-"""Minimum degrees of freedom for estimating how much runs on one device differ."""
+"""Minimum degrees of freedom for estimating the variance between runs on the same device."""
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
-"""Smallest increase of the skew, as a fraction of the step time, reported on an open row."""
+"""Smallest increase of the skew reported for an inconclusive row, relative to the step time."""
 
 _Seat = tuple[str, tuple[str, ...], int | None]
-"""A host with devices or a rank number: an identity that can stay slow from run to run."""
+"""Identity of a rank across runs: its host, with either its devices or its rank number."""
 
 
 def stragglers(row: RowEvidence, change: Change) -> Cause:
-    """Explain skew: one rank, or a few, keep the others waiting."""
+    """Return the cause of skew: one rank, or a few, keep the others waiting."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
@@ -59,10 +59,10 @@ def stragglers(row: RowEvidence, change: Change) -> Cause:
 
 
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield the ranks that lag in every run, each time by more than any rank in the baseline.
+    """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
-    Rows whose verdict is open are examined too. With three runs on either side, one row in 20 has
-    such skews by chance if the same rank is always the slowest.
+    This is used for inconclusive rows. With three runs on either side, one row in 20 has such skews
+    by chance if the same rank is always the slowest.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -77,11 +77,11 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
-    """Find the ranks that lag in most runs with unusual skew, and the number of these runs.
+    """Find the ranks that lag in most runs with unusual skew, and in how many runs they do.
 
     Hosts and devices are taken from the run with the largest skew; devices are omitted if they
     change between runs. No ranks are given if each run has a different straggler. `usual_skew_s` is
-    the skew of the baseline in seconds per step; each run has several ranks.
+    the skew of the baseline in seconds per step; every run must have several ranks.
     """
     # A faulty device that takes its turn is not in every run, so runs below the mean are left out.
     mean_s = statistics.fmean(step.skew_s for step in steps)
@@ -109,12 +109,12 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
 
 
 def _by_device(rank: Rank) -> _Seat:
-    """Identify a rank by its devices: runs on some of a node's GPUs use the GPUs in turn."""
+    """Identify a rank by its devices, since runs on part of a node use its GPUs in turn."""
     return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
 
 
 def _by_number(rank: Rank) -> _Seat:
-    """Identify a rank by its number: slowness may follow the rank from device to device."""
+    """Identify a rank by its number, since slowness may follow it from device to device."""
     return rank.host, (), rank.rank
 
 
@@ -124,12 +124,12 @@ def _behind(step: Step) -> list[Rank]:
 
 
 def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """Return the part of the skew due to waiting for and copying batches, as a mean over runs."""
+    """Return the skew due to waiting for and copying batches, averaged over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
 def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield the only device whose runs got slower, if the row is on one GPU."""
+    """Yield a cause if exactly one device got slower, for rows on one GPU."""
     found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
     if found is None:
         return
@@ -189,7 +189,7 @@ def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
 def _usual(
     uuid: str, before: Mapping[str, Sequence[float]], variance: float
 ) -> tuple[float, float]:
-    """Return a device's usual log step time and its variance, or else those of all devices."""
+    """Return the mean log step time of a device and its variance, or else those of all devices."""
     if uuid in before:
         return statistics.fmean(before[uuid]), variance / len(before[uuid])
     means = [statistics.fmean(values) for values in before.values()]
