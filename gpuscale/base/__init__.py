@@ -1,1 +1,1 @@
-"""Modules that import nothing else from gpuscale: errors, units, text, the host, tables."""
+"""Basic modules that import nothing else from gpuscale: errors, units, text, host and tables."""

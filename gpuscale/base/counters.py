@@ -1,6 +1,6 @@
 """A table of all GPU counters: how gpuscale reads, reduces, checks and shows them.
 
-docs/format.md explains what the counters mean. `Reading` holds the values of one moment.
+docs/format.md explains what the counters mean. A `Reading` holds the values read at one time.
 """
 
 import math
@@ -38,11 +38,12 @@ class Query:
     """One way to query NVML, in terms of its Python binding."""
 
     call: str
-    """Name of an NVML function, or of a field id (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
+    """Name of an NVML function, or of a field ID (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
     arguments: tuple[str, ...] = ()
     """Names of NVML constants to pass to the function after the device."""
     member: str | None = None
-    """Attribute of NVML's answer that holds the number; None if the answer itself is the number."""
+    """Attribute of NVML's answer that contains the number; None if the answer itself is the
+    number."""
     buffer: str | None = None
     """Buffer of nvmlDeviceGetSamples whose samples are preferred to single answers, if any."""
 
@@ -54,7 +55,7 @@ class Field:
     name: str
     """Name of the counter in the records of a run."""
     moment: str
-    """Key of the answer in a `Reading`; several counters may share an answer."""
+    """Key under which a `Reading` stores the answer from NVML; several counters may share a key."""
     label: str
     """Name shown to people; counters with the same label share a line."""
     quantity: Quantity
@@ -94,15 +95,15 @@ class Field:
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's answers at one moment, keyed by `Field.moment`."""
+    """Answers from NVML about one device at one time, keyed by `Field.moment`."""
 
     answers: dict[str, Any] = {}
     """Depending on the counter: a number, the active clock event reasons, whether each NVLink is
-    active, NVLink error counts by kind, or the XIDs since the last reading."""
+    active, NVLink error counts by kind, or the XID errors since the previous reading."""
     absent: dict[str, str] = {}
-    """The driver's reason for each missing answer."""
+    """Reason given by the driver for each answer that is missing."""
     buffered: dict[str, list[tuple[float, float]]] = {}
-    """Samples that the driver took since the last reading, by buffer: (Unix time, number)."""
+    """Samples that the driver took since the previous reading, as (Unix time, number) by buffer."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent
@@ -191,7 +192,7 @@ MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""First counter for each answer in a `Reading`; the queries of this counter obtain the answer."""
+"""For each key of a `Reading`, the first counter with this key, whose queries are sent to NVML."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
@@ -213,17 +214,18 @@ _CLOCK_EVENTS = (
     "board_limit",
     "reliability",
 )
-"""Clock event reasons by bit of NVML's mask; nvidia-smi shows most as `clocks_event_reasons.*`."""
+"""Names of the clock event reasons, in the order of the bits in NVML's mask; nvidia-smi shows most
+of them as `clocks_event_reasons.*`."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce a counter's numbers over samples, runs or devices; None if all are unknown."""
+    """Reduce a counter's values (of samples, runs or devices) to one; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 
 
 def values_problem(values: Mapping[str, float]) -> str | None:
-    """Return a message about the first unknown counter or invalid number; None if all are valid."""
+    """Return a message about the first unknown counter or invalid number; None if all is valid."""
     for name, value in values.items():
         if name not in NUMBERS:
             return f"values: unknown counter {name[:60]!r}; known are {', '.join(NUMBERS)}"
@@ -235,7 +237,7 @@ def values_problem(values: Mapping[str, float]) -> str | None:
 
 
 def clock_events(bits: int) -> tuple[str, ...]:
-    """Return the clock event reasons in NVML's bit mask; an unknown bit becomes `reason_0x800`."""
+    """Return the clock event reasons set in NVML's bit mask; unknown ones as `reason_0x800`."""
     return tuple(
         _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
         for bit in range(bits.bit_length())

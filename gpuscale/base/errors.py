@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
 
 
 CANNOT_WRITE = 74
-"""The exit code of a pytest session that cannot write its results (`EX_IOERR` of sysexits.h)."""
+"""Exit code of a pytest session that cannot write its results (`EX_IOERR` of sysexits.h)."""
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -41,16 +41,17 @@ class UsageError(GpuscaleError):
 
 
 READING = ("msgspec", "tabulate", "wcwidth")
-"""The import names of the packages that every command needs."""
+"""Import names of the packages that every command needs."""
 MEASURING = ("torch", "numpy", "pytest", "pytest_benchmark", "pynvml")
-"""The import names of the packages that only measuring needs."""
+"""Import names of the packages that only measurements need."""
 _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
     """Raise a UsageError with an install command if any of the packages is missing.
 
-    gpuscale can be installed without its requirements: a login node needs no torch to compare.
+    gpuscale can be installed without its dependencies, since comparing results on a login node, for
+    example, does not need torch.
     """
     missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
@@ -59,7 +60,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """A file that cannot be read or written; the message has path, place, problem and remedy."""
+    """A file that cannot be read or written; the message names path, place, problem and remedy."""
 
     def __init__(
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
@@ -76,7 +77,7 @@ class FileError(GpuscaleError):
 class DecodeError(GpuscaleError):
     """Invalid record data; the message names the problem and its place (`runs[2].measured`).
 
-    `line` is set only for text files; `key` is a field that is not allowed at the place.
+    `line` is set only for text files; `key` only if a field is not allowed at this place.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class CaseError(GpuscaleError):
 
 
 class InvalidTrainingError(CaseError):
-    """Ranks that did not train one common model, so the speedup is meaningless."""
+    """Ranks that did not train the same model, so that the speedup is meaningless."""
 
 
 class MachineError(GpuscaleError):
@@ -117,10 +118,10 @@ class MachineError(GpuscaleError):
 
 
 class SchedulerError(GpuscaleError):
-    """A batch scheduler that is missing, or rejected or lost a job; quotes the scheduler."""
+    """The batch scheduler is missing, rejected a job or lost a job; the message quotes it."""
 
 
 def as_place(file: str, line: int | None) -> str:
-    """Return a file and line as `test_mine.py:12`, relative to the current folder if below it."""
+    """Format a file and line as `test_mine.py:12`, with a relative path if possible."""
     path, here = Path(file), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -19,8 +19,8 @@ SHAPES = re.compile(
     r"|Using a target size .* different|multi-target not supported|Target \d+ is out of bounds"
     r"|not one number$"
 )
-"""Errors of batches that do not fit the model or the loss, from torch's meta device or CPU; the
-last alternative is gpuscale's own message."""
+"""torch's errors, on the meta device or a CPU, for batches whose shape does not fit the model or
+the loss; the last alternative is gpuscale's own message."""
 
 OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
@@ -33,23 +33,24 @@ OUT_OF_MEMORY = re.compile(
 """Last line of a traceback if a GPU or the host ran out of memory."""
 
 NO_ENGINE = re.compile("unable to find an engine to execute this computation")
-"""Error when every cuDNN convolution algorithm failed, perhaps for lack of workspace memory."""
+"""Error raised if all cuDNN convolution algorithms failed, perhaps for lack of workspace memory."""
 
 LOST_PEER = re.compile(r"gloo|NCCL")
-"""Error of a rank that lost contact with another rank, which most likely ended first."""
+"""Error raised by a rank that lost contact with another rank, which most likely ended first."""
 
 LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-"""Same errors as `LOST_PEER`, among the last lines that a command printed."""
+"""The same errors as `LOST_PEER`, but found in the last lines that a command printed."""
 
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")
-"""First line of a Python traceback; torch puts the rank before each line of a traceback."""
+"""First line of a Python traceback; torch may prefix each line of a traceback with the rank."""
 
 EXCEPTION = re.compile(rf"{_RANK_PREFIX}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
 """Last line of a Python traceback."""
 
 STARTER_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
-"""Exception of a launcher, such as torchrun or accelerate, after one of its processes failed."""
+"""Exception raised by a launcher such as torchrun or accelerate when one of its processes
+failed."""
 
 TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
 """Entry of a rank in torchrun's summary; the last entry is the rank that failed first."""
@@ -66,17 +67,17 @@ SYSTEM = re.compile(
     r"|No space left on device|Disk quota exceeded|Read-only file system",
     re.IGNORECASE,
 )
-"""Failures of a device, network or file system rather than of the case."""
+"""Failures of a device, network or file system, as opposed to errors in the case."""
 
 SHARDS = re.compile(r"DTensor|sharding strategy|placement")
-"""Errors of operators that cannot work on the sharded parameters of fsdp."""
+"""Errors raised by operators that do not support the sharded parameters of fsdp."""
 
 MAYBE_EXTERNAL = re.compile(
     # A device-side assertion is CUDA's message for an index out of bounds.
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,
 )
-"""Failures that a device or another rank may have caused, so the case may be fine."""
+"""Failures that a device or another rank may have caused, so that the case may be correct."""
 
 MAYBE_TRANSIENT = re.compile(
     # Except errors 2 and 13: a path that is absent or not readable stays so.
@@ -84,4 +85,4 @@ MAYBE_TRANSIENT = re.compile(
     r"|DataLoader worker \(pid",
     re.IGNORECASE,
 )
-"""Failures of a file or connection that may work the next time."""
+"""Failures to access a file or a connection, which may succeed at the next attempt."""

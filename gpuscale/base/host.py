@@ -20,10 +20,11 @@ VARIABLE_PREFIXES = (
 """Prefixes of the environment variables that affect how ranks compute and communicate."""
 
 JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-"""Environment variables that list the devices of one job on one node."""
+"""Environment variables that list the devices that one job may use on one node."""
 
 FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-"""Signals that, unlike SIGABRT and SIGTERM, never result from the end of another process."""
+"""Signals that indicate a fault: unlike SIGABRT and SIGTERM, a process never receives them merely
+because another process ended."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -69,7 +70,7 @@ def descendants() -> set[int]:
 
 
 def living_descendants() -> set[int]:
-    """Reap ended children of this process, and return the descendants that are still running."""
+    """Reap ended children of this process; return all descendants that are still running."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -110,9 +111,9 @@ def die_with_parent() -> None:
 
 
 def end_at_interrupt() -> None:
-    """Let Ctrl-C end this process at once, even inside a collective that Python cannot leave.
+    """Make Ctrl-C end this process at once, even in a collective that Python cannot interrupt.
 
-    The process that forked this one may block the signal, which is inherited.
+    The signal is also unblocked: a block may be inherited from the process that forked this one.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

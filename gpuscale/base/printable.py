@@ -42,12 +42,12 @@ _IN_ASCII = {
 # Replacements of equal width in tables: a spread, and an arrow with more columns behind it.
 _AS_WIDE = re.compile(r"±([\d.]+) %|→ (?=[^\n]*\S {2,}\S)")
 SPELT_OUT = "gpuscale-spelt-out"
-"""Name of the codec error handler that `spell_out` sets."""
+"""Name of the codec error handler that `spell_out` sets for streams."""
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
 def text_problem(text: str) -> str | None:
-    """Return why a file may not contain this line of text, and the remedy; None if it may."""
+    """Return why a file must not contain this line of text, and a remedy; None if it may."""
     if len(text) > LINE_LIMIT:
         return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
     found = re.search(f"[{UNPRINTABLE}]", text)
@@ -55,7 +55,7 @@ def text_problem(text: str) -> str | None:
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """Return the text in a form that a file may contain; valid text is returned unchanged.
+    """Return the text in a form that is allowed in a file; allowed text is returned unchanged.
 
     Line breaks become spaces (unless `multiline`), other unprintable characters become visible
     escapes, and the middle of a text that is too long is cut out.
@@ -97,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    r"""Make streams replace characters missing from their encoding: `µ` by `u`, `Ж` by `\u0416`."""
+    r"""Have streams replace characters that they cannot encode: `µ` by `u`, `Ж` by `\u0416`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)

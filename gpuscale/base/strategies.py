@@ -1,4 +1,4 @@
-"""Table of the parallelisation strategies and what they demand of a run.
+"""Table of the parallelisation strategies and of their requirements for a run.
 
 To add a strategy, add a file to measure/worker/strategies and an entry to `STRATEGIES`. Records may
 name strategies of other tools, so code that reads records must use `STRATEGIES.get`.
@@ -14,7 +14,7 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """Properties of a strategy that are needed where torch is not imported."""
+    """Properties of a strategy that are also needed by processes that do not import torch."""
 
     words: str
     """Description of the strategy in the docs."""
@@ -27,7 +27,7 @@ class Demands:
     ranks_agree: bool
     """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
-    """Communication that no step can leave out; None if synchronisation can be paused."""
+    """Communication that cannot be left out of a step; None if synchronisation can be paused."""
     paused: str = "communication"
     """Communication that is left out of a step without synchronisation."""
     not_on_cpu: str | None = None
@@ -37,7 +37,8 @@ class Demands:
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """Reason why older versions of torch do not work; None if gpuscale does not support them."""
+    """Reason why the strategy does not work with older torch versions; None if gpuscale supports
+    none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """Keys allowed in the `strategy_options` of a case, with their types or allowed words."""
     not_accumulated: str | None = None
@@ -45,15 +46,18 @@ class Demands:
     not_fp16: str | None = None
     """Reason why --precision fp16 does not work with the strategy; None if it does."""
     in_blocks: bool = False
-    """True if the strategy divides the model among the GPUs, between the blocks of the case."""
+    """True if the strategy splits the model between blocks of the case, for different GPUs."""
     micro_batches: bool = False
-    """True if the strategy splits each batch into parts on which the GPUs compute concurrently."""
+    """True if the strategy splits each batch into micro-batches, processed concurrently by the
+    GPUs."""
     below_table: str | None = None
     """Remark below tables on how to read the speedups; None if no remark is needed."""
     package: str | None = None
-    """Package needed besides torch, if any; gpuscale's extra that installs it has the same name."""
+    """Package needed in addition to torch, if any; gpuscale has an extra of the same name to
+    install it."""
     wraps: str | None = None
-    """Underlying strategy, if any; its published figures apply, and tables show the ratio to it."""
+    """Strategy that this one wraps, if any. Published figures for the wrapped strategy apply to
+    both, and tables show the ratio between the two."""
 
     def processes(self, gpus: int) -> int:
         """Return the number of ranks needed for a number of GPUs."""
@@ -157,6 +161,6 @@ CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.
 """Strategies that a `TrainingCase` can choose."""
 SCHEDULE: Schedule = "gpipe"
 MICRO_BATCHES = 4
-"""Micro-batches per GPU. With four per stage, filling and draining take less than a fifth of a
-pipeline's time, whatever the number of stages."""
+"""Default number of micro-batches per GPU. With four per stage, a pipeline spends less than a fifth
+of its time filling and draining, whatever the number of stages."""
 ONE_PROCESS_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)

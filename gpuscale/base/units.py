@@ -51,7 +51,8 @@ def whole_percent(fraction: float) -> str:
 def rough_percent(fraction: float, more: int = 0) -> str:
     """Format a fraction as a percentage with two significant digits: `7.0 %`, `12 %`.
 
-    `more` adds digits. A fraction just below 1 gets more digits instead of 100 %: `99.7 %`.
+    `more` is the number of extra digits. A fraction just below 1 gets as many as are needed to
+    avoid 100 %: `99.7 %`.
     """
     if fraction > 10:
         return "over 1000 %"
@@ -64,7 +65,7 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
     """Format values with as few digits as suffice to tell different values apart.
 
-    `form` formats a value, given the number of additional digits.
+    `form` is called with a value and the number of extra digits, and returns text.
     """
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]

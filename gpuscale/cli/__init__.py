@@ -46,7 +46,7 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code for the process."""
+    """Run the command given by the arguments, and return the exit code for the process."""
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams, so the verdict would be lost.
         if sys.stderr is not None:
@@ -98,16 +98,17 @@ _MISTYPED = re.compile(
 )
 
 _NEAR = 0.65
-"""Minimum similarity of a suggestion: `cvs` is similar enough to `csv`, `case` not to `phases`."""
+"""Minimum similarity for suggesting a name: enough for `csv` if the user typed `cvs`, but not for
+`phases` if the user typed `case`."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser of one command, which gets its arguments from the command's module when it parses."""
+    """Parser for one command; imports the command's module only when it has to parse arguments."""
 
     module: str | None = None
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
-        """Add the arguments that the command's module defines, and parse."""
+        """Add the arguments that the command's module defines, then parse the command line."""
         if self.module is not None:
             command = self.module.rpartition(".")[2]
             require_packages(command, (*READING, *_NEEDS.get(command, ())))
@@ -121,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and error, suggest a correction for a mistyped name, and exit."""
+        """Print the usage and the error, suggest a correction for a mistyped name, and exit."""
         if found := _MISTYPED.search(message):
             from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""`gpuscale baseline`: the action `show`, and options and texts that several actions share."""
+"""`gpuscale baseline`: the action `show`, and the options and texts shared by several actions."""
 
 import argparse
 import getpass
@@ -101,7 +101,7 @@ def login_name() -> str | None:
 
 
 def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
-    """Return the requested expiry date, or None; a period is counted from `measured_at`."""
+    """Return the requested expiry date, if any; a period is counted from `measured_at`."""
     on, after = arguments.expires, arguments.expires_after
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")
@@ -131,10 +131,10 @@ def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
 
 
 class SmallestLoss(NamedTuple):
-    """Smallest loss in an entry that a repetition with the same number of runs would detect."""
+    """Smallest loss of a baseline entry that could be detected by as many runs again."""
 
     loss: float
-    """Detectable loss as a fraction; infinite if no loss would be detected."""
+    """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
     label: str
     step_time: str
 
@@ -144,7 +144,7 @@ class SmallestLoss(NamedTuple):
 
 
 def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
-    """Return the smallest detectable loss in each entry of a baseline, largest first."""
+    """Return the smallest detectable loss of each entry in a baseline, in descending order."""
     runs = entries_of(baseline.runs)
     losses = []
     for entry in compare(baseline, results_of(baseline)).entries:

@@ -1,4 +1,4 @@
-"""`gpuscale baseline import`: make a baseline of published figures from a hand-written table."""
+"""`gpuscale baseline import`: make a baseline from a hand-written table of published figures."""
 
 import argparse
 import sys
@@ -96,7 +96,7 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
-    """Merge problems that occur on several lines into one problem that names all of the lines."""
+    """Yield each problem once; if it occurs on several lines, the text lists the other lines."""
     lines: dict[tuple[str, str], list[int]] = defaultdict(list)
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)
@@ -107,5 +107,5 @@ def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
 
 
 def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:
-    """Build a record from the options with the same names as the fields."""
+    """Build a record from the command-line options with the same names as the record's fields."""
     return record(**{name: getattr(arguments, name) for name in record.__struct_fields__})

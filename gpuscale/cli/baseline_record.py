@@ -30,7 +30,7 @@ from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
-"""Fraction above which a baseline's smallest detectable loss deserves a warning."""
+"""Smallest detectable loss, as a fraction, above which the user is warned about a new baseline."""
 _TOO_WEAK = 0.2
 """Fraction above which a baseline is refused: even published figures have no wider tolerance."""
 _MOST_NAMED = 5

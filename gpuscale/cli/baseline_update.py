@@ -1,4 +1,4 @@
-"""`gpuscale baseline update`: replace or add results, if each change is approved."""
+"""`gpuscale baseline update`: replace entries of a baseline, or add runs, if the user approves."""
 
 import argparse
 import sys
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show all changes, and write those approved; return 3 if requested changes stay unwritten."""
+    """Show all changes and write those approved; return 3 if a requested change is not written."""
     path = Path(arguments.baseline)
     read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Print the 1-GPU rows that stay as they are although multi-GPU rows based on them change."""
+    """Print the 1-GPU rows that stay unchanged although multi-GPU rows based on them change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
@@ -122,9 +122,10 @@ def additions(
     approved: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Return the proposals to add, and a text on their runs; none if a row changed unapproved.
+    """Return the proposals to add, and a summary of their runs.
 
-    Each night is judged separately, since a good night would hide the loss in a bad night.
+    Both are empty if a row got faster or slower and the user did not approve the change. Each
+    nightly run is judged separately, since a good one would hide the loss in a bad one.
     """
     changed: dict[EntryId, str] = {}
     nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
@@ -154,7 +155,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Show all proposals; return the approved ones and the reason (either may be empty)."""
+    """Show all proposals; return those approved and the user's reason (either may be empty)."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")

@@ -30,7 +30,7 @@ from gpuscale.workload.run_defaults import default_strategy
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"
 _OF_PYTEST = ("strategy", "size", "precision", "device")
-"""Options that have the same meaning as gpuscale's options of pytest."""
+"""Options that mean the same as the options of the same names that gpuscale adds to pytest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def _request(
     launcher: LocalLauncher,
     batch: int | None,
 ) -> RunRequest:
-    """Return the request for one attempt; raise a UsageError if the case cannot be trained so."""
+    """Return the request for one attempt; raise a UsageError if the options are not possible."""
     environment = launcher.environment
     on_cpu = environment.device == "cpu"
     if on_cpu != (arguments.memory_limit is not None):

@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read a baseline or earlier results; raise a FileError for runs that `results` contain too."""
+    """Read a baseline or earlier results; raise a FileError if they share runs with `results`."""
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"
@@ -121,7 +121,7 @@ def judged(
     kind: BaselineKind,
     history: History | None = None,
 ) -> Comparison:
-    """Compare the selected rows, and add causes, notes and the files of both sides."""
+    """Compare the selected rows with the baseline, and add likely causes, notes and file names."""
     before, after = files
     sides = sides_of(baseline, results)
     chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))

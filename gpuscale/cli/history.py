@@ -1,4 +1,4 @@
-"""`gpuscale history`: show on which nights rows changed, and what else changed then."""
+"""`gpuscale history`: show in which nightly runs a result changed, and what else had changed."""
 
 import argparse
 import sys

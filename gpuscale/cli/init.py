@@ -18,7 +18,7 @@ from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
-"""Folder of the files to write; in a checkout, links to top-level folders of the same names."""
+"""Folder of the files to write; in a checkout, it contains links to the top-level folders."""
 _PROFILE = """\
 # A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
 description = "The {scheduler.title} cluster of {host}"
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profile(asked: str | None) -> dict[str, str]:
-    """Return name and content of a profile: the known one of this machine, or a template."""
+    """Return the name and content of this machine's profile if known, otherwise of a template."""
     if asked is None:
         with suppress(UsageError):
             known = recognised_profile(os.environ, socket.getfqdn())

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the files, rows and cases that they select."""
+"""Options shared by several commands, and functions that read the files and cases they name."""
 
 import argparse
 import gc
@@ -36,9 +36,9 @@ def remark(text: str) -> None:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, which would take a third of the time of a large comparison.
+    """Pause the garbage collector, which would take up a third of the time of a large comparison.
 
-    Records never form the reference cycles that the collector searches for.
+    This is safe, since records never form reference cycles.
     """
     gc.disable()
     try:
@@ -50,9 +50,9 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files, or the results inside baselines, without repeated runs.
+    """Read results files (or the results in baselines) so that each run occurs only once.
 
-    With `one_curve`, raise a FileError unless all files have the same injected faults.
+    With `one_curve`, raise a FileError unless the same faults were injected in all files.
     """
     read: list[Results] = []
     for path in paths:
@@ -80,7 +80,7 @@ def _validate_injections(paths: Sequence[Path], read: Sequence[Results]) -> None
 
 
 def read_content(path: Path) -> Results | Baseline:
-    """Read a baseline, or results without repeated runs."""
+    """Read a baseline, or results in which each run occurs only once."""
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
@@ -89,13 +89,13 @@ def read_content(path: Path) -> Results | Baseline:
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
-    """Print to standard error which nights a user has excluded with `gpuscale leave-out`."""
+    """Print to standard error which nightly runs a user has excluded with `gpuscale leave-out`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
 
 
 def each_run_once(read: Sequence[Results]) -> list[Results]:
-    """Remove repeated runs from the results; print the number of removed runs to standard error."""
+    """Keep one copy of each run; print to standard error how many copies were removed."""
     once = deduplicated(read)
     before, after = (sum(len(results.runs) for results in side) for side in (read, once))
     if after < before:
@@ -104,11 +104,11 @@ def each_run_once(read: Sequence[Results]) -> list[Results]:
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
-    """Read the results in files and below folders, without repeated runs; put excluded nights last.
+    """Read results from files and folders, each run once; excluded nightly runs come last.
 
-    Skip files with injected faults or a future date, and unreadable files in folders; print these
-    and any doubtful dates to standard error. Raise a FileError if nothing is left, or if a file
-    that the user named is damaged.
+    Skip files with injected faults or a future date, and unreadable files in folders; print their
+    names, and any doubtful dates, to standard error. Raise a FileError if no results are left, or
+    if a file that the user named cannot be read.
     """
     found: dict[str, Results] = {}
     for path, is_named in _files(paths):
@@ -141,7 +141,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
 
 
 def results_file(path: Path) -> Path:
-    """Return the path if it is a file, or the only results file below the folder of a night."""
+    """Return the path if it is a file; if it is a folder, return the only results file below it."""
     files = [*_below(path)] if is_folder(path) else [path]
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
@@ -155,7 +155,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
-    """Return each results file once, with True if the user named the file, not just its folder."""
+    """Return each results file once, with True if the user named the file rather than a folder."""
     folders = [path for path in paths if is_folder(path)]
     files = [(path, True) for path in paths if path not in folders]
     files += [(file, False) for folder in folders for file in sorted(_below(folder))]
@@ -167,9 +167,9 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the results files below a folder, also via links; compressed files fail when read.
+    """Yield the results files below a folder, even compressed ones; follow links to folders.
 
-    Skip the folder of a night's first attempt, which met a fault.
+    Skip folders with the first attempt of a nightly run that was repeated after a node failed.
     """
     # A link may lead to a folder that was visited before, or back out.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
@@ -192,9 +192,9 @@ def _skip_unreadable(problem: OSError) -> None:
 
 
 def newest_valid(now: datetime) -> tuple[Path, Results]:
-    """Return the newest results with a valid run, or the newest of all if no run is valid.
+    """Return the newest results with a valid run; if there are none, the newest results of all.
 
-    Print newer results, whose session failed or has only just begun, to standard error.
+    Print the names of newer files, which have no valid run (yet), to standard error.
     """
     paths = newest_results(RESULTS_FOLDER, now)
     for number, path in enumerate(paths):
@@ -207,7 +207,7 @@ def newest_valid(now: datetime) -> tuple[Path, Results]:
 
 
 def newest_input() -> Path:
-    """Return the path of the newest valid results; print it, since the user did not choose it."""
+    """Return the path of the newest results, preferably valid; print it to standard error."""
     now = datetime.now(UTC)
     path, results = newest_valid(now)
     measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"
@@ -268,7 +268,7 @@ def add_text_or_json(parser: argparse.ArgumentParser) -> None:
 def selected(
     results: Sequence[Results], *, cases: Collection[str] | None, gpus: Collection[int] | None
 ) -> list[Results]:
-    """Return the results with only the selected runs, and 1-GPU runs, which speedups need."""
+    """Return the results with the selected runs only, plus the 1-GPU runs needed for speedups."""
 
     def is_wanted(run: Run) -> bool:
         return run.key.is_of(cases) and (gpus is None or run.gpus in {1, *gpus})

@@ -1,4 +1,4 @@
-"""`gpuscale leave-out`: exclude a bad night from comparisons, or include it again."""
+"""`gpuscale leave-out`: exclude a bad nightly run from comparisons, or include it again."""
 
 import argparse
 import sys
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mark all given nights, or none if one of the nights cannot be read."""
+    """Mark all given nightly runs; if one of them cannot be read, mark none."""
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")

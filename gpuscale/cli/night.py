@@ -1,4 +1,4 @@
-"""`gpuscale night`: measure, compare and store results, with a second try if a node failed."""
+"""`gpuscale night`: make a nightly run: measure, compare, store, and try again if a node failed."""
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(*arguments: str) -> tuple[int, str]:
-    """Run a command of gpuscale in this process; return its exit code and output."""
+    """Run a gpuscale command in this process; print its output, and return exit code and output."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:

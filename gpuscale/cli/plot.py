@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measurements(
     paths: Sequence[Path], before: Path | None, cases: Collection[str] | None
 ) -> Measurements:
-    """Read the measurements of the cases, and the baseline to draw beside the results, if any."""
+    """Read the measurements of the cases and, if requested, a baseline to plot for comparison."""
     first = read_any(paths[0])
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:

@@ -1,4 +1,4 @@
-"""`gpuscale run`: measure an unchanged training script like any other case."""
+"""`gpuscale run`: measure a training script without changing it, like any other case."""
 
 import argparse
 import re
@@ -100,12 +100,15 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
 
 
 def _is_foreign(option: Option) -> bool:
-    """True if an option does not apply to commands, whose only strategy is `command`."""
+    """True if an option does not apply to commands, such as `--strategy`: they have only one."""
     return option.in_training or option.flag == "--strategy"
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """Return the name of the first script, also within shell code, or else of the program."""
+    """Return the name of the first script in the command, or else the program's name.
+
+    The script may also be inside shell code, as in `sh -c "python train.py"`.
+    """
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Test for false alarms and missed faults, unless --overhead is given; measure the overhead."""
+    """Count false alarms and missed faults (not with --overhead), then measure the overhead."""
     fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
     for option, least in fewest.items():
         if (number := getattr(arguments, option)) < least:
@@ -110,7 +110,7 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
 
 
 def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:
-    """Return the numbers of GPUs or CPU ranks to try: by default 1, and also 2 if available."""
+    """Return the numbers of GPUs or CPU ranks to test: by default 1, and also 2 if available."""
     on_cpu = environment.device == "cpu"
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:

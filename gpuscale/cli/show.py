@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
-    """Return the possible projections; print to standard error why the others are impossible."""
+    """Return the projections that can be made; print to standard error why others cannot."""
     if numbers is None:
         return ()
     made: list[Projection] = []

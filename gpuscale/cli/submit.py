@@ -27,14 +27,17 @@ from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
-"""Guessed seconds by device for starting ranks, loading kernels, joining, warm-up and checks; too
-high for a modern node, too low for a node with a slow file system."""
+"""Guessed seconds that a run takes in addition to its measurement (start of ranks, loading of
+kernels, warm-up, checks), by device; too high for a modern node, too low with a slow file
+system."""
 _ACROSS_NODES_S = 10.0
 _BESIDE_MEASURING_S = 60.0
-"""Guessed seconds for starting pytest, describing the machine and comparing the results."""
+"""Guessed seconds that a job takes in addition to its runs: to start pytest, describe the machine
+and compare the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _MOST_UNKNOWN = 15
-"""Successive queries that the scheduler may leave unanswered: SGE's accounting lags minutes."""
+"""Maximum number of successive queries for which the scheduler may not know the job, since SGE's
+accounting lags behind by minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +124,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the requested GPU counts that the profile's baseline has; all if not restricted."""
+    """Return the requested GPU counts to judge: those in the profile, or all if it lists none."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
@@ -153,25 +156,25 @@ def _path_of(case: str) -> Path:
 
 
 def _baseline(request: JobRequest) -> str | None:
-    """Return the baseline file of the job, from the environment or else the profile."""
+    """Return the baseline file of the job, from the options, the environment or the profile."""
     return _of_environment(request, "--baseline") or request.profile.judge.baseline
 
 
 def _of_environment(request: JobRequest, option: str) -> str | None:
-    """Return the value of an option's environment variable, unless the option itself is given."""
+    """Return the value of an option's environment variable; None if the option itself is given."""
     variable = JOB_OPTIONS[option][1].variable
     return None if variable is None or option in request.options else os.environ.get(variable)
 
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
-    """Return the job's environment, which adds this gpuscale if the job would not find any."""
+    """Return the environment for the job, with GPUSCALE_VENV added if it would find no gpuscale."""
     if _finds_gpuscale(request) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
 
 
 def _finds_gpuscale(request: JobRequest) -> bool:
-    """True if the job finds gpuscale through GPUSCALE_VENV, in the folder, or in a container."""
+    """True if the job finds gpuscale via GPUSCALE_VENV, in .venv here, or in its container."""
     own = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists()
     return own or request.profile.job.container is not None
 
@@ -181,7 +184,7 @@ def _can_measure() -> bool:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """Describe the job's work and estimated cost; the job holds all of its nodes throughout."""
+    """Describe what the job will do and its estimated cost; it holds all its nodes to the end."""
     demand, measured = request.demand, request.profile.measure
     # Of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", _of_environment(request, "--runs") or "")
@@ -219,7 +222,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 
 
 def _count_cases(request: JobRequest) -> int:
-    """Return the number of cases, counting each file as one case."""
+    """Return the number of cases in the job, counting each file as one case."""
     paths = [_path_of(named) for named in request.profile.measure.cases]
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
@@ -246,7 +249,7 @@ def _write(request: JobRequest, script: str) -> Path:
 
 
 def _wait(request: JobRequest, job: str) -> int:
-    """Follow the job, and any job that replaces it after a node failed; return the exit code."""
+    """Follow the job, and any job that replaces it after a node failure; return the exit code."""
     nights = nights_folder(os.environ) / request.profile.name
     scheduler, first = request.scheduler, int(ExitCode.OK)
     try:

@@ -45,14 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print why tests that use `scaling` were skipped, even without -rs."""
+    """Print why tests with the fixture `scaling` were skipped, even if pytest runs without -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
         terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 
 
 @pytest.fixture
 def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
-    """Provide a function that measures the case in the test's mark and returns the run."""
+    """Provide a function that measures the case named in the test's mark, and returns the run."""
     session = request.config.pluginmanager.getplugin("gpuscale-session")
     if session is None:
         request.config.stash[_NOTHING_ASKED] = True

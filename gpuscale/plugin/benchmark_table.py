@@ -1,4 +1,4 @@
-"""Show runs in pytest-benchmark's table: windows as rounds, and columns that fit a screen."""
+"""Show runs in pytest-benchmark's table, with windows as rounds and only as many columns as fit."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,13 +25,13 @@ _CLOCK = pytest.StashKey[_WindowClock]()
 
 
 def add_clock(item: pytest.Item, group: str) -> None:
-    """Make pytest-benchmark time an item by the ranks' clock, in the table titled `group`."""
+    """Have pytest-benchmark time an item by the ranks' clock, and list it in the table `group`."""
     item.stash[_CLOCK] = clock = _WindowClock()
     item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
 
 
 def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
-    """Enter a valid run into pytest-benchmark, with windows as rounds and steps as iterations."""
+    """Pass a valid run to pytest-benchmark, with windows as rounds and steps as iterations."""
     steps, clock = run.steps_per_window, item.stash[_CLOCK]
     assert steps is not None
     facts = {
@@ -62,7 +62,7 @@ def keep_tables_narrow(config: pytest.Config) -> None:
 
 
 def _name(benchmark: Mapping[str, Any]) -> str:
-    """Shorten the name of a gpuscale item to `ddp-2gpus-run1`: the table's title has the case."""
+    """Shorten a gpuscale item's name to `ddp-2gpus-run1`; the table's title names the case."""
     named: Callable[[Mapping[str, Any]], str] = NAME_FORMATTERS["normal"]
     is_ours = "scaling" in (benchmark["params"] or {})
     return named({**benchmark, "name": benchmark["param"]} if is_ours else benchmark)

@@ -29,7 +29,7 @@ def summary_lines(
     new_runs: Sequence[Run],
     interrupted: bool,
 ) -> Iterator[str]:
-    """Yield the table of all runs in the results file, and notes on the runs of this session."""
+    """Yield a table of all runs in the results file and notes on this session's runs, by line."""
     if not results.runs:
         yield "nothing was measured: no results file was written"
         return
@@ -51,7 +51,7 @@ def summary_lines(
 def verdict_lines(
     rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
 ) -> Iterator[str]:
-    """Yield the verdict against the baseline, with the exit code of the whole session."""
+    """Yield the lines that state the verdict against the baseline and the session's exit code."""
     judged = rule.verdict_after(results)
     comparison = diagnose(judged.sides, judged.comparison)
     comparison = with_validity(comparison, judged.sides, today=date.today())
@@ -92,7 +92,7 @@ def _stopping_lines(results: Results, rule: NarrowIntervals) -> Iterator[str]:
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """Return the verdict's exit code, unless pytest's is worse; failed runs exclude a pass."""
+    """Return the verdict's exit code, or pytest's if worse; never a pass if a run failed."""
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
     if given not in replaced or failed_tests:
@@ -105,7 +105,7 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
-    """Return pytest's exit code, but never 0 if runs were needed and none gave a number."""
+    """Return pytest's exit code, but never 0 if runs were needed and none was valid."""
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
     if runs:

@@ -27,7 +27,7 @@ class ItemPlan:
     gpus: int
     run: int
     batch: int | None = None
-    """A value of `--batch`; None for the batch of the case's size."""
+    """One of the values of `--batch`; None to use the batch that the case defines."""
 
     @property
     def key(self) -> EntryKey:
@@ -36,14 +36,14 @@ class ItemPlan:
 
     @property
     def label(self) -> str:
-        """Parameter part of the pytest item's id: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
+        """Parameters in the pytest item's ID: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
         batch = "" if self.batch is None else f"batch{self.batch}-"
         gpus = f"{self.gpus}gpu{'' if self.gpus == 1 else 's'}"
         return f"{self.strategy}-{gpus}-{batch}run{self.run}"
 
     @property
     def group(self) -> str:
-        """Title of the pytest-benchmark table with the run: `mnist_cnn/ddp, batch 64`."""
+        """Title of the pytest-benchmark table that lists the run: `mnist_cnn/ddp, batch 64`."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.key.case}/{self.strategy}{batch}"
 
@@ -80,7 +80,7 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return the plan of an item; None for tests without `scaling` and items that make no run."""
+    """Return an item's plan; None if its test does not use `scaling`, or if it makes no run."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
@@ -91,7 +91,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Add clocks to gpuscale's items, and sort all items by run so that slow drifts cancel."""
+    """Add clocks to gpuscale's items; sort items by run number so that slow drifts cancel out."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)
@@ -102,7 +102,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 
 
 def validate_use_of_scaling(items: Sequence[pytest.Item]) -> None:
-    """Raise a UsageError for a marked test without `scaling`, which would pass unmeasured."""
+    """Raise a UsageError if a test with a gpuscale mark does not use `scaling` to measure."""
     for item in items:
         marked = item.get_closest_marker("gpuscale") is not None
         if marked and not uses_scaling(item):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
-"""Minimum number of runs: with two, 95% intervals cover the truth in fewer than 92% of sessions."""
+"""Minimum number of runs: with only two, 95% intervals would cover the true value in fewer than 92%
+of sessions."""
 
 
 def _whole_number(
@@ -48,7 +49,7 @@ def _whole_numbers(text: str, *, example: str) -> tuple[int, ...]:
 
 
 def _runs(text: str) -> tuple[int | None, int]:
-    """Parse the fewest and the most runs, such as `3:8`; a single number sets only the most."""
+    """Parse a minimum and maximum number of runs, such as `3:8`; a single number is the maximum."""
     first, colon, last = text.partition(":")
     if not colon:
         return None, _whole_number(text)
@@ -88,7 +89,7 @@ def _choice(text: str, *, known: tuple[str, ...]) -> str:
 
 
 def _strategies(text: str) -> tuple[str, ...]:
-    """Parse names of strategies such as `dp,ddp`, and drop repeated ones."""
+    """Parse a list of strategies such as `dp,ddp`, and drop repeated names."""
     names = (_choice(part.strip(), known=tuple(STRATEGIES)) for part in text.split(","))
     return tuple(dict.fromkeys(names))
 
@@ -121,7 +122,7 @@ class Option:
     type: Callable[[str], object] = str
     """Function that parses the value, or raises an `ArgumentTypeError`."""
     default: object = None
-    """Default value: None if other options decide, a tuple if the option may be repeated."""
+    """Default value; None if it depends on other options, a tuple if the option may be repeated."""
     otherwise: str = ""
     """Description of the default, if the value alone would be unclear."""
     see: str = ""
@@ -129,11 +130,12 @@ class Option:
     heading: str = ""
     """Heading of the section of docs/options.md that starts with this option."""
     owner: str = ""
-    """Plugin that has an option of the same name, which is used if that plugin is installed."""
+    """Other pytest plugin with an option of this name; if installed, its option is used instead."""
     in_training: bool = False
-    """True if the option changes how gpuscale itself trains, which does not affect commands."""
+    """True if the option changes how gpuscale trains a case, and so has no effect on commands."""
     for_all_cases: bool = False
-    """True if cluster jobs give the option to all cases; commands ignore such an option."""
+    """True if cluster jobs set the option for all of their cases; for commands it is then ignored,
+    not refused."""
 
     @property
     def dest(self) -> str:
@@ -142,7 +144,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """Default as described in the help and docs/options.md."""
+        """Description of the default in the help and docs/options.md."""
         shown = f"`{self.default}`" if isinstance(self.default, str) else f"{self.default}"
         return self.otherwise or (shown if self.metavar else "off")
 
@@ -174,7 +176,7 @@ def option(usage: str, meaning: str, *, default: object = None, **settings: Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """The options of a session; None stands for a default that depends on the device."""
+    """The options of a session; None if the default depends on the device or other options."""
 
     gpus: tuple[int, ...] = option(
         "--gpus N,N,…",
@@ -372,14 +374,14 @@ class MeasureOptions:
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
-        """Fewest and most runs of each table row; the first is None if all runs are made."""
+        """Minimum and maximum runs per table row; the minimum is None if all runs must be made."""
         return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
 
 
 OPTIONS: Mapping[str, Option] = {
     entry.name: entry.metadata["option"] for entry in fields(MeasureOptions)
 }
-"""Options by the name of the attribute in `MeasureOptions`."""
+"""All options, keyed by the names of the attributes of `MeasureOptions`."""
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:

@@ -39,7 +39,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a UsageError for items that cannot share a session, or that lack the --size."""
+    """Raise a UsageError if items cannot share a session, or a case does not define the --size."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
@@ -192,7 +192,7 @@ def notes_on_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Ite
 
 
 def _training_options(options: MeasureOptions) -> Iterator[Option]:
-    """Yield the given options that change how gpuscale itself trains."""
+    """Yield the options in use that change how gpuscale trains a case."""
     for name, option in OPTIONS.items():
         if option.in_training and getattr(options, name) != option.default:
             yield option

@@ -1,4 +1,4 @@
-"""The results file of a session, and checks before runs are added to an existing file."""
+"""The results file of a session, and the checks made before runs are added to an existing file."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """Recorder of a session's runs in a results file, resumed or created with the first run."""
+    """Writer of a session's runs to a results file, either resumed or created at the first run."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Recorder:
 
 
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
-    """True if the runs include a valid one for the request; failed runs are repeated."""
+    """True if a valid run for the request exists; failed runs do not count and are repeated."""
     return any(
         run.is_valid and run.index == request.index and PointKey.of(run) == PointKey.of(request)
         for run in runs
@@ -81,7 +81,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Set the batch of a request to the one that the command printed in an earlier run, if any."""
+    """Return the request with the batch that the command printed in an earlier run, if any."""
     if request.command is None or not request.command.tells_batch:
         return request
     asked = (request.configuration, request.gpus)

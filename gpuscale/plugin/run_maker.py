@@ -1,4 +1,4 @@
-"""Runs of a session: which items make a run, how, and how long the remaining runs will take."""
+"""Make the runs of a session, decide which items need one, and estimate the remaining time."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from gpuscale.store import read_any
 
 
 def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
-    """Return the rule by which a table row has enough runs; None if all `--runs` are made."""
+    """Return the rule that decides when a table row has enough runs; None to make all `--runs`."""
     fewest, most = options.bounds_of_runs
     if fewest is None:
         return None
@@ -44,7 +44,7 @@ def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMaker:
-    """Maker of a session's runs, which also decides which items need no run."""
+    """Makes the runs of a session, and decides which items do not need one."""
 
     options: MeasureOptions
     launcher: Launcher
@@ -71,7 +71,7 @@ class RunMaker:
         return None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return why an item makes no run, like `left_out`, but ignoring the stopping rule."""
+        """Return why an item makes no run, like `left_out` but ignoring the stopping rule."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -86,16 +86,16 @@ class RunMaker:
         return None
 
     def would_all_fail(self, plans: Sequence[ItemPlan | None]) -> bool:
-        """True if there are plans and, judging by the runs so far, all of them would fail."""
+        """True if there are plans, and the runs so far suggest that all of them would fail."""
         runs = self.recorder.new_runs
         return bool(plans) and all(plan and broken_by(plan.key, runs) for plan in plans)
 
     def time_left(self, plans: Iterable[ItemPlan]) -> str:
-        """Return the time that the runs of these plans will take, as `, at most 4 min left`."""
+        """Return how long the runs of these plans will take, such as `, at most 4 min left`."""
         return self._left_text(self._seconds_left(plans))
 
     def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run; meanwhile show how long `plans`, which begin with this run, may take."""
+        """Make a run; meanwhile show the time left for `plans`, of which this is the first."""
         left_s = self._seconds_left(plans)
 
         def text_after(seconds: float) -> str:
@@ -128,11 +128,12 @@ class RunMaker:
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """Return the failed run which shows that another run of this row would fail too, if any.
+    """Return a failed run from which it follows that more runs of this row would fail, if any.
 
-    Such a run failed in the case's own code, or because its command printed too few lines; and no
-    run of the row, or of the case and strategy on any number of GPUs, succeeded. File and
-    connection errors count only after two rounds. Out of memory and killed ranks never count.
+    Such a run failed in the case's own code, or because its command printed too few lines, and no
+    run of the row (or of the case and strategy on any number of GPUs) succeeded. File and
+    connection errors count only if they occur in two rounds; running out of memory and killed ranks
+    never count.
     """
     same_case = [
         run for run in runs if (run.key.case, run.key.strategy) == (key.case, key.strategy)
@@ -165,9 +166,10 @@ def _error_text(run: Run) -> str:
 
 
 def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
-    """Return the estimated seconds for one more run per key; None if no run was valid yet.
+    """Return the estimated seconds for one more run per key; None if there is no valid run yet.
 
-    Keys may repeat. A row without a valid run is expected to take the mean of the other rows.
+    Keys may occur several times. Runs of a row without a valid run are assumed to take as long as
+    the mean over the other rows.
     """
     times_s: dict[EntryKey, list[float]] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""The pytest session that measures: turns items into runs, results, tables and an exit code."""
+"""The pytest session that measures: turn items into runs, results, tables and an exit code."""
 
 import os
 import sys
@@ -120,7 +120,7 @@ def _import_for_cases() -> None:
 
 @dataclass(eq=False)
 class _MeasuringSession:
-    """pytest hooks of a session that measures."""
+    """pytest hooks for a session that measures."""
 
     _config: pytest.Config
     _maker: RunMaker
@@ -200,7 +200,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-        """Fail a test that would pass without having measured."""
+        """Fail a test that would otherwise pass without having measured anything."""
         outcome = yield
         if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_IS_MEASURED, False):
             pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)

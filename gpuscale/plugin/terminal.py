@@ -1,4 +1,4 @@
-"""Lines that a session prints while it measures: the machine, and the progress of runs."""
+"""Lines that a session prints about the machine and, while it measures, about its progress."""
 
 import os
 import sys
@@ -31,9 +31,10 @@ def own_stream() -> TextIO | None:
 def progress_line(
     stream: TextIO | None, launcher: Launcher, left: Callable[[float], str]
 ) -> AbstractContextManager[None]:
-    """Draw the progress of a run after the item's id, and erase it when the run has ended.
+    """Show the progress of a run after the item's ID, and erase it when the run has ended.
 
-    `left` returns the session's remaining time as text, given the seconds since the run began.
+    `left` is called with the seconds since the run began, and returns the session's remaining time
+    as text.
     """
     columns = 0 if stream is None else columns_of(stream)
     # pytest prints the id relative to the folder it was started in, which may be shorter.
@@ -96,6 +97,6 @@ def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterato
 
 
 def relative(path: Path) -> str:
-    """Return a path below the current folder as a relative path, and any other path as given."""
+    """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -22,7 +22,7 @@ class Size:
     """Batch size and sample shape of a training case."""
 
     batch: int
-    """Samples per GPU under weak scaling; samples over all GPUs under strong scaling."""
+    """Samples per GPU for weak scaling; total samples over all GPUs for strong scaling."""
     sample_shape: tuple[int, ...]
 
 
@@ -47,7 +47,7 @@ class Case:
 
     @classmethod
     def divided(cls, batch: int, gpus: int) -> int:
-        """Return each GPU's share of a global batch; raise a CaseError if it is not divisible."""
+        """Return each GPU's share of a global batch; raise a CaseError if the split is not even."""
         if batch % gpus:
             raise CaseError(
                 f"{cls.name()}: a global batch of {batch} cannot be divided among {gpus} GPUs; "
@@ -71,13 +71,16 @@ class TrainingCase(Case):
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
-    """Samples in an epoch: the length of synthetic data, and the base of epoch times in tables."""
+    """Samples per epoch: the length of the synthetic data set, and the basis of epoch times in
+    tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
-    """Height and width (and 3 for colour) of the images for `transform`; None without images."""
+    """Height and width (and 3 for colour) of the images passed to `transform`; None if the data are
+    not images."""
     size: Size
-    """Size being trained; each rank sets it before it calls `model()`."""
+    """Size to train, such as one of `sizes`; each rank sets this attribute before it calls
+    `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
-    """Sizes by name; if empty, every name stands for `batch` and `sample_shape`."""
+    """Sizes by name; if empty, `batch` and `sample_shape` are used whatever name is requested."""
 
     def model(self) -> "torch.nn.Module":
         """Return the freshly initialised model, on the CPU; all ranks use the same seed."""
@@ -86,8 +89,9 @@ class TrainingCase(Case):
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
         """Return the model as a sequence of modules, between which `pipeline` and `mp` may cut it.
 
-        The first module takes the inputs, each other one the tensor that its predecessor returned;
-        in sequence they do what `forward` does. By default, the modules of an `nn.Sequential`.
+        The first module takes the inputs, every other one the tensor returned by the module before
+        it; together they compute what `forward` does. By default, the modules of an
+        `nn.Sequential`.
         """
         from torch import nn
 
@@ -100,7 +104,7 @@ class TrainingCase(Case):
     def optimizer(self, model: "torch.nn.Module", gpus: int) -> "torch.optim.Optimizer":
         """Return the optimiser for the model from `model()`, which is already on its device.
 
-        `gpus` is for learning rates that scale with the number of GPUs.
+        Use `gpus` if the learning rate scales with the number of GPUs.
         """
         raise NotImplementedError
 
@@ -115,12 +119,12 @@ class TrainingCase(Case):
         return model(inputs)
 
     def sample(self, index: int, size: Size) -> Any:
-        """Return the synthetic sample with an index, identical in every call.
+        """Return the synthetic sample at an index, which must be identical in every call.
 
-        A sample is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole;
-        its parts are tensors, numbers, or dicts, lists and tuples of these. The default is an image
-        if the case has transforms, else floats in the sample shape: noise over a pattern that
-        depends on the class of the sample, so that the loss falls as in real training.
+        A sample is `(inputs, target)`, or a dict that is passed whole to both `forward` and `loss`;
+        it consists of tensors, numbers, or dicts, lists and tuples of these. By default, the inputs
+        are an image if the case has transforms, else floats in the sample shape: noise added to a
+        pattern that depends on the sample's class, so that the loss falls as in real training.
         """
         import torch
 
@@ -141,12 +145,12 @@ class TrainingCase(Case):
 
     @classmethod
     def options_text(cls, strategy: str) -> str | None:
-        """Return the case's options for a strategy, as `bucket_cap_mb=50`; None if it has none."""
+        """Return the options for a strategy, such as `bucket_cap_mb=50`; None if there are none."""
         options = cls.strategy_options.get(strategy, {})
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Return the samples per GPU and step; raise a CaseError if the batch is not divisible."""
+        """Return the samples per GPU and step; raise a CaseError if the split is not even."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
@@ -168,7 +172,7 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real training data below `root`: transformed, in the form of `sample`."""
+        """Return the real training data below `root`, transformed; samples are as in `sample`."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
@@ -185,7 +189,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, with file and line, for a mistake that would only show up in the ranks."""
+    """Raise a CaseError, with file and line, for mistakes that would else only show up in ranks."""
     try:
         _validate_parts(case)
     except CaseError as error:
@@ -266,9 +270,9 @@ def _validate_arguments(
 
 
 def validate_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
-    """Raise a CaseError unless the blocks contain the whole model and suffice for the GPUs.
+    """Raise a CaseError unless the blocks contain the whole model and are enough for the GPUs.
 
-    The model is built without memory for its parameters.
+    The model is built without allocating memory for its parameters.
     """
     import torch
 

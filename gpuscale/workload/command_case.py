@@ -1,4 +1,4 @@
-"""Commands as cases: the user's own training script, measured by the lines that it prints."""
+"""Commands as cases: the user's own training script, timed by the lines that it prints."""
 
 import re
 import shlex
@@ -32,19 +32,20 @@ _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 class CommandCase(Case):
-    """The user's own training script, started unchanged and measured by the lines that it prints.
+    """The user's own training script, started unchanged and timed by the lines that it prints.
 
     Subclass this and set `command`; also set `batch` or `global_batch` unless the script prints the
-    samples per step. gpuscale fills in `{gpus}` and the other `PLACEHOLDERS`; `{{` is a brace.
+    samples per step. gpuscale replaces `{gpus}` and other `PLACEHOLDERS`; write `{{` for a brace.
     """
 
     strategies = (COMMAND,)
     command: ClassVar[str] = ""
-    """Command line in shell syntax; variables, pipes and the like need `sh -c`."""
+    """Command line, split as by a shell; variables, pipes and the like need `sh -c`."""
     batch: ClassVar[int | None] = None
-    """Samples per GPU and counted step."""
+    """Samples per GPU in each step that the script counts."""
     global_batch: ClassVar[int | None] = None
-    """Samples per counted step over all GPUs, if the same for any number of GPUs."""
+    """Samples over all GPUs in each step that the script counts, if the same for any number of
+    GPUs."""
     launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
     log_format: ClassVar[str | None] = None
     """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""
@@ -53,14 +54,15 @@ class CommandCase(Case):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """Split the command line into words; placeholders are kept."""
+        """Split the command line into words, without replacing the placeholders."""
         return tuple(shlex.split(cls.command))
 
     @classmethod
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
-        """Return the samples per GPU and step; None if the script's lines must report them.
+        """Return the samples per GPU and step; None if the script's output must report them.
 
-        The argument `batch` overrides the case's `global_batch` if set, else the case's `batch`.
+        The argument `batch` replaces the case's `global_batch` if the case has one, otherwise its
+        `batch`.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -94,10 +96,10 @@ def validate_command(case: type[CommandCase]) -> None:
 
 
 def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
-    """Raise a CaseError if the command would do the same on any number of GPUs.
+    """Raise a CaseError if the command would use the same number of GPUs in all runs.
 
-    The command needs no `{gpus}` if gpuscale starts the ranks, or if the command starts one
-    on every GPU in `CUDA_VISIBLE_DEVICES`.
+    The command does not need `{gpus}` if gpuscale starts the ranks, or if the command starts a
+    rank on each GPU in `CUDA_VISIBLE_DEVICES`.
     """
     if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
         return
@@ -179,7 +181,7 @@ def fields_of(words: Iterable[str]) -> set[str]:
 
 
 def starter_of(words: Iterable[str]) -> str | None:
-    """Return the first program that starts ranks, also within a word of shell code; else None."""
+    """Return the first program that starts ranks, even inside shell code; None if there is none."""
     for word in words:
         parts = [word]
         with suppress(ValueError):
@@ -196,5 +198,5 @@ def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Join the words to a command line that splits into them again; braces stay unquoted."""
+    """Join the words into a command line, quoted where necessary; braces are not quoted."""
     return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

@@ -14,7 +14,8 @@ _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "hang": ("hang=1@50", "step", "@"),
     "crash": ("crash=0@20", "step", "@"),
 }
-"""For each kind of fault: an example, the numeric field, and the separator after the rank."""
+"""For each kind of fault: an example, the field set by the number, and the separator between rank
+and number (None if there is no rank)."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}

@@ -33,8 +33,8 @@ def default_request(
 ) -> RunRequest:
     """Return the request for one run of a case; raise a CaseError if such a run is impossible.
 
-    Defaults are `default_strategy` and the batch of the size, which is per GPU under weak scaling
-    and over all GPUs under strong scaling.
+    The strategy defaults to `default_strategy`, the batch to that of the size: per GPU for weak
+    scaling, over all GPUs for strong scaling.
     """
     built, strategy = case(), strategy or default_strategy(case)
     has_micro_batches = STRATEGIES[strategy].micro_batches
@@ -76,9 +76,10 @@ def command_request(
     run: int,
     batch: int | None = None,
 ) -> RunRequest:
-    """Return the request for one run of a command; raise a CaseError if its batch is not divisible.
+    """Return the request for one run of a command; raise a CaseError if its batch cannot be split.
 
-    `batch` is over all GPUs if the case has a `global_batch`, else per GPU; None for the default.
+    `batch` counts samples over all GPUs if the case has a `global_batch`, otherwise samples per
+    GPU; by default, the case's own batch is used.
     """
     own = case.global_batch or case.batch
     batch_per_gpu = case.batch_per_gpu(gpus, batch)
@@ -124,7 +125,7 @@ def _request(
 
 
 def default_strategy(case: type[TrainingCase]) -> str:
-    """Return the case's first strategy with a rank per GPU, or else the first of all."""
+    """Return the case's first strategy that has one rank per GPU, or else its first strategy."""
     return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
 
 
@@ -134,10 +135,10 @@ def file_of_case(case: type[Case]) -> str:
 
 
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
-    """Return the length and number of a run's windows; without a budget, those of the device.
+    """Return the length and number of a run's windows, by default those for the device.
 
-    A larger budget is first spent on more windows, which show whether a run is steady, and then on
-    longer windows. With a smaller budget, the ranks shorten the windows.
+    A larger budget of seconds is first spent on more windows, which show whether a run is steady,
+    and then on longer windows. With a smaller budget, the ranks shorten the windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -153,7 +154,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Return the loader processes per rank, the same for any GPU count so as not to favour T(1)."""
+    """Return the loader processes per rank; equal for all GPU counts, so as not to favour T(1)."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
@@ -161,9 +162,9 @@ def data_workers(environment: Environment) -> int:
 
 
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
-    """Return the largest number of ranks that share a GPU if the node has too few GPUs.
+    """Return the largest number of ranks that share a GPU, if the node has fewer GPUs than ranks.
 
-    None if each rank has its own GPU, on a CPU, and for strategies with a single process.
+    None if each rank has its own GPU, if ranks run on CPUs, or if the strategy has one process.
     """
     if environment.device == "cpu" or environment.nodes or not environment.gpus:
         return None
@@ -172,10 +173,10 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
-    """Return the CUDA devices of a run by local rank, the same on every node; empty on a CPU.
+    """Return the CUDA device of each local rank, the same on every node; empty on a CPU.
 
-    Successive runs take successive blocks of devices, so that T(1) is not always measured on GPU 0.
-    Blocks do not overlap: GPUs 1 and 2 may have another link than GPUs 0 and 1.
+    Successive runs use successive blocks of devices, so that T(1) is not always measured on GPU 0.
+    Blocks do not overlap, since GPUs 1 and 2 may be linked differently from GPUs 0 and 1.
     """
     count = environment.gpus_per_node
     if environment.device == "cpu" or not count:

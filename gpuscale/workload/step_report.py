@@ -11,7 +11,7 @@ from typing import Protocol, SupportsFloat
 
 PREFIX = "GPUSCALE "
 ASKED_BY = "GPUSCALE_REPORT"
-"""Environment variable that `gpuscale run` sets to 1; otherwise `report` prints nothing."""
+"""Environment variable that `gpuscale run` sets to 1; if it is not set, `report` prints nothing."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _BETWEEN_LINES_S = 0.05
 _epochs = count()
@@ -41,7 +41,7 @@ def report(
     Call it anew for each epoch: the time between epochs is not measured. Only rank 0 prints, only
     under `gpuscale run`, and at most 20 lines a second.
 
-    A training loop runs ahead of its GPUs by as much as their queues hold. With a loss, or with
+    A training loop can run ahead of its GPUs until their queues are full. With a loss, or with
     `synchronize=torch.cuda.synchronize`, each line is printed only when the step is really done;
     without either, only windows much longer than a queue are timed correctly.
 

@@ -1,7 +1,7 @@
 """The formats of lines that training scripts print, in one table.
 
 To add a format, add an entry to a module of this package. `LogFormat.read` turns a line returned by
-`plain` into a `Mark`, or None if the line has another format; lines also end at carriage returns.
+`plain` into a `Mark`, or None if the line has another format. Carriage returns also end lines.
 """
 
 import re
@@ -33,7 +33,7 @@ def plain(line: str) -> str:
 
 
 class Recognition:
-    """Recogniser of the formats that fit the lines of one script."""
+    """Finds out which formats fit the lines of one script."""
 
     def __init__(self) -> None:
         self._waiting = dict(FORMATS)
@@ -54,15 +54,16 @@ class Recognition:
 
     @property
     def fitting(self) -> tuple[LogFormat, ...]:
-        """Formats that fit; generic formats, such as progress bars, only if no other fits."""
+        """Formats that fit the lines so far; generic ones (progress bars) only if no other fits."""
         special = tuple(one for one in self._fitting if not one.generic)
         return special or tuple(self._fitting)
 
 
 def by_regex(pattern: str) -> LogFormat:
-    """Return the format for a user's pattern (`--step-regex`); a sole unnamed group is the step.
+    """Return the format for a user's pattern (`--step-regex`); a single unnamed group is the step.
 
-    Raises UsageError for an invalid pattern or group; `read` does so for a match that is no number.
+    Raise a UsageError if the pattern or a group is invalid. The format's `read` raises a UsageError
+    if a group matches something that is not a number.
     """
 
     def refused(problem: object) -> UsageError:

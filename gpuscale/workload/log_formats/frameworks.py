@@ -1,4 +1,4 @@
-"""Log formats of training scripts that need only one pattern each."""
+"""Log formats of training frameworks that can each be read with a single pattern."""
 
 from gpuscale.workload.log_formats.log_format import NUMBER, LogFormat, reader
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
-"""The unit of a counter; `iterations` are groups of steps whose size the line does not report."""
+"""What a counter counts; `iterations` are groups of steps whose size the lines do not report."""
 
 Unit = Literal["s/step", "steps/s", "samples/s", "tokens/s"]
 
 Span = Literal["step", "interval", "run"]
-"""Steps that a reported figure covers: this step, the steps since about the last line, or all steps
-since the start of the run or epoch."""
+"""Steps that a reported speed covers: only the latest step, roughly those since the previous line,
+or all since the start of the run or epoch."""
 
 NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
@@ -25,14 +25,16 @@ class Mark:
     """Value of the counter; None in a line that reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Final value of the counter, by which different loops or progress bars are distinguished."""
+    """Value that the counter will reach; gpuscale tells different loops or progress bars apart by
+    it."""
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     figure: float | None = None
     """Speed that the script reports, in the unit of the log format."""
     loss: float | None = None
     validated: bool = False
-    """True if a validation took place around this mark, or before it if the mark has a step."""
+    """True if the line shows that a validation took place: before this line if it reports a step,
+    otherwise around the time of this line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +46,26 @@ class LogFormat:
     example: str
     """A line that a real script printed."""
     read: Callable[[str], Mark | None]
-    """Function that reads a line returned by `plain`, and returns None for any other format."""
+    """Function that reads a line returned by `plain`; returns None if the line has another
+    format."""
     counts: Counts = "steps"
     since_last: bool = False
-    """True if each line counts the steps since the previous line, not since the start."""
+    """True if the number in each line counts steps since the previous line, not since the start."""
     unit: Unit | None = None
-    """Unit of the reported figure; None if lines report no figure."""
+    """Unit of the speed that lines report; None if they report no speed."""
     span: Span | None = None
     of_all_ranks: bool = True
-    """False if the figure is only that of the rank, or process, that prints the line."""
+    """False if the reported speed is only that of the process that prints the line."""
     every_rank_prints: bool = False
     known_by: str = ""
     """Text that at least one line must contain, to distinguish the format from similar formats."""
     generic: bool = False
-    """True for lines that many scripts print besides lines of a more specific, preferred format."""
+    """True if the format is used only if no specific one fits: many scripts print such lines as
+    well."""
 
 
 def number(value: Any) -> float | None:
-    """Parse a number from JSON or a text, which may have thousands separators; None if invalid."""
+    """Parse a number from JSON or text (thousands separators are allowed); None if invalid."""
     try:
         return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):

@@ -37,7 +37,7 @@ LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 
 def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
-    """Read a tqdm bar of training or validation; the figure is in seconds per step."""
+    """Read a tqdm bar of training or validation; the speed is in seconds per step."""
     if " [" not in line or ("<" not in line and "it [" not in line):
         return None
     bar = TQDM.search(line)
@@ -61,7 +61,7 @@ def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
 
 
 def read_tqdm_samples(line: str) -> Mark | None:
-    """Read a tqdm bar that counts samples; the figure is in samples per second and process."""
+    """Read a tqdm bar that counts samples; the speed is in samples per second of one process."""
     mark = read_tqdm(line, TQDM_SAMPLES)
     return replace(mark, figure=1 / mark.figure) if mark and mark.figure else mark
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """The object after `GPUSCALE` in a line."""
+    """Content of the JSON object after `GPUSCALE` in a line printed by `gpuscale.report`."""
 
     step: int
     samples: int | None = None
@@ -23,7 +23,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
-    """Parse the JSON object after a prefix in the line; None if there is none of this type."""
+    """Parse the JSON after a prefix in a line; None if there is no valid JSON of this type."""
     start = line.find(f"{prefix}{{")
     if start < 0:
         return None
@@ -42,7 +42,7 @@ def read_reported(line: str) -> Mark | None:
 
 
 def read_dllogger(line: str) -> Mark | None:
-    """Read DLLogger's JSON of a training step; the step of a validation has three numbers."""
+    """Read DLLogger's JSON line for a training step; a validation's `step` has three numbers."""
     match json_after("DLLL ", line, dict):
         case {"type": "LOG", "step": [int(epoch), int(step)], "data": dict(data)}:
             return Mark(

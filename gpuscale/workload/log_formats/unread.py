@@ -1,4 +1,4 @@
-"""Find lines that count something but fit no log format, and a pattern that reads such lines."""
+"""Find lines that count something but fit no log format, and suggest a pattern to read them."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,14 @@ from gpuscale.workload.log_formats import FORMATS, STEP_REGEX_EXAMPLE
 _FEWEST_RISES = 20
 _SHORTEST_S = 10.0
 _FALLS_PER_RISE = 0.1
-"""Most falls per rise of a counter; a measured quantity falls as often as it rises."""
+"""Maximum ratio of decreases to increases in a counter; a measured quantity decreases as often as
+it increases."""
 _MOST_KINDS = 100
 # Dates, times and decimals are one number each.
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
 _ANY_NUMBER = r"[-+.,:\deE]+"
 _MOST_DIGITS = 9
-"""Most digits of a counter; a longer number may be a time stamp."""
+"""Maximum number of digits in a counter; a longer number may be a timestamp."""
 # Seconds, shares and sizes grow too, but count no steps.
 _NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
 _STEP_WORDS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
@@ -36,7 +37,7 @@ class Counting(NamedTuple):
     pattern: str
     """Pattern for `--step-regex` that captures the number; contains no single quotes."""
     of_training: bool
-    """True if the line mentions steps or a loss; a script that is starting counts other things."""
+    """True if the line mentions steps or a loss; scripts also count other things as they start."""
 
 
 class UnreadLines:
@@ -60,12 +61,12 @@ class UnreadLines:
 
     @property
     def counting(self) -> Counting | None:
-        """Lines that surely count something, preferably training steps; None if there are none."""
+        """Lines that clearly count something, preferably training steps; None if there are none."""
         found = (counting for kind in self._kinds.values() for counting in kind.counting())
         return max(found, key=lambda counting: counting.of_training, default=None)
 
     def reason(self, format_name: str | None, last_line: str, *, has_batch: bool) -> str:
-        """Explain why no line reported a step in the named format, and suggest a remedy."""
+        """Explain why no step was found in the lines, and suggest a remedy."""
         if (counting := self.counting) is not None:
             reads_no = "no format knows" if format_name is None else f"{format_name} reads no"
             batch = "" if has_batch else ", and --batch N, the samples of a step on each GPU"
@@ -137,7 +138,7 @@ def _count(number: re.Match[str]) -> int | None:
 
 
 def _literal(text: str) -> str:
-    """Return a pattern that matches the text with any numbers in place of those in the text."""
+    """Return a pattern that matches the text, with any numbers in the places of its numbers."""
     numbers = [r"\d+" if number.isdecimal() else _ANY_NUMBER for number in _NUMBER.findall(text)]
     between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
     pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
