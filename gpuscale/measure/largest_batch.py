@@ -14,13 +14,13 @@ _FITS = (None, "unsteady")
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one batch tried with freshly started ranks; unknown values are None."""
+    """Outcome of a run that tests whether a batch fits into memory; unknown values are None."""
 
     batch: int
     """Batch size as given to `--batch`: samples per GPU or, for strong scaling, over all GPUs."""
     fits: bool
     failed_rank: int | None
-    """The rank that ran out of memory first."""
+    """The rank that ran out of memory first; None if no rank did or the rank is unknown."""
     peak_memory_bytes: int | None
     """Highest peak memory of any rank: in the CUDA allocator or, on CPU, resident in RAM."""
     wall_s: float | None
@@ -29,8 +29,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
 def tries(make_run: Callable[[int], Run], *, first: int, unit: int, most: int) -> Iterator[Try]:
     """Search for the largest batch that fits into memory, and yield every try.
 
-    Every batch is a multiple of `unit` and at most `most`; the first is a power of two times `unit`
-    and at most `first`. Raises GpuscaleError if a run fails for any reason other than memory.
+    Batches are multiples of `unit` up to `most`. The first is `unit` times a power of two, at most
+    `first` if possible. Raises GpuscaleError if a run fails for a reason other than lack of memory.
     """
     fits, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)

@@ -19,7 +19,7 @@ NEVER_OFFERED = (
     pynvml.NVMLError_InvalidArgument,
     pynvml.NVMLError_ArgumentVersionMismatch,
 )
-"""Errors that a call which has raised them will always raise on the same device."""
+"""Errors after which a call is not repeated on the same device, because it would always fail."""
 NOT_FOUND, TIMED_OUT = pynvml.NVMLError_NotFound, pynvml.NVMLError_Timeout
 NO_SUCH_LINK = (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported)
 
@@ -82,21 +82,21 @@ def ask_or_none(call: str, *arguments: Any) -> Any:
 
 
 def field_value(field: Any) -> float:
-    """Return the number in one of the values that nvmlDeviceGetFieldValues returned."""
+    """Return the number in a result of nvmlDeviceGetFieldValues; NvmlError if the query failed."""
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         raise NvmlError(field.nvmlReturn)
     return union_value(field.value, field.valueType)
 
 
 def union_value(value: Any, value_type: int) -> float:
-    """Return the number in an NVML union, stored as the given type."""
+    """Return the number stored in an NVML union, given NVML's code for the value's type."""
     members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     number: float = getattr(value, members[value_type])
     return number
 
 
 def find_handle(uuid: str) -> Any:
-    """Return the handle of a GPU or MIG device by UUID: `GPU-…`, `MIG-…`, or bare as in CUDA.
+    """Return the handle of a GPU or MIG device by UUID; the prefix `GPU-` or `MIG-` is optional.
 
     A run's device is never looked up by number: NVML counts physical devices, while
     CUDA_VISIBLE_DEVICES renumbers them.

@@ -43,7 +43,7 @@ class RecordFile(Generic[R]):
     kind: type[R]
 
     def write(self, record: R) -> None:
-        """Write the record atomically: no reader sees a part of the file."""
+        """Write the record atomically, so that no reader sees an incomplete file."""
         write_atomically(self.path, to_json(record))
 
     def read(self) -> R:
@@ -59,7 +59,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Make a method that returns the path for a rank or host, which replaces `{}` in the name."""
+    """Make a method that takes a rank or host, puts it in place of `{}`, and returns the path."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -105,7 +105,7 @@ class RunDirectory:
     """Present instead of `outcome` if the rank ran a command."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
-    """The rank's measurements of its own node and of the links to other nodes."""
+    """The rank's measurements of its node and of the links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
     """The rank's own report of the error that ended it."""
 
@@ -114,11 +114,11 @@ class RunDirectory:
         return self.hosts.read_text(encoding="utf-8").split()
 
     def ranks_per_host(self, ranks: int) -> int:
-        """Return the largest number of ranks on one host; each host has a block of ranks."""
+        """Return the largest number of ranks on any host; each host has consecutive ranks."""
         return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     def read_progress(self) -> tuple[str, int, int] | None:
-        """Return rank 0's stage, done count and total count; None before the first report."""
+        """Return rank 0's progress as (stage, done, total); None before its first report."""
         try:
             stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
         except (OSError, ValueError):
@@ -134,7 +134,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSamples:
-    """The file with the samples of one node in a run."""
+    """The file with the GPU samples taken on one node during a run."""
 
     host: str
     path: Path
@@ -143,7 +143,7 @@ class NodeSamples:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file such that no reader sees a part of it."""
+    """Write a file atomically, so that no reader sees it incomplete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
@@ -169,7 +169,7 @@ class Sampler:
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """Let the sampler write a last sample, and wait at most a few seconds for it to end."""
+        """Ask the sampler to end after a last sample; kill it if it takes too long."""
         for end in (self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(TimeoutExpired):
@@ -179,7 +179,7 @@ class Sampler:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder; first remove the folders that killed processes left behind."""
+    """Provide a temporary folder, after removing folders that killed processes left behind."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # If each host keeps the locks of a shared file system by itself, those of another host look
     # free. No host name has an underscore.

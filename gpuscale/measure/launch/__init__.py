@@ -37,7 +37,7 @@ _JOBS: Mapping[str, str] = {
 
 
 class RunTerminated(BaseException):
-    """A signal asked this process to end while ranks were running; the ranks have been ended."""
+    """Raised by SIGTERM or SIGHUP during a run; the ranks are ended as the exception propagates."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -67,23 +67,23 @@ class Launcher(Protocol):
 
     @property
     def environment(self) -> "Environment":
-        """The machine or the nodes of the job, as seen by ranks; determined on first use."""
+        """This machine or the nodes of the job, as seen by ranks; determined on first use."""
 
     def run(self, request: "RunRequest") -> "Run":
-        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised.
+        """Make one run. If a rank fails, no error is raised; `Run.failure` says why.
 
         All ranks have ended when this method returns.
         """
 
     def misfits(self, requests: "Sequence[RunRequest]") -> Sequence[str]:
-        """Try the cases, and return an error message for each whose batch has the wrong shape.
+        """Check that the cases' models accept their batches; return messages for wrong shapes.
 
-        Empty if the launcher does not try cases.
+        The default is to check nothing and return no messages.
         """
         return ()
 
     def progress(self) -> tuple[str, int, int] | None:
-        """Return the stage, done count and total count of the run in progress; None if unknown.
+        """Return the current run's progress as (stage, done, total); None if unknown.
 
         This method may be called from a different thread than `run`.
         """
@@ -91,9 +91,9 @@ class Launcher(Protocol):
         return None if directory is None else directory.read_progress()
 
     def samples(self) -> "Sequence[NodeSamples]":
-        """Return the files that the nodes' samplers wrote in the last run, kept until the next run.
+        """Return the GPU samples files of all nodes for the last run, kept until the next run.
 
-        Empty on a single node, where the session itself starts the sampler.
+        Empty on a single node, where the pytest process itself starts the sampler.
         """
         return ()
 
@@ -104,13 +104,13 @@ class Launcher(Protocol):
 def launcher_by_name(
     name: str, *, device: str, folder: Path, fresh_tasks: bool = False
 ) -> Launcher:
-    """Return the launcher with a name from `LAUNCHERS`.
+    """Create the launcher with this name, one of `LAUNCHERS`.
 
     Args:
         name: The value of `--launcher`.
         device: `auto`, `cuda` or `cpu`.
         folder: The folder for results; a launcher across nodes also puts the runs' files there.
-        fresh_tasks: Start every rank of every run as a separate task; only across nodes.
+        fresh_tasks: If True, a launcher across nodes starts each rank of each run as a new task.
     """
     found: Launcher
     if name == "local":
@@ -130,5 +130,5 @@ def process_starter(name: str) -> "ProcessStarter | None":
 
 
 def do_in_rank(job: str, *arguments: str) -> None:
-    """Run a job from the worker package in this process, which was forked for it."""
+    """Run a job, such as `rank` or `describe`, in this process, which was forked to run it."""
     pkgutil.resolve_name(_JOBS[job])(*arguments)

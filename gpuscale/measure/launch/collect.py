@@ -33,8 +33,8 @@ def collect_run(
 ) -> Run:
     """Return the run that the ranks made, with a failure if there is no valid result.
 
-    `failure` is None if all ranks ended normally. The ranks were started at the Unix time
-    `started_at_s`, and `wall_s` later all had ended.
+    `failure` is None if all ranks ended normally. `started_at_s` is the Unix time of the
+    ranks' start, and `wall_s` is the number of seconds until all ranks had ended.
     """
     empty = Run(
         configuration=request.configuration,
@@ -80,7 +80,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return the run of a command, as far as the lines that it printed show it."""
+    """Return the run of a command, based on the steps found in the command's output."""
     left = map(directory.command_outcome, range(request.processes))
     outcome = next(filter(None, (file.read_if_left() for file in left)), None)
     if outcome is None and failure is None:
@@ -108,7 +108,7 @@ def _command_run(
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """Return the ranks that run a command, with their hosts; empty on a single node."""
+    """Return a command's ranks with their hosts; empty if the command itself starts the ranks."""
     hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
     return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
 
@@ -116,7 +116,7 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
 def left_by_ranks(
     request: RunRequest, file_of: Callable[[int], RecordFile[R]]
 ) -> list[R] | Failure:
-    """Return the records left by all ranks, or a failure that says why one is missing."""
+    """Return the records left by all ranks, or a failure if a record is missing or invalid."""
     try:
         return [file_of(rank).read() for rank in range(request.processes)]
     except (OSError, DecodeError) as error:
@@ -125,7 +125,7 @@ def left_by_ranks(
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
-    """Return a failure if the parameters of the ranks differ but should agree, or else None."""
+    """Return a failure if the ranks' parameters should agree but differ; None otherwise."""
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
@@ -137,7 +137,7 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
 
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
-    """Return a failure if the step times of the windows are not steady, or else None."""
+    """Return a failure if the windows' step times are not steady; None otherwise."""
     if median_window_s(windows) < SHORTEST_JUDGED_S:
         return None
     found = steadiness([window.time_s for window in windows])
@@ -155,7 +155,7 @@ def job_environment(
     """Return the environment of a job, combined from the descriptions that the hosts left.
 
     Args:
-        hosts: The scheduler's names for the hosts.
+        hosts: Host names as used by the scheduler.
         directory: The folder in which each host described itself.
         device: `auto`, `cuda` or `cpu`.
         reached: The hosts on which a process has started.
@@ -224,7 +224,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """Return the measurements that the rank on each host left, in the order of the hosts."""
+    """Return the probe results in the order of `hosts`; GpuscaleError if any are missing."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
     if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""

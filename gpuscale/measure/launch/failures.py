@@ -1,4 +1,4 @@
-"""Find out why a run has no result: the one cause, where it occurred, and the remedy."""
+"""Find out why a run has no result: the root cause, where it occurred, and a remedy."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -32,10 +32,10 @@ def failure_of(
     Args:
         request: The request for the run.
         directory: The folder with the files of the ranks.
-        exit_codes: Exit code of each rank known to have ended, in the order of ending: negative
-            for the number of a signal, and 0 also for a rank that the launcher ended.
-        timed_out: True if the launcher ended the ranks because their time was up.
-        launcher: Name of the launcher across nodes, if it is unknown how some ranks ended.
+        exit_codes: Exit codes of the ranks known to have ended, in the order in which they ended:
+            negative signal number if a signal killed the rank, 0 also if the launcher ended it.
+        timed_out: True if the launcher ended the ranks because the run took too long.
+        launcher: Name of the launcher across nodes if some exit codes are unknown, or else None.
     """
     failed = {rank: code for rank, code in exit_codes.items() if code}
     if request.command is not None and (found := _command_failure(request, directory, exit_codes)):
@@ -57,7 +57,7 @@ def failure_of(
 def _command_failure(
     request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
 ) -> Failure | None:
-    """Return a command's failure, as reported by the processes that watch it or by their end."""
+    """Return a command's failure, from the reports or exit codes of the processes watching it."""
     failed = {rank: code for rank, code in exit_codes.items() if code}
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
@@ -72,7 +72,7 @@ def _command_failure(
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
-    """The failure of a command that timed out; which of several ranks caused it is unknown."""
+    """Return the failure of a command that timed out, with the last output of every rank."""
     by_rank = sorted(reports, key=lambda report: report.failure.rank or 0)
     best = max(by_rank, key=lambda report: report.steps_told).failure
     if best.rank is None:
@@ -85,7 +85,7 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
 
 
 def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The failure of a process that watched a command and ended before it could report."""
+    """Return the failure of a run whose process for watching the command ended unexpectedly."""
     rank, code = next(iter(exit_codes.items()))
     if code == 128 + signal.SIGTERM:
         message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
@@ -98,7 +98,7 @@ def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    """The failure of ranks that timed out, with the stack of each rank."""
+    """Return the failure of a run that timed out, with the stack trace of each rank."""
     stacks = []
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
@@ -112,7 +112,7 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
 
 
 def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The first cause of a crash: a rank killed by a signal, else the first that raised."""
+    """Return the cause of a crash: a rank killed by a signal, or else the first exception."""
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
     # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
@@ -136,7 +136,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
 
 
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
-    """The failure of a rank that left no report, with the last part of the rank's output."""
+    """Return the failure of a rank that left no report, with the end of the rank's output."""
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
     tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
@@ -166,10 +166,10 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
 
 
 def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
-    """Return the ranks across nodes whose end is unknown because their keepers ended first.
+    """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
-    Ranks on a host whose keeper reported are left out if there are others: the scheduler may have
-    ended them because of the failure elsewhere.
+    If possible, only ranks on hosts without any known exit code are returned: on other hosts the
+    scheduler may have ended the keepers because of the failure elsewhere.
     """
     hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
     silent = [rank for rank, host in hosts.items() if host and rank not in told]

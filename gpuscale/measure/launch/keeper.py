@@ -1,4 +1,4 @@
-"""`python -m gpuscale.measure.launch.keeper`: the process on a node that forks and watches ranks.
+"""`python -m gpuscale.measure.launch.keeper`: forks and watches the ranks on a node.
 
 The keeper imports torch once and never touches CUDA, so that it can fork the ranks of every run. It
 carries out and answers orders (orders.py), samples the node's GPUs during a run, and ends when the
@@ -32,7 +32,7 @@ _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITHOUT_LOG = ("describe", "trial")
-"""Jobs whose output goes to the keeper's own standard error."""
+"""Jobs whose output goes to the keeper's standard error instead of a log file of the rank."""
 
 
 class Keeper:
@@ -40,8 +40,8 @@ class Keeper:
 
     Args:
         launcher: The name of the launcher that started this process.
-        folder: A folder of the launcher. If it disappears, the launcher has ended without the
-            scheduler's daemon on this node ending the keeper.
+        folder: A folder that disappears when the launcher ends. The keeper then ends too, even if
+            the scheduler's daemon on this node has not ended it.
     """
 
     def __init__(self, launcher: str, folder: Path) -> None:
@@ -216,7 +216,7 @@ class Keeper:
         return os.getppid() != self._parent
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by the given signal if there is one, and then this process."""
+        """End the ranks, by this signal or by the default for the job, and then this process."""
         self._is_ending = True
         self._end_ranks(number)
 

@@ -1,4 +1,4 @@
-"""The launcher for this node, where one keeper forks the ranks."""
+"""The launcher for a single node, on which one process, the keeper, forks the ranks."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ _START_S = 180.0
 _DESCRIBE_S = 120.0
 _TRIAL_S = 20.0
 _TRIALS = 2
-"""Maximum number of processes that try cases at the same time."""
+"""Maximum number of processes that check the shapes of batches at the same time."""
 
 
 class LocalLauncher(Launcher):
@@ -39,7 +39,7 @@ class LocalLauncher(Launcher):
 
     @cached_property
     def environment(self) -> Environment:
-        """The machine as seen by ranks; determined on first use."""
+        """This machine as seen by ranks; determined on first use."""
         with self._directory() as directory:
             directory.hosts.write_text(_HERE)
             file = directory.environment(_HERE)
@@ -72,7 +72,7 @@ class LocalLauncher(Launcher):
         return replace(found, launcher="local")
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised."""
+        """Make one run. If a rank fails, no error is raised; `Run.failure` says why."""
         keeper = self._keeper_with(STRATEGIES[request.configuration.strategy].package)
         with self._directory(request) as directory:
             started_at_s, started = time.time(), time.monotonic()
@@ -83,10 +83,10 @@ class LocalLauncher(Launcher):
             )
 
     def misfits(self, requests: Sequence[RunRequest]) -> Sequence[str]:
-        """Try the cases without GPUs, and return an error message for each batch of wrong shape.
+        """Check without GPUs that models accept their batches; return messages for wrong shapes.
 
-        Three kinds are not tried: commands, cases with real data, whose shapes are unknown, and
-        models in blocks, which need no `forward`. Trials that take too long are abandoned.
+        Three kinds are not checked: commands, cases with real data, whose shapes are unknown, and
+        models in blocks, which need no `forward`. Checks that take too long are abandoned.
         """
         if not (tried := _one_of_each(requests)):
             return ()
@@ -108,7 +108,7 @@ class LocalLauncher(Launcher):
     def compare_with_bare_loop(
         self, request: RunRequest, plan: OverheadPlan
     ) -> list[OverheadOutcome] | Failure:
-        """Make one fp32 run in which windows of gpuscale and of a bare training loop alternate."""
+        """Make one fp32 run that alternates between gpuscale's windows and a bare training loop."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
             failure = _launch(self._keeper_with(None), request, directory, "overhead")
@@ -121,7 +121,7 @@ class LocalLauncher(Launcher):
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest | None = None) -> Iterator[RunDirectory]:
-        """Provide a folder for a run, containing the request, and remove it at the end."""
+        """Provide a folder that contains the request, if there is one; remove it at the end."""
         with scratch_folder("gpuscale-run-") as folder:
             directory = RunDirectory(path=folder)
             if request is not None:
@@ -175,7 +175,7 @@ def _launch(
 
 
 def _one_of_each(requests: Sequence[RunRequest]) -> list[RunRequest]:
-    """Return one request for each combination of case, size and batch that a trial can judge."""
+    """Return one request for each combination of case, size and batch that can be checked."""
     found: dict[object, RunRequest] = {}
     for request in requests:
         asked = request.configuration

@@ -1,4 +1,4 @@
-"""The launcher across nodes: the scheduler starts a keeper on each node, which forks ranks."""
+"""The launcher across nodes: on each node the scheduler starts a keeper, which forks the ranks."""
 
 import contextlib
 import os
@@ -31,20 +31,20 @@ from gpuscale.records.request import NodeProbeRequest
 
 _START_S = _DESCRIBE_S = 180.0
 _FILES_S = 30.0
-"""How long files written on another node may take to become visible on this node."""
+"""Seconds that a file written on another node may take to become visible on this node."""
 
 
 class NodesLauncher(Launcher):
     """Starts the ranks of each run on as few of the job's nodes as possible, one run at a time.
 
     The folder of a run lies next to the results, because all nodes must see it. A command always
-    gets a fresh task per rank, because it may learn the rank from the scheduler or from MPI.
+    gets a new task per rank, because it may read its rank from variables of Slurm or MPI.
 
     Args:
         name: The name of a launcher across nodes.
         device: `auto`, `cuda` or `cpu`.
         folder: The folder of the results.
-        fresh_tasks: Start a task for every rank of every run instead of keepers that remain.
+        fresh_tasks: Start a new task for each rank of each run, instead of reusing keepers.
     """
 
     def __init__(self, name: str, *, device: str, folder: Path, fresh_tasks: bool = False) -> None:
@@ -82,7 +82,7 @@ class NodesLauncher(Launcher):
         return replace(found, launcher=self._starter.name)
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run. If a rank fails, `Run.failure` says so and nothing is raised."""
+        """Make one run. If a rank fails, no error is raised; `Run.failure` says why."""
         self._kept.close()
         directory = self._kept.enter_context(self._run_folder())
         placement = self._placement(request)
@@ -114,7 +114,7 @@ class NodesLauncher(Launcher):
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """Measure how long each node takes to compute and each pair of nodes to communicate."""
+        """Measure how fast each node computes and how fast each pair of nodes communicates."""
         placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
@@ -122,7 +122,7 @@ class NodesLauncher(Launcher):
             return probes_left(directory, placement.hosts, timed_out=outcome.timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """Return the files that samplers wrote in the last run, kept until the next run."""
+        """Return the GPU samples files of all nodes for the last run, kept until the next run."""
         return self._samples
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class NodesLauncher(Launcher):
     def _ask_for_samples(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Write to the folder which GPUs of each host the keepers should sample, by UUID."""
+        """Write a list of the GPUs to sample on each host, by UUID, for the keepers to read."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
         self._samples = []
@@ -179,7 +179,7 @@ class NodesLauncher(Launcher):
         is_fresh: bool | None = None,
         **details: object,
     ) -> tuple[Keepers, Outcome]:
-        """Run a job on all ranks; if it succeeds, wait until the ranks' files are visible here."""
+        """Run a job on all ranks; on success, wait until their files are visible on this node."""
         write_atomically(directory.hosts, "\n".join(placement.hosts))
         is_fresh = self._fresh_tasks if is_fresh is None else is_fresh
         with terminations_raised():
@@ -234,7 +234,7 @@ class NodesLauncher(Launcher):
     def _keepers_on(self, hosts: Sequence[str], package: str | None = None) -> Keepers:
         """Return the keepers of this session, after making sure that each given host has one.
 
-        At first, keepers are started on all hosts; after a loss, only on the hosts needed.
+        At first, keepers start on all hosts; once a keeper is lost, only on the hosts needed.
         """
         known = self._keepers
         if known is None or not known.is_usable or not {*hosts} <= {*self._hosts}:
@@ -273,7 +273,7 @@ class NodesLauncher(Launcher):
 
 
 def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Path]:
-    """Return the files that a successful job leaves."""
+    """Return the paths of the files that a job writes if it succeeds."""
     ranks = range(placement.ranks)
     if job == "describe":
         return [directory.environment(host).path for host in placement.hosts]

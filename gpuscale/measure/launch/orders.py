@@ -1,4 +1,4 @@
-"""The launcher's end of the pipes to the keepers: it sends orders and reads answers.
+"""The launcher's side of the pipes to the keepers: send orders and read answers.
 
 A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
 a line of JSON on the standard input of all keepers; an answer is a line of JSON on the standard
@@ -25,17 +25,17 @@ from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
 
 END, IMPORT = "end", "import"
-"""Orders for the keepers themselves; all others are jobs for ranks."""
+"""Orders that keepers carry out themselves; every other order is a job for the ranks."""
 _SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-"""Signals that suggest corrupt memory, which a rank may have inherited from the keeper."""
+"""Signals that suggest memory corruption, perhaps inherited from the keeper when it forked."""
 _LEAVING_STACKS = ("rank", "overhead")
 _STACKS_S = 10.0
-"""How long after the timeout to wait for the ranks' stacks: the ranks' timers started later."""
+"""Seconds to wait for the ranks' stack traces after a timeout; the ranks' timers started later."""
 _LOOK_S = 0.05
 _CHUNK_BYTES = 65536
 
 Seats = Mapping[int, tuple[tuple[int, int], ...]]
-"""The rank and local rank of each process to fork, keyed by the number of the keeper."""
+"""For each keeper, by number: the (rank, local rank) of every process that it has to fork."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,7 +56,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A keeper's message: it has started, is ready for orders, or one of its ranks has ended."""
+    """Message from a keeper: it has started, is ready for orders, or one of its ranks has ended."""
 
     keeper: int
     kind: Literal["started", "ready", "ended"]
@@ -64,11 +64,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The scheduler's name for the keeper's node; empty if unknown."""
     host: str = ""
     refusal: str = ""
-    """Why the keeper ends right after its start; empty if it does not."""
+    """Reason why the keeper cannot work and ends right after its start; empty if it can work."""
     order: int = 0
     rank: int = 0
     code: int = 0
-    """The rank's exit code, negative for the number of a signal; 0 if the rank ended by order."""
+    """The rank's exit code or negated signal number; 0 if the keeper ended the rank as ordered."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Keepers:
         return self.is_usable
 
     def have_imported(self, package: str, within_s: float) -> bool:
-        """Let all keepers import a package, so that ranks need not; False if one fails to reply."""
+        """Have all keepers import a package, so that ranks need not; False if a keeper is lost."""
         self.send(job=IMPORT, folder=package)
         return self.have_started(within_s)
 
@@ -154,7 +154,7 @@ class Keepers:
             job: A job for `do_in_rank`.
             directory: The folder of the run.
             seats: The ranks of each keeper.
-            timeout_s: Time after which the ranks write down their stacks and are ended.
+            timeout_s: Seconds after which the ranks write their stack traces and are ended.
             details: Further fields of the order.
         """
         ranks = {rank for pairs in seats.values() for rank, _ in pairs}

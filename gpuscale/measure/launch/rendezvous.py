@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
-"""Variable with a pattern for the name by which ranks reach the first host: for example `{host}i`
-on JUWELS Booster, whose nodes have a second name for InfiniBand."""
+"""Environment variable with a pattern for the name under which ranks reach the first host, such as
+`{host}i` on JUWELS Booster, whose nodes have a second name for InfiniBand."""
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _RENDEZVOUS_PORTS = range(12_000, 32_000)
-"""Ports on which the first rank may wait for the others, below the range of ephemeral ports."""
+"""Ports on which rank 0 may wait for the other ranks, below the range of ephemeral ports."""
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 
 
 def free_port() -> int:
-    """Return a random free port of this host; the port of the last run may still be in use."""
+    """Return a random free port; a fixed port might still be in use by the previous run."""
     while True:
         port = random.choice(_RENDEZVOUS_PORTS)
         with suppress(OSError), socket.socket() as tried:
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def rank_variables(ranks: int, host: str) -> dict[str, str]:
-    """Return the variables by which ranks find one another, with rank 0 on the given host."""
+    """Return the environment variables for torch's rendezvous, with rank 0 on the given host."""
     pattern = os.environ.get(HOST_PATTERN, "{host}")
     return {
         "WORLD_SIZE": str(ranks),
@@ -38,7 +38,7 @@ def rank_variables(ranks: int, host: str) -> dict[str, str]:
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """Return `GLOO_SOCKET_IFNAME` if gloo needs it to reach the other hosts, or else nothing.
+    """Return a value for `GLOO_SOCKET_IFNAME` if gloo needs it to reach other hosts; else {}.
 
     By default gloo listens on the address to which the host's own name resolves. On many machines
     this is 127.0.1.1 (Debian writes it into /etc/hosts), which other hosts cannot reach.

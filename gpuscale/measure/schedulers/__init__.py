@@ -30,6 +30,6 @@ def scheduler_here() -> Scheduler | None:
 
 
 def nodes_of_job(environment: Mapping[str, str], *, without: str = "") -> tuple[str, ...]:
-    """Return the job's nodes, by the variables of any scheduler but `without`; empty if unknown."""
+    """Return the nodes of the current job, or () if unknown; skip the scheduler `without`."""
     others = (scheduler for name, scheduler in SCHEDULERS.items() if name != without)
     return next(filter(None, (scheduler.nodes(environment) for scheduler in others)), ())

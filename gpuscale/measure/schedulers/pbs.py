@@ -12,7 +12,7 @@ _ENDINGS = {
 }
 """How a job ended, keyed by PBS's own exit codes."""
 _KILLED = 256
-"""PBS adds this to the number of the signal that killed a job's shell to form the exit code."""
+"""If a signal kills a job's shell, PBS reports this plus the signal number as the exit code."""
 
 
 class Pbs(Scheduler):

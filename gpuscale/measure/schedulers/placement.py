@@ -36,9 +36,9 @@ class ProcessStarter(Protocol):
     name: ClassVar[str]
     """Name of the program in gpuscale's options and results."""
     place_variables: ClassVar[Mapping[str, str]]
-    """Variables for the rank, local rank and world size, keyed by torch.distributed's names."""
+    """The program's variables for rank, local rank and world size, keyed by torchrun's names."""
     node_variable: ClassVar[str]
-    """Environment variable with the name of a process's node; empty if there is none."""
+    """Environment variable in which processes find their node's name; empty if none is set."""
     limits_cores: ClassVar[bool]
     """True if the program limits a job step to the cores that its ranks requested."""
 
@@ -52,15 +52,15 @@ class ProcessStarter(Protocol):
         """Return the command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """Return True if the command should inherit an environment variable of this process."""
+        """Return True if the started processes should inherit this environment variable."""
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
     """Place the ranks evenly on the smallest number of hosts that can hold them.
 
     A host takes one rank per slot, or more if all hosts together have too few slots. Hosts are
-    chosen cyclically from number `first`, so that successive runs use different hosts, as they use
-    different devices, and T(1) is not always measured on the first node.
+    chosen cyclically, starting at index `first` (modulo the number of hosts), so that successive
+    runs use different hosts and T(1) is not always measured on the same host.
     """
     needed = min(len(hosts), math.ceil(ranks / slots))
     chosen = {(first + offset) % len(hosts) for offset in range(needed)}
@@ -72,7 +72,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts that `EXCLUDED_HOSTS` does not name; UsageError if none is left."""
+    """Return the hosts that `EXCLUDED_HOSTS` does not list; UsageError if it lists all hosts."""
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:

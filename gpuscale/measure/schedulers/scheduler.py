@@ -1,4 +1,4 @@
-"""The base class of all schedulers: a job's options, its submission, its state and its end."""
+"""The base class of all schedulers: job options, submission, job states and exit codes."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class Demand:
     cores_per_task: int | None
     """Number of cores per task; None if the profile does not say how many cores a node has."""
     gpu_option: str | None
-    """The site's option to request GPUs, with `{gpus}` for their number; None for the default."""
+    """The site's option to request GPUs, with `{gpus}` for the number; None for the default."""
     partition: str | None
     account: str | None
     time_limit: str
@@ -64,7 +64,7 @@ class JobState:
     word: str = "unknown"
     """The scheduler's own word for the state, such as COMPLETED, qw or EXIT."""
     exit_code: int | None = None
-    """Exit code of a job that has ended, or 128 plus the number of a signal; None if unknown."""
+    """Exit code of an ended job, or 128 plus the number of the killing signal; None if unknown."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
     """Explanation if something other than the job itself caused the end."""
@@ -100,11 +100,11 @@ class Scheduler(ABC):
     """True if a command in `questions` may print the state and still exit with an error."""
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
-    """Environment variable of a job with the folder from which the job was submitted."""
+    """Environment variable in which a job finds the folder from which the job was submitted."""
     nodes_variable: ClassVar[str]
-    """Environment variable of a job with the list of its nodes, or with a file that lists them."""
+    """Environment variable in which a job finds a list of its nodes, or the path of such a list."""
     default_gpu_option: ClassVar[str | None]
-    """Option to request GPUs if the profile has none; None if each profile must have its own."""
+    """Option to request GPUs if the profile has no such option; None if every profile needs one."""
     launcher: ClassVar[str | None]
     """Name of the launcher for ranks across nodes; None if jobs are limited to one node."""
 
@@ -113,7 +113,7 @@ class Scheduler(ABC):
         """Return a job's state from the outputs of `questions` so far ('' if a command failed)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for `options` besides the fields of the demand and the option for GPUs."""
+        """Return values for placeholders in `options` other than `gpus` and the demand's fields."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -137,7 +137,7 @@ class Scheduler(ABC):
     def submit_again(
         self, environment: Mapping[str, str], *, avoid: Sequence[str]
     ) -> tuple[list[str], dict[str, str]] | None:
-        """Return the command and environment to resubmit this job without some nodes, or None."""
+        """Return the command and environment to resubmit this job on other nodes, or None."""
         return None
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -159,11 +159,11 @@ class Scheduler(ABC):
         return {}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return the nodes of this job that the scheduler reports as lost."""
+        """Return those of the job's nodes that the scheduler reports as lost."""
         return ()
 
     def log_of(self, job_name: str, job: str) -> Path:
-        """Return the path of a job's log, relative to the folder of its submission."""
+        """Return the path of a job's log, relative to the folder where the job was submitted."""
         return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
@@ -217,7 +217,7 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """Return a command's output; None if it times out or, unless `or_failed` is set, fails."""
+    """Return a command's output; None after a timeout or, unless `or_failed` is set, a failure."""
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):

@@ -7,8 +7,8 @@ from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, Sch
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
-"""Values of `failed` for jobs that ran: error in the epilog, time limit, signal. For other values
-`exit_status` is not the exit code of the job."""
+"""Values of `failed` in qacct's output for jobs that ran: error in the epilog, time limit, signal.
+With other non-zero values, `exit_status` is not the exit code of the job."""
 
 
 class Sge(Scheduler):

@@ -18,9 +18,9 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""How many seconds before the end Slurm warns a job, so that results so far can be compared: ending
-ranks on other nodes takes longer than Slurm waits before killing the job. The warning may come a
-minute early, so jobs shorter than `_SHORTEST_WARNED_S` get none."""
+"""How many seconds before the time limit Slurm is to warn a job, so that results so far can be
+compared: ending ranks on other nodes takes longer than Slurm waits before it kills the job. The
+warning may come a minute early, so jobs with limits below `_SHORTEST_WARNED_S` get no warning."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 _ENDINGS = {
     "COMPLETED": Ending.COMPLETED,
@@ -175,7 +175,7 @@ class Slurm(Scheduler, ProcessStarter):
         return tuple(dict.fromkeys(lost.split()))
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the nodes of the job; UsageError if steps would not see all GPUs of a node."""
+        """Return the nodes of the job; UsageError if job steps would not see all GPUs of a node."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
