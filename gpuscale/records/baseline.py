@@ -66,16 +66,16 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     """Number of repetitions of the measurement."""
     nodes: Gpus = 1
     times_s: tuple[Seconds, ...] = ()
-    """Wall-clock seconds of each repetition, such as each epoch of one job."""
+    """Wall-clock time of each timed repetition, such as an epoch of a job."""
     timed: Timed | None = None
-    """Part of the training that `times_s` cover."""
+    """Part of the training that each value in `times_s` covers."""
     discard_first: Count = 0
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
     nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
     )
-    """Mean of each night by date, in the unit of the figure; empty if the dates are unknown."""
+    """Mean result by date, in the unit of the figure; empty if the dates are unknown."""
     precision: Name | None = None
     """Numerical precision; None if the source does not name it."""
     data: DataKind | None = None
@@ -104,7 +104,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def mean_time_s(self) -> float | None:
-        """Mean in seconds of the times that are not discarded; None for a throughput figure."""
+        """Mean of the times that are not discarded, in seconds; None for a throughput figure."""
         kept = self.times_s[self.discard_first :]
         return sum(kept) / len(kept) if kept else None
 
@@ -121,7 +121,7 @@ class BaselineChange(Record, frozen=True, kw_only=True):
     added: tuple[Line, ...] = ()
     """Names of the rows that had no measured run before the change."""
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Environments of allocations that lost all their runs in the change, by allocation."""
+    """Environments, by allocation, of allocations whose runs were all replaced."""
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -135,17 +135,17 @@ class Baseline(Record, frozen=True, kw_only=True):
     recorded_by: Name | None = None
     """Login name of the person who recorded the baseline."""
     gpuscale_version: Name | None = None
-    """Version of gpuscale that made the measurements; several versions are separated by commas."""
+    """Version of gpuscale used for the measurements; several are separated by commas."""
     expires_on: Day | None = None
     """Last day on which the baseline is valid, such as `2027-05-01`; None if it never expires."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Machine and software used for the runs, by allocation."""
+    """Machine and software that the runs used, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""
     runs: tuple[Run, ...] = ()
-    """The measured runs; each names its allocation."""
+    """Measured runs, each with the name of its allocation."""
 
     def __post_init__(self) -> None:
         if problem := next(_problems(self), None):

@@ -58,7 +58,7 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Efficiency lost on a number of GPUs, and one part of it, as fractions of the step time."""
+    """Lost efficiency on a number of GPUs, and the part due to one cause, as fractions of 1."""
 
     gpus: int
     lost: float
@@ -75,14 +75,14 @@ Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | Lo
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of GPUs, ascending, on which a part of the step did and did not get slower."""
+    """Numbers of GPUs on which a part of the step got slower, and on which it did not."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
     nodes: int
     """Number of nodes used by the smallest affected run."""
     spared_nodes: int | None
-    """Largest number of nodes of an unaffected run on fewer GPUs; None if there is no such run."""
+    """Most nodes used by an unaffected run on fewer GPUs; None if there is no such run."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     shared_by: RanksOf | None = None
     """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
     includes: str | None = None
-    """Name of the strategy's communication if the cause is or includes it; otherwise None."""
+    """Name of the strategy's communication if it is the cause or part of it; otherwise None."""
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()
@@ -139,4 +139,4 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Number of runs that show the cause, out of all runs."""
     evidence: tuple[Evidence, ...] = ()
     remedy: Remedy | None = None
-    """Suggested next step; None if nothing is left to find out."""
+    """Suggested next step; None if no further step is needed to explain the finding."""

@@ -1,4 +1,4 @@
-"""The configuration of a training workload: the fields that comparable results have in common."""
+"""The configuration of a training workload: the fields that must agree in comparable results."""
 
 from collections.abc import Collection
 from typing import Annotated, Literal, NamedTuple
@@ -22,7 +22,7 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     case: Name
     strategy: Name
-    """Name such as `ddp`; strategies that this version cannot measure can still be compared."""
+    """Name such as `ddp`; results can be compared even if this version cannot measure them."""
     device: Name
     """Type of device that the ranks use, such as `cuda` or `cpu`."""
     size: Name | None = None
@@ -82,7 +82,7 @@ class EntryKey(NamedTuple):
         return f"{self.name} on {counted(self.gpus, 'GPU')}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `cases` is None or contains the row's case, as `mnist_cnn` or `mnist_cnn/ddp`."""
+        """True if `cases` is None or has the row's case (`mnist_cnn`) or name (`mnist_cnn/ddp`)."""
         return cases is None or self.case in cases or self.name in cases
 
 

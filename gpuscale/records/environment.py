@@ -108,7 +108,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
-    """Return the place of each known GPU, by UUID: `GPU 3 at 00000000:C1:00.0 of node1`."""
+    """Return the location of each GPU by UUID, such as `GPU 3 at 00000000:C1:00.0 of node1`."""
     return {
         gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
         for environment in environments
@@ -121,7 +121,7 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     """A field or environment variable whose values differ between environments."""
 
     name: str
-    """Name of the field or environment variable; `environment_diff` has the words for fields."""
+    """Name of the field or environment variable; `environment_diff` has readable field names."""
     before: tuple[str, ...]
     """Previous values; empty if there were none."""
     after: tuple[str, ...]

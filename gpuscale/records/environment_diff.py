@@ -89,7 +89,7 @@ def field_differences(
 
 
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield the environment variables with a value that no earlier environment had."""
+    """Yield the environment variables whose value occurs in no earlier environment."""
     names = {name for environment in (*before, *after) for name in environment.variables}
     for name in sorted(names - JOB_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
@@ -99,9 +99,9 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def environment_changes(
     before: _Environments, after: _Environments
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a loss, apart from hosts; none if either side is empty.
+    """Return the changes, except of hosts, that may explain a loss; none if a side is empty.
 
-    A value that is unknown, or that any earlier environment had, is not a change.
+    Unknown values, and values that occur in any earlier environment, are not changes.
     """
     if not before or not after:
         return ()
@@ -117,7 +117,7 @@ def environment_changes(
 
 
 def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
-    """Yield one change with the new hosts, if there are any and earlier hosts are known."""
+    """Yield one change that lists all new hosts, if there are any and earlier hosts are known."""
     if before:
         yield from _new_values("host", sorted(before), sorted(after))
 

@@ -1,6 +1,6 @@
-"""Convert records to JSON text and back; msgspec validates them, and errors name the place.
+"""Convert records to JSON text and back; msgspec validates them, and errors say where they are.
 
-`gpuscale.store` builds file formats on this module; launchers and ranks exchange such JSON texts.
+`gpuscale.store` builds file formats on this module; launchers and ranks exchange records with it.
 """
 
 import json
@@ -78,7 +78,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def line_of_place(text: str, place: str, key: str | None = None) -> int:
-    """Return the line of a place such as `runs[2]`, or of `key` there; else of the next parent."""
+    """Return the line of a path such as `runs[2]`, or of its `key`; else of the nearest parent."""
     steps = [name or position for name, position in _STEP.findall(place)]
     steps += [] if key is None else [key]
     depth = found_at = 0
@@ -143,7 +143,7 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
 
 
 def _parse(text: str, **how: Any) -> object:
-    """Parse with `json.loads`, whose errors give lines; the errors of msgspec give byte offsets."""
+    """Parse with `json.loads`, since its errors have line numbers; msgspec's have byte offsets."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
@@ -158,7 +158,7 @@ def _parse(text: str, **how: Any) -> object:
 
 
 def _first_problem(kind: Any, value: Any, place: str) -> DecodeError | None:
-    """Return the first problem of a value, at the innermost invalid part; None if it is valid."""
+    """Return the first problem in a value, at the innermost invalid part; None if it is valid."""
     try:
         msgspec.convert(value, kind)
         return None
@@ -189,7 +189,7 @@ def _fields_of(kind: Any) -> dict[str, msgspec.structs.FieldInfo]:
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
-    """Yield the path (`.name` or `[0]`) of each part of a value, the expected type, the part."""
+    """For each part of a value, yield its path (`.name` or `[0]`), its expected type and itself."""
     types = get_args(kind)
     if isinstance(value, Mapping):
         fields = _fields_of(kind)
@@ -204,7 +204,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
 
 
 def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
-    """Return a type without its bounds and without None, and a list of the bounds."""
+    """Strip bounds and None from a type; return the stripped type and a list of the bounds."""
     bounds: list[Meta] = []
     while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
         first, *others = get_args(kind)
@@ -216,7 +216,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
 
 
 def _problem(kind: Any, bounds: Sequence[Meta], value: Any) -> str:
-    """Describe the problem of an invalid value whose parts are all valid."""
+    """Describe what is wrong with a value whose parts are all valid."""
     found, wanted = f"found {shown(value)}", _TYPES.get(kind, "an object")
     if get_origin(kind) is Literal:
         wanted = " or ".join(sorted(f"'{choice}'" for choice in get_args(kind)))

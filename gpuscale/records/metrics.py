@@ -8,7 +8,7 @@ STEP_TIME = "step_time_s"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for one metric of one row: fractions of the metric, or of the step time."""
+    """Limits for one metric of one row, as fractions of the metric or of the step time."""
 
     margin: float
     """Largest deterioration that is never called a regression."""
@@ -28,13 +28,13 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     short: str
     """One-word name for tables."""
     worse: str
-    """Wording of the finding that the metric got worse."""
+    """Wording for a finding that the metric got worse, such as `slower training`."""
     bounds: tuple[float, float]
     more_is_better: bool = False
     limits: Limits | None = None
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
-    """True if changes are judged relative to the baseline's step time, as the metric may be 0."""
+    """True if changes are relative to the baseline's step time because the metric may be 0."""
 
 
 METRICS = (

@@ -55,7 +55,7 @@ class PointKey(NamedTuple):
 
     @classmethod
     def of(cls, run: Run | RunRequest) -> "PointKey":
-        """Return the point that a completed or requested run belongs to."""
+        """Return the key of the point that a completed or requested run belongs to."""
         return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
 
     @property
@@ -67,7 +67,7 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """The numbers of a scaling curve at one point; a field is None if unknown."""
+    """The values of a scaling curve at one point; a field is None if unknown."""
 
     step_time_s: Estimate | None = None
     samples_per_s: Estimate | None = None
@@ -87,9 +87,9 @@ class ScalingPoint(Scaling):
     batch_per_gpu: int | None
     sample_shape: tuple[int, ...] | None = None
     nodes: int | None = None
-    """Number of nodes of each valid run; None also if the runs used different numbers of nodes."""
+    """Number of nodes of each valid run; None if unknown or if the runs' numbers differ."""
     valid_runs: int = 0
-    """Number of runs behind the estimates; for a published figure, as many as the source states."""
+    """Number of runs behind the estimates; for a published figure, the published number."""
     failed_runs: int = 0
     epoch_s: float | None = None
     """Seconds to process all training samples of the case at this throughput."""
@@ -98,7 +98,7 @@ class ScalingPoint(Scaling):
     gpu_utilization: float | None = None
     """Share of time with a kernel running, from 0 to 1; mean over devices and runs."""
     peak_memory_bytes: int | None = None
-    """Largest peak of the CUDA allocator on any rank; None on CPU."""
+    """Largest peak of allocated CUDA memory on any rank; None on CPU."""
     peak_host_memory_bytes: int | None = None
     """Largest peak resident set size of any rank."""
     figure: PublishedFigure | None = None

@@ -15,7 +15,7 @@ NAME_LIMIT = 200
 class Record(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Base class of stored values, which are immutable, and validated when read or written.
+    """Base class of stored values; they are immutable and validated when read or written.
 
     Fields with default values are left out of files. The bounds exclude steps shorter than 1 ns or
     longer than 30 years, which can only be unit errors, so that all quotients and logarithms in

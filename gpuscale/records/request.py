@@ -10,7 +10,7 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 
 _WITH_UNSYNCED = 4 / 3
-"""Number of all windows per synchronised window; every fourth window is unsynchronised."""
+"""Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
 
 
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     warmup_steps: int
     warmup_s: float
-    """Minimum duration of the warm-up, excluding the first step; `warmup_steps` is required too."""
+    """Minimum duration of the warm-up, excluding the first step, in addition to `warmup_steps`."""
     windows: int
     """Maximum number of synchronised windows. Slow cases get fewer, but never fewer than 10 unless
     this maximum is lower."""
@@ -29,7 +29,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_windows_s(self) -> float:
-        """Duration of the maximum number of windows, including unsynchronised windows."""
+        """Target duration of the maximum number of windows, including unsynchronised windows."""
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
@@ -65,7 +65,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`sys.path` of the test process, so that ranks can import what the case imports."""
     devices: tuple[int, ...]
     """CUDA devices in order of local rank, the same on all nodes; empty on CPU. If a rank drives
-    several devices, they follow one another."""
+    several devices, they are adjacent in the list."""
     data_root: str | None = None
     download: bool = False
     timing: TimingPlan
@@ -107,9 +107,9 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     lost_peer: bool
     """True if communication with another rank failed, most likely because that rank had ended."""
     line: str | None = None
-    """Line of user code that raised, such as `test_mine.py:12`; None if no user code raised."""
+    """Line of user code that raised the error, such as `test_mine.py:12`; None for other code."""
     steps_told: float = 0.0
-    """Steps that the command printed; of several timed-out ranks, the most advanced is reported."""
+    """Number of steps that the command printed; shows which timed-out rank got furthest."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step, without synchronisation unless there is only one rank."""
+        """Median seconds per step, measured without synchronisation unless only one rank trains."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.own_s for window in alone) / self.steps_per_window
@@ -164,7 +164,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Report and measurement of one rank; the launcher combines those of all ranks into a run."""
+    """Report and measurement of one rank; the launcher combines all ranks' outcomes into a run."""
 
     report: RankReport
     joined_at_s: float

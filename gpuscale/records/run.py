@@ -36,7 +36,7 @@ class Run(Record, frozen=True, kw_only=True):
     configuration: Configuration
     gpus: Gpus
     index: PositiveCount = 1
-    """Number of the run among runs of the same (case, strategy, gpus), counted from 1."""
+    """Number of the run, from 1, among runs of the same case, strategy and number of GPUs."""
     batch_per_gpu: PositiveCount | None = None
     """Samples per GPU and step; None if a command failed before it printed the batch size."""
     sample_shape: Shape | None = None
@@ -44,7 +44,7 @@ class Run(Record, frozen=True, kw_only=True):
     """Number of training samples of the case, over all GPUs."""
     allocation: Name | None = None
     """Job that made the run; runs of one job share the nodes and their state. None for the job that
-    began the results file."""
+    created the results file."""
     measured: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
@@ -79,7 +79,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Identity for deduplication, even if runs began simultaneously or at unknown times."""
+        """Key for deduplication; it also tells runs with equal or unknown start times apart."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
@@ -141,11 +141,11 @@ class Results(Header, frozen=True, kw_only=True):
 
     @property
     def allocation(self) -> str:
-        """Identifier of the job that began the file; if there is none, host and time."""
+        """Identifier of the job that created the file; without a job, host and creation time."""
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
 
     def allocation_of(self, run: Run) -> str:
-        """Return the job that made a run; a resumed file has runs of several jobs."""
+        """Return the job that made a run; a resumed file may have runs of several jobs."""
         return run.allocation or self.allocation
 
 
@@ -208,7 +208,7 @@ def with_measured(run: Run) -> Run:
 
 
 def without_windows(run: Run) -> Run:
-    """Return the run without windows, as baselines keep it."""
+    """Return a copy of the run without windows, for storage in a baseline."""
     return msgspec.structs.replace(
         run,
         steps_per_window=None,

@@ -37,7 +37,7 @@ FailureKind = Literal[
 """Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
 `unread` a command that prints step counts in an unknown format."""
 BUSY_LOAD_PER_CORE = 1.5
-"""Load average per core above which a host is busy; a previous run's ranks cause at most 1."""
+"""Load average per core above which a host is busy; ranks of a finished run add at most 1."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 # A look-up of the names in the table of counters is ten times as fast as a pattern.
 Values = Mapping[str, int | float]
@@ -62,7 +62,7 @@ class Phases(Record, frozen=True, kw_only=True):
     optimizer_s: Duration
     """Clearing the gradients, and the steps of the optimiser and the loss scaler."""
     wait_s: Duration = 0.0
-    """Wait of a pipeline stage for other stages between micro-batches, and exposed transfers."""
+    """Wait for other pipeline stages between micro-batches, and exposed transfers."""
 
     @property
     def total_s(self) -> float:
@@ -101,9 +101,9 @@ class RankReport(Record, frozen=True, kw_only=True):
     parameter_digest: Name | None = None
     """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
     final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None
-    """Loss of the last step; None also if it was not finite."""
+    """Loss of the last step; None if unknown or not finite."""
     peak_memory_bytes: Bytes | None = None
-    """Peak of the CUDA allocator over the rank's devices; None on CPU."""
+    """Peak CUDA memory allocated on any of the rank's devices; None on CPU."""
     peak_host_memory_bytes: Bytes | None = None
     """Peak resident set size of the process."""
     pace_s: Seconds | None = None
@@ -164,7 +164,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
-    """Load on the host from other processes; if a run has several hosts, on the session's host."""
+    """Load from other processes on the host where gpuscale runs; ranks may use further hosts."""
 
     load_average: Annotated[float, Meta(ge=0, le=1e6)]
     """Load average over the minute before the run."""
@@ -179,5 +179,5 @@ class HostLoad(Record, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """True if the load exceeds what a previous run can leave, or other processes use GPUs."""
+        """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
         return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)

@@ -1,4 +1,4 @@
-"""The step time T of a run: the median of the window times, each set by the slowest rank."""
+"""The step time T of a run: the median over windows, each as long as its slowest rank takes."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from gpuscale.records.run_evidence import Window
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
     """Combine one window's times from all ranks; the result is as long as the slowest rank took.
 
-    In synchronised windows all ranks take about equally long, and chance decides which takes
-    longest. The phases are therefore always those of the rank `slowest`. If another rank took
+    In synchronised windows all ranks take about equally long, and which rank takes longest is
+    random. The phases are therefore always those of the rank `slowest`. If another rank took
     longer, `slowest` waited for the difference: it is added to `wait_s` if waits are measured, and
     otherwise to `backward_s`, where training waits.
     """

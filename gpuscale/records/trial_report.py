@@ -23,7 +23,7 @@ class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the same number of steps, with and without gpuscale's measurement."""
 
     measured_s: float
-    """Seconds with everything that gpuscale does from one window to the next."""
+    """Seconds including all work that gpuscale does between one window and the next."""
     bare_s: float
     """Seconds in a bare training loop."""
 
@@ -47,7 +47,7 @@ class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Estimate
     """Time with gpuscale, divided by the time of the bare training loop."""
     limit: float
-    """Largest ratio that gpuscale promises."""
+    """Upper limit that gpuscale promises for the ratio."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
     """Reason for the verdict `not decided`; empty for other verdicts."""
@@ -82,18 +82,18 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
     found: Rate | None
     """Rate of trials in which an affected row was called regressed; None if no trial was judged."""
     named: Rate | None
-    """Rate at which a found fault was the first cause named for the row on the most GPUs."""
+    """Rate of found faults that were the first cause named for the row with the most GPUs."""
 
 
 class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Smallest loss of a row that is found 19 times in 20; median over the comparisons."""
+    """Smallest loss of a row that is detected in 19 of 20 cases; median over the comparisons."""
 
     key: EntryKey
     loss: float
 
 
 class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """False alarms, found faults and overhead of gpuscale on one machine."""
+    """False alarms, detected faults and overhead of gpuscale on one machine."""
 
     configuration: Configuration
     environment: Environment

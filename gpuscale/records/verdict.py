@@ -33,7 +33,7 @@ class Finding(StrEnum):
 
 
 class Facts(TypedDict, total=False):
-    """Facts of a reason or note; a fact's name determines the type and how the fact is shown."""
+    """Facts for the wording of a reason or note; a fact's name determines its type and format."""
 
     # Fractions: of the throughput or the step time, or relative changes.
     allowed: float
@@ -137,7 +137,7 @@ class Verdict(StrEnum):
 
     @property
     def is_pass(self) -> bool:
-        """True for verdicts with which a night is successful."""
+        """True if the verdict counts as a pass for a nightly run."""
         return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
 
     @property
@@ -152,7 +152,7 @@ class Verdict(StrEnum):
 
     @property
     def is_judged(self) -> bool:
-        """True if a current number was compared with the baseline's."""
+        """True if a current value of the row was compared with a baseline value."""
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -186,20 +186,20 @@ class EntryVerdict:
     changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
-    """Estimated number of further runs to settle an inconclusive row; None without an estimate."""
+    """Estimated number of further runs to settle an inconclusive row; None if not estimated."""
     metrics: tuple[MetricVerdict, ...] = ()
     """Verdicts on the metrics that were measured on both sides of the comparison."""
     configuration: Configuration | None = None
-    """Configuration of the current runs, otherwise of the baseline's runs; None without any run."""
+    """Configuration of the current runs or, if there are none, of the baseline's runs, if any."""
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """Date of the first night on the slower level; None if unknown."""
+    """Date of the first nightly run at the slower level; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Place and time of one side's measurements; a field is empty or None if unknown."""
+    """Where and when one side of a comparison was measured; empty or None if unknown."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -224,12 +224,12 @@ class Comparison:
     """The verdicts on all rows of a comparison, and the exit code that follows from them."""
 
     cluster: str
-    """Cluster of the baseline, or host of earlier results."""
+    """Cluster of the baseline, or host of the earlier results used as the reference."""
     baseline_name: str
     baseline_machine: str
     current_machine: str
     baseline_kind: BaselineKind = "baseline"
-    """Kind of reference: a baseline file, a results file, or the nights of `--history`."""
+    """Kind of reference: a baseline file, a results file, or nightly runs (`--history`)."""
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()
     before: Origin = Origin()
@@ -237,7 +237,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit code, in order of priority: regressed, nothing comparable, inconclusive, ok."""
+        """The first exit code that applies: regressed, nothing comparable, inconclusive or ok."""
         verdicts = [entry.verdict for entry in self.entries]
         if any(verdict.is_loss for verdict in verdicts):
             return ExitCode.REGRESSED

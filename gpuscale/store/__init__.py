@@ -1,7 +1,7 @@
 """Reading and writing of results, baselines, night records and tables kept by hand.
 
-Every problem with a file or file system raises a `FileError`: one line with path, place, problem
-and remedy. No other package knows the formats of these files.
+Every problem with a file or file system raises a `FileError`, whose one-line message has the path,
+location, problem and remedy. No other package knows the formats of these files.
 """
 
 from gpuscale.store.files import read_any, read_baseline, write_baseline, write_report

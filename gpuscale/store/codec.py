@@ -1,7 +1,7 @@
 """Encode and decode the two file formats, for results and for baselines (docs/format.md).
 
-A `DecodeError` names the place of a problem, such as `line 42: runs[2].measured`. Version 1 of the
-formats was never released and is not read.
+A `DecodeError` gives the location of a problem, such as `line 42: runs[2].measured`. Version 1 of
+the formats was never released and is not read.
 """
 
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ def schema(format_name: str) -> dict[str, Any]:
 
 
 def _format_of(text: str) -> str | None:
-    """Return the format that a text, even a damaged text, declares; None if it declares none."""
+    """Return the format that a text declares, even if it is damaged; None without a declaration."""
     # A results file declares its format in the first line, a baseline anywhere in one document.
     for candidate in (text.partition("\n")[0], text):
         with suppress(DecodeError):

@@ -15,7 +15,7 @@ from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
-"""Size of the largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
+"""Maximum size of a file to read; 18 runs on 1024 GPUs take about 20 MB."""
 
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 """First bytes of gzip, xz, zstd and zip files; spreadsheets are zip files."""
@@ -52,7 +52,7 @@ RESUME_PROBLEMS = {
 
 @contextmanager
 def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
-    """Turn operating-system errors in a `with` block into a `FileError`, worded as in `known`."""
+    """Turn an operating-system error in a `with` block into a `FileError`, worded as in `known`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterat
 def file_error(
     path: Path, problem: str, *, place: str | None = None, line: int | None = None
 ) -> FileError:
-    """Return a `FileError` that is printable, whatever the path and the file contain."""
+    """Return a `FileError` in which unprintable characters of its texts are escaped."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
 
@@ -82,7 +82,7 @@ def read_any(path: Path) -> Results | Baseline:
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
-    """Read and decode a text file; raise a `FileError` that says where a problem is."""
+    """Read and decode a text file; raise a `FileError` with the location of any problem."""
     with file_errors(path, READ_PROBLEMS):
         # Checked before opening, which can already act on a device.
         validate_readable(path, path.stat())
@@ -95,7 +95,7 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
 
 
 def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
-    """Decode the content of a file; raise a `FileError` that says where a problem is."""
+    """Decode the content of a file; raise a `FileError` with the location of any problem."""
     if content.startswith(_PACKED):
         raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")
     try:
@@ -147,7 +147,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Write a text in UTF-8, with `write_content`."""
+    """Write text in UTF-8 to a file, a device or a pipe."""
     write_content(path, text.encode("utf-8", errors="replace"))
 
 
@@ -191,7 +191,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's file names to disk, if the file system supports it."""
+    """Flush a folder's directory entries to disk, if the file system supports it."""
     # Some network file systems refuse this; a file name that a power cut could erase is no reason
     # to stop measuring.
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Folders of nights, each with a record of the night: `night.json`, and the same as plain text."""
+"""Folders of nightly runs, each with a record of the run, in `night.json` and as plain text."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,19 +15,19 @@ from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 
 FIRST_ATTEMPT = "attempt-1"
-"""Subfolder of a night's folder that holds the first attempt of a repeated night."""
+"""Subfolder of a nightly run's folder with the first attempt, if the run was repeated."""
 RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
 class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Record of how a night, or its first attempt, ended; a field is None if unknown."""
+    """Record of how a nightly run, or its first attempt, ended; a field is None if unknown."""
 
     format: Literal["gpuscale-night"] = "gpuscale-night"
     version: Literal[1] = 1
     night: Line
-    """How the night ended, in words."""
+    """How the nightly run ended, in words."""
     exit: int | None = None
-    """Exit code of the night."""
+    """Exit code of the nightly run."""
     pytest_exit: int | None = None
     compare_exit: int | None = None
     """Exit code of the comparison; None if nothing was compared."""
@@ -35,37 +35,38 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     infrastructure: tuple[Line, ...] = ()
     """Faults of nodes, the network, a file system or the scheduler."""
     left_out: tuple[Line, ...] = ()
-    """Reasons why test items made no run although nothing failed."""
+    """Reasons why pytest items measured nothing although nothing failed."""
     not_collected: tuple[Line, ...] = ()
     """Files and tests that pytest could not collect."""
     attempts: int = 1
     retried_as: Line | None = None
-    """Job that repeats the night in place of this job; None if the night is not repeated."""
+    """Job that repeats this job's nightly run; None if the run is not repeated."""
     started: Line | None = None
     finished: Line | None = None
     host: Line | None = None
     nodes: tuple[Line, ...] = ()
     job: Line | None = None
     revision: Line | None = None
-    """Git revision of the cases."""
+    """Git revision of the repository with the cases."""
     baseline: Line | None = None
     on_verdict: Line | None = None
-    """Problem with the site's verdict command, `told` if it succeeded; None if there is none."""
+    """Outcome of the site's verdict command: `told` if it succeeded, otherwise a description of the
+    problem; None if no such command is configured."""
 
     @property
     def has_regressed(self) -> bool:
-        """True if the night's exit code stands for a regression."""
+        """True if the exit code of the nightly run means a regression."""
         return self.exit == ExitCode.REGRESSED
 
 
 def record_files(record: NightRecord) -> dict[str, str]:
-    """Return the contents of the files that hold a night's record, by file name."""
+    """Return the contents of a nightly run's record files, by file name."""
     document = msgspec.json.format(to_json(record), indent=2)
     return {RECORD: f"{document}\n", RECORD_TEXT: "".join(_lines(record))}
 
 
 def _lines(record: NightRecord) -> Iterator[str]:
-    """Yield one line for each known field, or for each text of a field with several texts."""
+    """Yield one line for each known field; a field with several texts gets one line per text."""
     shown = {
         **dict.fromkeys(("format", "version")),
         "all_measured": "yes" if record.all_measured else "no",
@@ -79,7 +80,7 @@ def _lines(record: NightRecord) -> Iterator[str]:
 
 
 def read_night(folder: Path) -> NightRecord | None:
-    """Read the record in the folder of a night or attempt; None if no record can be read."""
+    """Read the record of a nightly run or attempt from its folder; None if none can be read."""
     with suppress(FileError):
         return read_with(folder / RECORD, lambda text: from_json(NightRecord, text))
     # Nights recorded before gpuscale wrote night.json have only the text.
@@ -97,12 +98,12 @@ def _from_text(text: str) -> NightRecord:
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder that holds the nights of all machines."""
+    """Return the folder that holds the nightly runs of all machines."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Make a night's folder, named by date and job, so that two jobs never share a folder."""
+    """Create a nightly run's folder, named by date and job so that jobs never share a folder."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")

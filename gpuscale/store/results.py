@@ -46,7 +46,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 def newest_results(folder: Path, now: datetime) -> list[Path]:
     """Return the files named by `default_results_path`, newest first, or raise a `FileError`.
 
-    Files that a wrong clock dated more than a day ahead count only if there are no other files.
+    Files that a wrong clock dated more than a day ahead are returned only if there are no others.
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
@@ -79,7 +79,7 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def validate_writable(folder: Path) -> None:
-    """Before measuring, raise a `FileError` if no file can be created in a folder."""
+    """Raise a `FileError` if no file can be created in a folder, so that no measurement is lost."""
     # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
 
@@ -112,7 +112,7 @@ class _LeftOut(msgspec.Struct):
 
 
 def left_out_reason(path: Path) -> str | None:
-    """Return the reason why a results file is left out; None if it counts or cannot be read."""
+    """Return the reason why a results file is left out; None if it is used or cannot be read."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(), type=_LeftOut)
@@ -237,7 +237,7 @@ class ResumedResults(_RunAppender):
         self._is_ready = False
 
     def append(self, run: Run) -> None:
-        """Write one run and wait until it is on disk; the first call repairs the file's end."""
+        """Write one run and wait until it is on disk; the first call removes an incomplete line."""
         if self._is_ready:
             super().append(run)
             return

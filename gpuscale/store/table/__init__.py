@@ -41,7 +41,7 @@ _THROUGHPUTS = tuple[SamplesPerSecond, ...]
 
 
 class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values for rows that lack a cell; a field is None if there is no such value."""
+    """Default values for missing cells; a field is None if it has no default."""
 
     case: str | None = None
     strategy: str | None = None
@@ -50,11 +50,11 @@ class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
     timed: Timed | None = None
     """Part of the training that the times cover, if the column's header does not name it."""
     discard_first: int = 0
-    """Number of times to discard at the start of each night."""
+    """Number of time measurements to discard at the start of each date."""
     cluster: str | None = None
     """Machine whose rows are used, if the table has a column of machines."""
     columns: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Meaning of each unknown header: `name`, `skip` or a known header."""
+    """Meaning of each header that gpuscale does not know: `name`, `skip` or a known header."""
 
 
 class FiguresOfTable(NamedTuple):
@@ -81,7 +81,7 @@ class _Measured(NamedTuple):
 
 
 def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -> FiguresOfTable:
-    """Read the figures of the text's only table with a column of GPUs, and collect all problems.
+    """Read the figures from the only table that has a column of GPU counts; collect all problems.
 
     Rows with the same case, strategy and number of GPUs are repetitions.
     """
@@ -169,7 +169,7 @@ def _figures(
 
 
 def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
-    """Return the values of the filled cells by column meaning; None for an invalid cell."""
+    """Return the values of the non-empty cells by column meaning; None for an invalid cell."""
     values: dict[str, Any] = {}
     for column, text in zip(table.columns, row.cells, strict=True):
         if column is None or not text or is_missing_value(text):
@@ -197,7 +197,7 @@ def _values(row: TableRow, table: _Table, problems: Problems) -> dict[str, Any]:
 def _measured(
     line: int, cells: Mapping[str, Any], table: _Table, problems: Problems
 ) -> _Measured | None:
-    """Return the row completed by the defaults; None if a value is missing or invalid."""
+    """Return the row with defaults filled in; None if a value is missing or invalid."""
     defaults, gpus = table.defaults, cells.get("gpus")
     share = (cells["global_batch"] or gpus or 1) if "global_batch" in cells else 0
     said: dict[str, Any] = {
@@ -253,7 +253,7 @@ def _missing_texts(
 
 
 def _in_records(value: float, measure: TableColumn, gpus: int, batch_per_gpu: int) -> float:
-    """Convert a value to the unit of records: seconds, or samples per second over all GPUs."""
+    """Convert a value to the unit used in records: seconds, or samples per second over all GPUs."""
     match measure.meaning:
         case "throughput_per_gpu":
             return value * gpus

@@ -49,7 +49,7 @@ COUNTS = {
     **dict.fromkeys(("gpus", "nodes"), Gpus),
     **dict.fromkeys(("batch_per_gpu", "global_batch", "runs"), PositiveCount),
 }
-"""Columns of whole numbers, with types that give the bounds."""
+"""Columns of whole numbers, each with a type that limits the values."""
 NAMES = ("case", "strategy", "name")
 """Columns that form the name of a row; `name` stands for further columns that the user chose."""
 TEXTS = (*NAMES, "note", "date", "cluster", "skip")
@@ -132,7 +132,7 @@ def parse_unit(unit: str) -> tuple[str, float] | None:
 def columns_of(
     head: TableRow, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
 ) -> list[TableColumn | None]:
-    """Return one column for each header of a row; an invalid header adds a problem and gives None.
+    """Return a column for each cell of the header row; an invalid header gives None and a problem.
 
     `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
     """

@@ -25,7 +25,7 @@ _READINGS = {
     )
     for decimal, thousands in ((".", ","), (",", "."))
 }
-"""Patterns of numbers, by decimal sign."""
+"""Number patterns, by decimal sign."""
 SIGNS = tuple(_READINGS)
 _PARTED_BY_SPACES = re.compile(r"\d{3} ")
 _DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%B %d %Y")
@@ -42,7 +42,7 @@ def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
 
 
 def _readings(token: str, *, whole: bool) -> dict[str, str]:
-    """Return the possible readings of a number, by decimal sign, as programs write them."""
+    """Return the possible readings of a number in plain notation (`1563.5`), by decimal sign."""
     found = {}
     for sign, reading in _READINGS.items():
         match = reading.fullmatch(token)
@@ -53,10 +53,10 @@ def _readings(token: str, *, whole: bool) -> dict[str, str]:
 
 
 def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
-    """Return the text with numbers as programs write them: `1563.5` for `1 563,5`.
+    """Return the text with numbers in plain notation: `1563.5` for `1 563,5`.
 
-    `signs` are the decimal signs found elsewhere in the table. Without any, the comma in `1,563` is
-    ambiguous, and the point in `1.563` is a decimal sign.
+    `signs` are the decimal signs found elsewhere in the table. If there are none, the comma in
+    `1,563` is ambiguous, and the point in `1.563` is a decimal sign.
     """
 
     def number(match: re.Match[str]) -> str:

@@ -52,7 +52,7 @@ class Problems:
 def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
     """Return the tables in a text, each with its header row and all rows with as many cells.
 
-    If there are no tables in Markdown, the whole text is one table in CSV, whose delimiter is the
+    If there are no Markdown tables, the whole text is read as one CSV table, whose delimiter is the
     most frequent of comma, semicolon and tab in the first line.
     """
     lines = text.removeprefix("\ufeff").splitlines()

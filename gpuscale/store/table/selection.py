@@ -16,7 +16,7 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _MOST_APART = 30.0
-"""Largest credible ratio of throughputs per GPU in one case; a misread decimal sign gives 1000."""
+"""Largest credible ratio of throughputs per GPU in one case; misread decimal signs give 1000."""
 
 
 def cell_of(row: TableRow, columns: Sequence[TableColumn | None], meaning: str) -> str | None:
@@ -57,7 +57,7 @@ def rows_of_machine(
 def rows_with_figure(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> tuple[list[TableRow], dict[int, str]]:
-    """Return the rows with a measurement and, by line, the cell texts of rows that have none."""
+    """Return the rows with a measurement, and the cell texts of the other rows by line number."""
     if measure is None:
         return list(rows), {}
     at = columns.index(measure)
@@ -102,7 +102,7 @@ def _name_of(row: TableRow, columns: Sequence[TableColumn | None]) -> tuple[str,
 def signs_of_table(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> Collection[str]:
-    """Return the decimal signs of unambiguous numbers, or else the only credible sign."""
+    """Return the decimal signs used by unambiguous numbers, or else the only credible sign."""
     found: set[str] = set()
     for at, column in enumerate(columns):
         if column is not None and column.meaning not in TEXTS:
