@@ -1,4 +1,4 @@
-"""Words for causes: headlines, statements, evidence and next steps."""
+"""Texts on the causes of losses: headlines, statements, evidence and next steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -21,7 +21,7 @@ _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """Summarise one cause, `exposed all-reduce +14 ms`, or several similar causes, with a range."""
+    """Summarise one cause, `exposed all-reduce +14 ms`, or several similar causes as a range."""
     return _headline_and_statement(cause, *alike)[0]
 
 
@@ -39,7 +39,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """Say where a cause shows: `from 8 GPUs on, where the ranks span 2 nodes`; empty if unknown."""
+    """Say on how many GPUs a cause appears: `from 8 GPUs on, within one node`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -57,7 +57,7 @@ def scope(cause: Cause) -> str:
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """Return facts that support a cause: on phases, then on devices and on the environment."""
+    """Return facts that support a cause: first on phases, then on devices and the environment."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
@@ -72,7 +72,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 
 def next_step(cause: Cause) -> str:
-    """Return the next command to run or thing to check; empty if there is none."""
+    """Return what the user should run or check next; empty if the cause suggests nothing."""
     if cause.remedy is None:
         return ""
     hosts = cause.remedy.hosts
@@ -94,7 +94,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration, `14 ms` or `−0.32 ms`; noise makes more than two digits meaningless."""
+    """Format a duration to two significant digits, since noise makes more meaningless: `14 ms`."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     rounded = float(f"{size:.2g}")
     factor, unit = (
@@ -104,7 +104,7 @@ def _duration(seconds: float) -> str:
 
 
 def _spent(seconds: float) -> str:
-    """Format a time that cannot be negative, although noise may put it below zero."""
+    """Format a time; if noise has made it negative, return `about 0 ms`."""
     return "about 0 ms" if seconds < 0 else _duration(seconds)
 
 
@@ -285,9 +285,9 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Share of the loss above which computing time offset by shorter communication is mentioned."""
+"""Computing time that shorter communication offset is mentioned above this share of the loss."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
-"""Codes of causes whose headline already includes the evidence if there is only one piece."""
+"""Codes of causes whose headline already gives the evidence if there is only one piece of it."""
 _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",
@@ -300,7 +300,7 @@ _COUNTERS = {
     "pcie_generation": ("PCIe generation {}", "generation {}"),
     "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
-"""Templates for a counter that is too low and for its usual value, keyed by counter."""
+"""Templates for a counter's value that is too low and for its usual value, keyed by counter."""
 _BESIDE = {
     Beside.BASELINE: ", {} in the baseline",
     Beside.OTHER_GPUS: ", {} on the other GPUs",
@@ -315,11 +315,11 @@ _XIDS = {
     94: "contained memory error",
     95: "uncontained memory error",
 }
-"""NVIDIA's names of hardware faults, keyed by XID; programs can cause most other XIDs."""
+"""NVIDIA's names of hardware faults, keyed by XID; most other XIDs may be program errors."""
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
-    """Yield one fact for each device, or for several devices with the same symptoms."""
+    """Yield a text for each device or group of devices with the same symptoms."""
     of_device: dict[tuple[str, str | None], list[DeviceSymptom]] = {}
     for each in symptoms:
         of_device.setdefault((each.uuid, each.host), []).append(each)
@@ -348,7 +348,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
-    """Describe a symptom, `PCIe x8, x16 in the baseline`, with a range if devices differ."""
+    """Describe a symptom, as a range if devices differ: `PCIe x8, x16 in the baseline`."""
     every = (symptom, *alike)
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
@@ -371,7 +371,7 @@ def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
 
 
 def device_text(uuid: str, host: str | None = None) -> str:
-    """Name a device, `GPU-ab12… on node1`; the UUID has the same prefix as in nvidia-smi."""
+    """Name a device, `GPU-ab12… on node1`; a UUID without nvidia-smi's prefix `GPU-` gets it."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"
 

@@ -13,7 +13,7 @@ from gpuscale.reports.phrases import UNKNOWN, bounds_text, spread_text
 from gpuscale.reports.screen import table
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
-"""Meaning of a colour on a page; the coloured text conveys it too."""
+"""Meaning of a cell's colour on a page; the cell's text conveys the same meaning."""
 _Row = TypeVar("_Row")
 _ENDS = ("low", "high")
 # A spreadsheet evaluates text that begins with one of these.
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[_Row]):
-    """A table column: scripts know it by `field`, people by `header`."""
+    """A table column, called `field` in data for scripts and `header` in tables for people."""
 
     field: str
     header: str = ""
@@ -68,7 +68,7 @@ SAMPLES: Column[Any] = Column("samples_per_s", "samples/s", significant, "±")
 SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "[]")
 EFFICIENCY: Column[Any] = Column("efficiency", "efficiency", "{:.2f}".format, "[]")
 SCALING = (STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
-"""Columns common to scaling points and to both sides of a comparison."""
+"""Columns that apply to scaling points and to each side of a comparison."""
 
 
 def text_table(
@@ -88,7 +88,7 @@ def text_table(
 def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: object) -> str:
     """Return rows as CSV (RFC 4180), without a final line break; unknown values are empty.
 
-    An estimate takes three columns. `common` adds columns with the same value in every row.
+    An estimate takes three columns: value, low and high. `common` adds columns of constant value.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

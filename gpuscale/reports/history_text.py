@@ -1,4 +1,4 @@
-"""The history of a machine as text: its rows, and the nights on which rows changed."""
+"""The history of a machine as text: the state of its rows, and when they changed."""
 
 import itertools
 from collections import Counter
@@ -18,7 +18,7 @@ from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "samples/s against before"
 _MOST_NAMED = 2
-"""Maximum number of rows named in the first line."""
+"""Maximum number of rows that the verdict names for each problem."""
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
 
@@ -41,7 +41,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 
 
 def notes(history: History) -> Iterator[str]:
-    """Yield notes on the history, such as gradual losses, unusual nights and missing nights."""
+    """Yield notes on the history, such as gradual losses and unusual or missing nightly results."""
     names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
@@ -66,7 +66,7 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
-    """Join successive nights with equal counts: `2096-03-06 to 2096-03-09 (2)`."""
+    """Combine successive nights that have the same count: `2096-03-06 to 2096-03-09 (2)`."""
     ordered = enumerate(sorted(counts.items()))
     for (_, count), span in itertools.groupby(ordered, lambda at: (at[1][0] - at[0], at[1][1])):
         nights = [names[night] for _, (night, _) in span]
@@ -86,7 +86,7 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
 
 
 def nights_text(history: History) -> str:
-    """Summarise the nights: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
+    """Summarise the nightly runs: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
     nights, names = history.nights, night_names(history.nights)
     hosts = sorted({night.environment.host or "?" for night in nights})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
@@ -95,7 +95,7 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the verdict and a text on the rows concerned; None if there are too few nights."""
+    """Return the verdict and a text on the rows concerned; None without enough nightly runs."""
     rows, names, nights = history.rows, _row_names(history), night_names(history.nights)
     last = len(nights) - 1
     if all(row.nights_missing for row in rows):
@@ -145,7 +145,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
-    """Yield the nights on which the row is missing: gaps between its nights, and the last night."""
+    """Yield the nightly runs that lack the row, between runs that have it or as the latest run."""
     for before, after in itertools.pairwise(row.nights):
         yield from range(before + 1, after)
     if row.nights[-1] < nights - 1:
@@ -153,7 +153,7 @@ def _missed(row: RowHistory, nights: int) -> Iterator[int]:
 
 
 def night_names(nights: tuple[Night, ...]) -> list[str]:
-    """Return the UTC date of each night, with the time if several nights share a date."""
+    """Return the UTC date of each nightly run, with the time if several runs share a date."""
     dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
     counts = Counter(dates)
     return [
@@ -163,7 +163,7 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
 
 
 def standings(history: History) -> list[dict[str, Cell]]:
-    """Return a table that compares each row's last night with the nights before it."""
+    """Return a table comparing each row's latest nightly result with its earlier ones."""
     nights = night_names(history.nights)
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     rows = []
@@ -191,7 +191,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _no_change_text(history: History) -> str:
-    """Say why a history has no events: nothing changed, or there are too few nights to tell."""
+    """Say why a history has no events: nothing changed, or too few nightly runs to tell."""
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
     if not all(row.nights_missing for row in history.rows):
@@ -214,10 +214,10 @@ def _row_names(history: History) -> dict[PointKey, str]:
 
 
 class EventText(NamedTuple):
-    """Description of a night on which one or more rows changed."""
+    """Description of a nightly run in which the level of one or more rows changed."""
 
     night: str
-    """Date of the night: `2096-03-13`."""
+    """Date of the nightly run: `2096-03-13`."""
     is_drift: bool
     rows: str
     """Number of rows that changed, and how: `2 of 4 rows slower`."""

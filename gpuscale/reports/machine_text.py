@@ -105,7 +105,7 @@ def overhead_text(report: OverheadReport) -> str:
 
 
 def trials_text(report: TrialsReport) -> str:
-    """Report false alarms, detected faults and the overhead, without a final line break."""
+    """Report false alarms, detected faults and measuring overhead, without a final line break."""
     failed = f", {report.failed_runs} of them failed or not steady" if report.failed_runs else ""
     losses = [
         f"{format_percent(each.loss)} on {gpus_text(each.key.gpus)}"
@@ -175,7 +175,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """Return a counter's current value as text; None if unknown or included in another text."""
+    """Return a counter's current value as text; None if unknown or shown with another counter."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None

@@ -34,7 +34,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a unique name per configuration: its label, with options if the label is shared."""
+    """Return a unique name per configuration: its label, plus distinguishing options if needed."""
     words = {each: _words(each) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, options in words.items():
@@ -88,7 +88,7 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
 
 
 def to_minutes(text: str) -> str:
-    """Shorten the UTC timestamps in a text to minutes: `vm 2026-11-21 23:07`.
+    """Shorten the UTC timestamps in a text to minutes: `2026-11-21 23:07`.
 
     Different timestamps within the same minute keep their seconds.
     """
@@ -130,7 +130,7 @@ def gpus_text(*counts: int) -> str:
 
 
 def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; only count rows beyond `most` names."""
+    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; count rows beyond `most` names."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)
@@ -175,7 +175,7 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number; None gives the sign for an unknown value."""
+    """Format a number; for None, return the sign that stands for an unknown value."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -229,7 +229,7 @@ def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, each distinct: `−9.1 %`, `−10.2 %` and `−8.0 %`.
 
     Without an interval, only the change is returned. If the interval contains zero and a bound
-    differs from the change by more than a factor of two, a text says so instead of numbers.
+    differs from the change by more than a factor of two, a text to that effect is returned instead.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

@@ -52,11 +52,11 @@ class Words(NamedTuple):
     remedy: str = ""
     """What to do about a row that does not pass."""
     needs_baseline: bool = False
-    """True if only more runs in the baseline, not more runs tonight, can settle the verdict."""
+    """True if only more baseline runs, not more current runs, can settle the verdict."""
     is_in_table: bool = False
     """True if a row passes for a reason that the numbers in the table already show."""
     caution: str | None = None
-    """First step if a note casts doubt on all verdicts; empty for no step, None for other notes."""
+    """First step if the note casts doubt on all verdicts (may be empty); None for other notes."""
 
 
 WORDS: Mapping[str, Words] = {
@@ -460,11 +460,11 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""Functions that format facts, keyed by the fact's name; other lists are joined by commas."""
+"""Functions that format facts, keyed by name; a list not named here is joined by commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> str:
-    """Fill the facts of a statement into a sentence."""
+    """Insert the formatted facts of a statement into a sentence."""
     texts = {name: _fact_text(name, fact, entry) for name, fact in statement.facts.items()}
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": gpus_text(entry.key.gpus)}

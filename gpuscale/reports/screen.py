@@ -65,7 +65,7 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return a terminal's width, which `COLUMNS` overrides; other streams have PLAIN_COLUMNS."""
+    """Return a terminal's width, which `COLUMNS` overrides, or PLAIN_COLUMNS for other streams."""
     if not stream.isatty():
         return PLAIN_COLUMNS
     chosen = os.environ.get("COLUMNS", "")
@@ -89,14 +89,14 @@ def width_of(text: str) -> int:
 
 
 def padded(text: str, width: int, side: str = "<") -> str:
-    """Pad the text to a width with blanks on the right, or on the left if `side` is `>`."""
+    """Pad the text to a width with spaces on the right, or on the left if `side` is `>`."""
     return f"{text:{side}{width - width_of(text) + len(text)}}"
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
     """Wrap each line to a width in columns.
 
-    Texts of several lines are tables, which already fit and stay as they are.
+    A text of several lines is a table that already fits, so it is returned unchanged.
     """
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
@@ -241,9 +241,9 @@ def redrawn(
 def counted_runs(
     stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Show progress over runs, the current stage and the time; yield a function that counts a run.
+    """Show runs done, the current stage and elapsed time; yield a function to call after each run.
 
-    `present` returns the name of the current stage, the steps done and their total, or None.
+    `present` returns the current stage's name, steps done and total steps; None if no stage runs.
     """
     done = 0
     started = time.monotonic()

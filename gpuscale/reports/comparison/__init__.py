@@ -1,4 +1,4 @@
-"""The view of a comparison that all report formats share: its content in order and in words."""
+"""The ordered and worded content of a comparison from which every report format is made."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """The rows explained: `mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
+    """Rows covered, and whose numbers are given if they differ: `both rows (numbers of 4 GPUs)`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -49,8 +49,8 @@ class View:
     headline: tuple[tuple[str, str], ...]
     """Lines of the headline, each a label and a text.
 
-    The first label is the verdict, followed by `beware`, `cause`, `changed`, `baseline`, `now` and
-    `next`, each if known.
+    The first label is the verdict, followed by those of `beware`, `cause`, `changed`, `baseline`,
+    `now` and `next` for which there is a text.
     """
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
@@ -71,18 +71,18 @@ class View:
     outcome: str
     """Overall verdict in a few words."""
     exit_code: int
-    """Exit code of the comparison; in a pytest session, that of the session."""
+    """Exit code of the comparison or, under pytest, of the whole session."""
     screen: Screen
 
     @property
     def unsaid(self) -> Iterator[Explanation]:
-        """Explanations that the first line of the headline does not already give."""
+        """Explanations, except those that the first line of the headline already gives."""
         (_, said), *_ = self.headline
         return (each for each in self.explanations if each.causes or each.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
-    """Create the view of a comparison; its screen is that of a file or log."""
+    """Create the view of a comparison, formatted for a file or log rather than a terminal."""
     rows = rows_of(comparison.entries, results)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
@@ -112,10 +112,10 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """Explain the verdicts, except those of rows whose numbers say everything.
+    """Explain the verdicts, except on rows whose numbers need no explanation.
 
-    Rows with the same finding, causes and lost metrics share an explanation, which gives the
-    numbers of the row on the most GPUs.
+    Rows with the same finding, causes and lost metrics share an explanation; its numbers are those
+    of the row with the most GPUs.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
@@ -153,7 +153,7 @@ def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
 
 
 def _likeness(row: Row) -> object:
-    """Return a key that is equal for rows that differ only in their numbers."""
+    """Return a key for grouping rows that differ only in their numbers."""
     entry = row.entry
     # The reason may mention other numbers of GPUs, irrelevant if a single GPU is slower.
     code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
@@ -163,9 +163,9 @@ def _likeness(row: Row) -> object:
 
 
 def _kind(statement: Statement) -> object:
-    """Return a key for a statement without its numbers; quantities other than efficiency are equal.
+    """Return a key that groups statements that differ only in numbers or non-efficiency quantities.
 
-    There is no efficiency on one GPU, so a sentence on efficiency must not stand for a row there.
+    Efficiency is undefined on one GPU, so a sentence on it must not represent a one-GPU row.
     """
     facts = []
     for name, value in statement.facts.items():

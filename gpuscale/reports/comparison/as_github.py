@@ -16,10 +16,10 @@ _LONGEST_MESSAGE = 4000
 
 
 def render(view: View) -> str:
-    """Return errors for losses, warnings for rows not shown to be fine, and notices.
+    """Annotate losses as errors, rows not shown to be fine as warnings, and a summary as a notice.
 
     Each annotation is one line; there is no final line break. Rows that share an explanation share
-    an annotation; errors begin with the largest loss.
+    an annotation. Among the errors, the largest loss comes first.
     """
     (verdict, found), *facts = view.headline
     title, notes = f"gpuscale: {verdict} {found}", "\n".join(view.notes)

@@ -37,7 +37,7 @@ def render(view: View) -> str:
 
 
 def entry_of(row: Row) -> dict[str, object]:
-    """Return a row as a dictionary, under the names that scripts use."""
+    """Return a row as a dictionary, keyed by the field names of the JSON document."""
     entry, configuration = row.entry, None
     if entry.configuration is not None:
         fields = msgspec.structs.asdict(entry.configuration)

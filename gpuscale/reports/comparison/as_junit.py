@@ -1,6 +1,6 @@
 """A comparison as a JUnit report, which GitLab, Jenkins and others show as tests.
 
-It is valid under the two schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
+It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
 (`JUnit.xsd` of Windy Road). Neither allows properties in a test case, so the properties of all rows
 belong to the suite.
 """
@@ -22,7 +22,7 @@ _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def render(view: View) -> str:
-    """Return XML with a test case for each row, of class `mnist_cnn.ddp` and named `4 GPUs`.
+    """Return XML with a test case for each row, such as `4 GPUs` in the class `mnist_cnn.ddp`.
 
     A loss is a failure. A row not shown to be fine is an error, and so is a comparison without
     rows: the report is green only if the exit code is 0.

@@ -12,16 +12,16 @@ from gpuscale.reports.comparison.rows import Row, losses_found, metric_change
 from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
 _SIGNS = ("❌", "⚠️", "✅")
-"""Signs for verdicts, indexed by `Verdict.weight`."""
+"""Emoji for verdicts, indexed by `Verdict.weight`."""
 # In bytes of UTF-8, so that the comment fits however GitHub counts characters.
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
 _NOTES_BYTES = 4_000
 _METRICS_BYTES = 8_000
 _ALL_BYTES = 60_000
-"""Size of the whole comment; passing rows get the space that other sections leave."""
+"""Maximum size of the whole comment; passing rows get the space that other sections leave."""
 _FRAME_BYTES = 1_000
-"""Space for headers, legends and the lines that count omitted rows."""
+"""Space reserved for headers, legends and the lines that count omitted rows."""
 _LONGEST_TEXT = 600
 _HEADER = (
     "| case | GPUs | step time | samples/s | E | change | verdict | |\n"
@@ -119,7 +119,7 @@ def _table(header: str, rows: Iterable[str], size: int) -> str:
 
 
 def _within(texts: Iterable[str], size: int, rest: str, begin: str = "… ") -> list[str]:
-    """Return the first texts that fit into a number of bytes, and a line that counts the rest."""
+    """Return the first texts that fit into `size` bytes, and a line that counts those left out."""
     texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2

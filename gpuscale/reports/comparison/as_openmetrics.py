@@ -1,7 +1,7 @@
 """A comparison as metrics, for the textfile collector of Prometheus' node_exporter.
 
 The text is valid both in Prometheus' format, which the collector reads, and in OpenMetrics. So all
-metrics are gauges, the only type written alike in both, and samples have no timestamps, which the
+metrics are gauges, the only type with the same syntax in both, and have no timestamps, which the
 collector rejects.
 """
 
@@ -24,16 +24,16 @@ from gpuscale.records import (
 from gpuscale.reports.comparison import View
 
 Labels = Mapping[str, object]
-"""Values keyed by label; labels whose value is None are omitted."""
+"""Label values keyed by label name; labels whose value is None are omitted."""
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
 
 
 class _Gauge(NamedTuple):
-    """A gauge; an estimate's bounds become gauges too, such as `speedup_low_ratio`."""
+    """A gauge; if its value is an estimate, the bounds become gauges too: `speedup_low_ratio`."""
 
     field: str
-    """Attribute of a scaling point or an entry."""
+    """Attribute of a scaling point or of an entry that holds the value."""
     unit: str
     meaning: str
     name: str = ""
@@ -58,7 +58,7 @@ _OF_ENTRIES = (
     _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
     _Gauge("minimum_detectable_loss", "ratio", "Smallest loss found 19 times in 20"),
 )
-"""Gauges for the comparison, in addition to the metrics that both sides measured."""
+"""Gauges for the comparison, besides one for each metric that was measured on both sides."""
 
 
 def render(view: View) -> str:
@@ -109,7 +109,7 @@ def _lines(view: View) -> Iterator[str]:
 
 
 def _facts(view: View) -> Labels:
-    """Return labels that a dashboard shows as text."""
+    """Return labels that name the baseline, machine, host, job and software versions."""
     environment = view.results[-1].environment
     return {
         "baseline": view.comparison.baseline_name,
@@ -124,7 +124,7 @@ def _facts(view: View) -> Labels:
 def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
-    """Yield each entry with unique labels; repeated rows are numbered, starting with `row="2"`."""
+    """Yield each entry with unique labels; if a row occurs twice, the second one gets `row="2"`."""
     seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration
@@ -141,7 +141,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def _family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the samples of a metric, and those of its bounds as further metrics."""
+    """Yield the lines for a metric, then those for its bounds, which are metrics of their own."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

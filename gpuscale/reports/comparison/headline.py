@@ -1,4 +1,4 @@
-"""The headline: verdict, first cause, changes, both sides and the next step."""
+"""The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +30,11 @@ _MORE_BEFORE = {
     "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
     "nights": "compare again after more nights",
 }
-"""What to do if the baseline has too few runs or they differ too much, by kind of baseline."""
+"""What to do if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the lines of the headline, each a label and a text, without lines for unknown facts.
+    """Return the lines of the headline, each a label and a text; lines without text are omitted.
 
     The rows must be ranked, the worst first.
     """
@@ -77,7 +77,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the loss for each finding among the chosen rows, then what has not changed."""
+    """Describe the loss for each finding among the chosen rows, then say what has not changed."""
     groups: dict[object, list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
@@ -96,7 +96,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """Describe the loss of rows, `training lost 9 % to 10 % of its samples/s [7 %, 13 %]`."""
+    """Describe a loss shared by rows: `training lost 9 % to 10 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [
@@ -131,7 +131,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Explain why rows do not pass, by their common reason or by short reasons with counts."""
+    """Say why rows do not pass: the reason, if all have the same, or short reasons with counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -143,7 +143,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict on rows that all pass, and a text on gains and on losses ruled out."""
+    """Return the verdict if all rows pass, and say what was gained and what loss is ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[bool, list[float]] = {}
     for row in rows:
@@ -181,7 +181,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the established cause that most rows share, `computing +10 ms; all 3 rows`, if any."""
+    """Name the established cause that most rows share: `computing +10 ms; all 3 rows`."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
@@ -192,9 +192,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """Return rows that share the most frequent first cause, among those that decide the verdict.
+    """Of the rows that decide the verdict, return those that share the most frequent first cause.
 
-    Established causes come first; ties go to the cause that cost the most time.
+    Established causes take precedence; ties go to the cause that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
@@ -214,7 +214,7 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """Return what to do next: a note's caution, the first cause's next step or a row's remedy."""
+    """Say what to do next: a note's caution, the first cause's next step or a row's remedy."""
     weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
@@ -260,7 +260,7 @@ def _words(row: Row) -> list[Words]:
 
 
 def _changed(comparison: Comparison) -> str:
-    """List environment changes between both sides, or on the night when a level was lost."""
+    """List environment changes between the sides, and those in nightly runs that began a loss."""
     found = [
         _listed(note.facts["changes"])
         for note in comparison.notes
@@ -277,7 +277,7 @@ def _listed(changes: Iterable[EnvironmentChange]) -> str:
 
 
 def _side(name: str, origin: Origin, machine: str) -> str:
-    """Describe a side: `well.json: node017, 2026-11-20 02:10, job 4711, 6 runs a row; ARC4, …`."""
+    """Describe a side of the comparison: `well.json: node017, 2026-11-20 02:10, 6 runs a row`."""
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     facts = [
         listed(origin.hosts),

@@ -30,29 +30,29 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
 _MOST_FOUND = 0.5
-"""Detectable loss of throughput above which no number is shown."""
+"""A detectable loss of throughput above this fraction is shown as `more than half`."""
 _NAMED_SUBJECTS = 3
 
 
 class ShownCause(NamedTuple):
-    """Text about a cause."""
+    """Texts about a cause."""
 
     line: str
     facts: tuple[str, ...]
     """Evidence for the cause."""
     next_step: str
-    """What to do next; `as above` or `as for …` if an earlier explanation has the same step."""
+    """What to do next; `as above` or `as for …` if an earlier explanation says the same."""
 
 
 class Pair(NamedTuple):
-    """A number in the baseline and now: `98.1 ms` and `115 ms`."""
+    """Baseline value and current value of a quantity: `98.1 ms` and `115 ms`."""
 
     then: str
     now: str
 
     @property
     def line(self) -> str:
-        """Both numbers, `98.1 → 115 ms`; a common unit appears once."""
+        """Both values, `98.1 → 115 ms`; if they have the same unit, it appears once."""
         if self.then == self.now == UNKNOWN:
             return UNKNOWN
         number, _, unit = self.then.partition(" ")
@@ -80,9 +80,9 @@ class Row:
     change: Estimate | None
     """Change on which the verdict rests."""
     moved: Cell
-    """Text on the change, `E −7.6 %`, and its interval; a metric's old and new amounts too."""
+    """Change with its interval, `E −7.6 %`; for a metric, also the baseline and current values."""
     numbers: Mapping[str, Pair]
-    """Step time, total samples/s and efficiency E, by header; E is unknown on one GPU."""
+    """Step time, total samples/s and efficiency E, keyed by header; E is unknown on one GPU."""
     lost_metrics: tuple[str, ...]
     """Losses that the reason does not name: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
     causes: tuple[ShownCause, ...]
@@ -93,11 +93,11 @@ class Row:
 
 
 NUMBERS = {"step time": STEP_TIME, "samples/s": SAMPLES, "E": EFFICIENCY}
-"""Columns that show a number in the baseline and now, keyed by header."""
+"""Columns with values for the baseline and for the current results, keyed by header."""
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
-    """Return a row for each entry, in the same order, with run times taken from the results."""
+    """Return a row for each entry, in the same order, with run durations taken from the results."""
     runs: defaultdict[object, list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
         runs[run.key, run.configuration].append(run)
@@ -169,7 +169,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Return `ok allows a loss of 30.0 % here`, or an empty text if the default loss is allowed."""
+    """Say if the row may lose more than usual: `ok allows a loss of 30.0 % here`; else empty."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -177,7 +177,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
-    """Return the evidence for a cause; for communication, also why its metric is inconclusive."""
+    """Return the evidence for a cause; for communication, also why the metric is inconclusive."""
     doubts = (
         f"judged by itself, {metric_reason(each)}"
         for each in entry.metrics
@@ -196,7 +196,7 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
 
 
 def metric_change(metric: MetricVerdict) -> Cell:
-    """Return a metric's change and interval, with `of the step` if the metric is part of a step."""
+    """Return a metric's change and interval; `of the step` marks one relative to the step time."""
     value, *ends = phrases.change_texts(metric.change)
     of_step = " of the step" if metric.metric.in_points else ""
     return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
@@ -262,7 +262,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
 
 
 def likeness_of_cause(cause: Cause) -> object:
-    """Return a key that is equal for causes that differ only in numbers or in devices of a host."""
+    """Return a key for grouping causes that differ only in numbers or in the devices of a host."""
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
         for each in cause.evidence

@@ -13,7 +13,7 @@ class Export(NamedTuple):
     ending: str = ""
     """Suffix of the file that the export writes; empty if it writes a folder."""
     of_nights: bool = False
-    """True if the export takes folders of nights."""
+    """True if the export takes folders of nightly results."""
 
 
 EXPORTS = {

@@ -1,7 +1,7 @@
-"""Export of nights as tables for Apache Otava, which finds change points by its own method.
+"""Export of nightly results as tables for Apache Otava, which detects change points.
 
 Otava's importer accepts no empty cell, and Otava finds nothing in a column with a `nan`. So only
-rows that were measured on the same nights share a table.
+rows that were measured in the same nightly runs share a table.
 """
 
 import csv
@@ -38,7 +38,7 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _names(points: Sequence[PointKey]) -> dict[PointKey, str]:
-    """Name each point, `mnist_cnn/ddp on 4 GPUs`, with batch and shape if that is ambiguous."""
+    """Name each point, `mnist_cnn/ddp on 4 GPUs`, with batch and shape if several share it."""
     labels = set_apart([point.configuration for point in points])
     names = {point: f"{labels[point.configuration]} on {gpus_text(point.gpus)}" for point in points}
     counts = Counter(names.values())

@@ -1,4 +1,4 @@
-"""Export to TensorBoard event files: runs over their steps, scaling curves over numbers of GPUs."""
+"""Export to TensorBoard event files: runs against steps, scaling curves against GPU counts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _Scalar = tuple[str, float, int, float]
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Write a folder for each run and each scaling curve; return the command that shows them."""
+    """Write a folder for each run and each scaling curve; name the command that displays them."""
     require_packages("export tensorboard", ("torch", "tensorboard"))
     from torch.utils.tensorboard import SummaryWriter
 
@@ -42,7 +42,7 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _measured(result: Results) -> str:
-    """Name results by time and job, `2026-11-21T021000-4711`, with a warning on injected faults."""
+    """Name results by time and job, `2026-11-21T021000-4711`, followed by any injected faults."""
     at, where = datetime.fromisoformat(result.created_at), result.environment
     name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
     return "-".join((name, *(f"INJECTED-{each}" for each in result.injections)))

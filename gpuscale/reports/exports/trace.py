@@ -1,8 +1,8 @@
 """Export to a Chrome trace of hosts, ranks and windows, for Perfetto and chrome://tracing.
 
-It follows Chrome's "Trace Event Format": a process is a host, a thread is a rank, and slices of a
-thread are nested without overlapping. Phases are known only for the slowest rank, as sums over a
-window: each is drawn once, with its total time.
+The file follows Chrome's "Trace Event Format": each host is a process, each rank a thread, and the
+slices of a thread are nested. Phases are known only for the slowest rank, as sums over a window, so
+each phase is drawn once per window, with its total time.
 """
 
 import json
@@ -21,7 +21,7 @@ from gpuscale.store import write_report
 
 Event = dict[str, object]
 _FIRST_THREAD = 1000
-"""Thread of rank 0; a thread numbered like its process would count as the main thread."""
+"""Thread number of rank 0, too high to equal a process number, which would mark the main thread."""
 
 
 class _Mark(NamedTuple):
@@ -61,7 +61,7 @@ def _marks(result: Results) -> Iterator[_Mark]:
 
 
 def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Mark]:
-    """Yield a run's events on each rank that reported, or else on rank 0 or the failed rank."""
+    """Yield a run's events for each rank that reported, or else for the failed rank or rank 0."""
     drawn = [(window, "window") for window in run.windows]
     drawn += [(window, "window without synchronisation") for window in run.unsynced_windows]
     drawn.sort(key=lambda each: each[0].started_at_s)
@@ -90,7 +90,7 @@ def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Ma
 def _inside(
     window: Window, kind: str, position: int, shows_phases: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield a window, then its phases on the slowest rank, or the busy time on any other rank."""
+    """Yield a window, then its phases if the rank is the slowest, or else the rank's busy time."""
     begin_s, end_s = window.started_at_s, window.started_at_s + window.time_s
     yield kind, begin_s, end_s
     if window.phases is None or not shows_phases:
@@ -116,7 +116,7 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
 
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
-    """Yield the names of hosts and ranks, then all marks, in microseconds since the first mark."""
+    """Yield events that name hosts and ranks, then all marks, timed in µs since the first mark."""
     hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
     for host, process in hosts.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}

@@ -1,7 +1,7 @@
 """Pictures of results, baselines and histories, drawn by matplotlib (the extra `plots`).
 
-To add a figure, write a function that takes `Measurements` and returns a `Picture`, or None without
-data, and list it in `FIGURES`.
+To add a figure, write a function that takes `Measurements` and returns a `Picture`, or None if it
+has nothing to draw, and list the function in `FIGURES`.
 """
 
 from collections.abc import Callable, Mapping

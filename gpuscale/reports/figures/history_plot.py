@@ -1,4 +1,4 @@
-"""The nights of a machine: each row's throughput, its levels, and what changed when."""
+"""Figure of a machine's nightly results: each row's throughput, levels and changes."""
 
 import itertools
 import statistics
@@ -32,15 +32,15 @@ MOST_ENVIRONMENTS = 6
 """Maximum number of environment changes listed below the picture; the latest are kept."""
 _MOST_RATES = 3
 _LEAST_ROOM, _ROOM = 0.01, 0.25
-"""Space below a row's nights, as shares of throughput and of spread; the larger one counts."""
+"""Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
-"""Width of a change's label as a share of the nights, and its height in points."""
+"""Width of a change's label as a share of the number of nights, and its height in points."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """Draw the throughput of each row over the nights; rows that changed come first."""
+    """Draw each row's nightly throughput; rows with a change of level come first."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -89,7 +89,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 def _environment_changes(
     nights: Sequence[Night],
 ) -> Iterator[tuple[int, Sequence[EnvironmentChange]]]:
-    """Yield the environment changes of each night; a host counts as a change only if it is new."""
+    """Yield each night's environment changes; a host counts as a change only at its first use."""
     hosts = {nights[0].environment.host}
     for night in range(1, len(nights)):
         changes = [
@@ -103,9 +103,9 @@ def _environment_changes(
 
 
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
-    """Draw the nights of a row, its levels, and changes of the environment.
+    """Draw a row's nightly throughput, its levels, and changes of the environment.
 
-    Nights are evenly spaced: on an axis of dates, one wrong clock would squeeze all other nights.
+    Nights are evenly spaced: on a date axis, one wrong clock would squeeze the rest together.
     """
     rates = {
         index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
@@ -162,7 +162,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
 
 
 def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
-    """Draw a line with a label at each change of level, and make room for the last label."""
+    """Draw a labelled line at each change of level, and leave space for the last label."""
     label_nights = _LABEL_WIDTH * nights
     axes.set_xlim(-label_nights / 4 - 0.5, nights + label_nights)
     free_from: list[float] = []
@@ -186,7 +186,7 @@ def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
 
 
 def _is_of_too_few(row: RowHistory) -> bool:
-    """True if the last nights of a row are too few for a level."""
+    """True if a row's latest nights are too few to establish a level."""
     return row.is_unclear or row.nights_missing > 0
 
 

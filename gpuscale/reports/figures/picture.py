@@ -1,4 +1,4 @@
-"""The look of all figures: their styles, axes, notes and files."""
+"""Appearance of all figures (styles, axes, notes), and their output as files."""
 
 import html
 import io
@@ -25,7 +25,7 @@ from gpuscale.reports.phrases import counted, gpus_text, injection_warning, set_
 INK = "#1b1b1c"
 """Colour of axes and text; `svg_of` replaces it with the colour of the surrounding text."""
 SURFACE = "#fefefd"
-"""Colour inside hollow marks; `svg_of` replaces it with `--surface`, which a page may set."""
+"""Fill of hollow markers; `svg_of` replaces it with the CSS variable `--surface`."""
 Style = tuple[str, str, str | tuple[int, tuple[int, ...]]]
 STYLES: Mapping[str, Style] = {
     "ddp": ("#0072b2", "o", "-"),
@@ -35,23 +35,23 @@ STYLES: Mapping[str, Style] = {
     "lightning": ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
     "mp": ("#56b4e9", "P", (0, (1, 1))),
 }
-"""Colour (by Okabe and Ito), mark and line of each strategy, the same in every picture."""
+"""Colour (from Okabe and Ito's palette), marker and line style of each strategy in all figures."""
 _Tick = TypeVar("_Tick")
 _MOST_COUNTS = 9
 _LEGEND_CHARACTERS_PER_IN = 14
 _LEGEND_MARK_IN = 0.55
-"""Width of a legend mark and the gap to the next column, in inches."""
+"""Width of a marker in the legend plus the gap to the next column, in inches."""
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
-"""Multiples of powers of ten to use as ticks, from coarse to fine."""
+"""Alternative sets of ticks, as multiples of powers of ten, from coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
 _UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
-"""Units of time: the shortest time shown in the unit, the unit in seconds, and its symbol."""
+"""For each unit of time: the shortest time shown in it, its length in seconds, and its symbol."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page in a paper, in inches."""
 _FONT = "DejaVu Sans"
-"""A wide font that comes with matplotlib; a layout made with it has room for other fonts."""
+"""A wide font that comes with matplotlib: text laid out with it still fits in other fonts."""
 _MOST_CHARACTERS = 28
 """Maximum length of the name of a row or case."""
 _NOTE_PT = 6.5
@@ -92,7 +92,7 @@ _LOOK: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """Data for figures; each figure uses the part that it shows."""
+    """Data for figures; each figure uses only some of it."""
 
     runs: Sequence[Run] = ()
     baseline: Baseline | None = None
@@ -113,9 +113,9 @@ class Picture:
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """Return a style for each way to train, until the styles run out.
+    """Return a style for each training variant, until the styles run out.
 
-    The first way of a strategy, by name, gets the strategy's own style; other ways get the rest.
+    The alphabetically first variant of a strategy gets the strategy's own style.
     """
     styles: dict[str, Style] = {}
     for way, strategy in sorted(strategies.items()):
@@ -147,7 +147,7 @@ def drawn(
     notes: Iterable[str],
     left_out: Iterable[str],
 ) -> Iterator[Figure]:
-    """Yield an empty figure in the common style, not registered with pyplot.
+    """Yield an empty figure in the style of all figures, not registered with pyplot.
 
     Notes and omitted items are printed below the figure in small type, injected faults first.
     """
@@ -169,7 +169,7 @@ def left_out_of(counts: Mapping[str, int]) -> list[str]:
 
 
 def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a name for each configuration; long names are shortened if all remain distinct."""
+    """Return a name for each configuration; long names are shortened unless two would coincide."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
@@ -208,14 +208,14 @@ def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
 
 
 def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
-    """Put ticks only at these numbers, with plain numbers as labels."""
+    """Put ticks at exactly these numbers, labelled without exponents."""
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
-    """Return the labelled artists of the panels, one for each label, in the given order."""
+    """Return one artist from the panels for each label in `order`, for use in a legend."""
     found = {
         label: handle
         for axes in panels
@@ -248,7 +248,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 def thinned(
     ascending: Sequence[_Tick], most: int, position: Callable[[_Tick], float]
 ) -> list[_Tick]:
-    """Return items whose labels do not overlap on an axis with room for `most` labels."""
+    """Drop items until their labels do not overlap on an axis with room for `most` labels."""
     room = (position(ascending[-1]) - position(ascending[0])) / most
     kept = [ascending[0]]
     for each in ascending[1:]:
@@ -260,14 +260,14 @@ def thinned(
 def svg_of(picture: Picture) -> str:
     """Return the picture as an SVG element that takes the colours of the surrounding text.
 
-    Pictures with different titles or descriptions never share an id.
+    Pictures with different titles or descriptions never share an element ID.
     """
     text = _element(picture, background="none")
     return text.replace(INK, "currentColor").replace(SURFACE, "var(--surface, Canvas)")
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """Return a file in one of the `KINDS`, on white; equal pictures give equal files."""
+    """Return a file of the given kind, on white; equal pictures give identical files."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}

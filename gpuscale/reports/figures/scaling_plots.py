@@ -1,4 +1,4 @@
-"""Figures of time, throughput and speedup over numbers of GPUs, together and separately."""
+"""Figures of time, throughput and speedup against GPU count, together and separately."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,12 +39,12 @@ MOST_CASES = 4
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _IDEAL = "ideal"
 _APART = 1.03
-"""Factor between the x positions of two curves' intervals, so that they do not overlap."""
+"""Factor between the x positions of adjacent curves' intervals, which would otherwise overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """Scaling points of one configuration, all of the same origin."""
+    """Scaling points of one configuration, all from the same origin."""
 
     points: Sequence[ScalingPoint]
     way: str
@@ -61,7 +61,7 @@ class _Curve:
 
     @property
     def name(self) -> str:
-        """The way to train, followed by the origin unless the curve was measured now."""
+        """Strategy and options, followed by the origin unless the curve is from current runs."""
         return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
 
     @property
@@ -76,7 +76,7 @@ class _Curve:
         return {gpus: value for gpus, value in found.items() if value is not None}
 
     def has(self, quantity: Quantity) -> bool:
-        """True if the curve has a value of the quantity; speedups need more than one GPU."""
+        """True if the curve has values of the quantity; those of speedup on 1 GPU do not count."""
         least = 2 if quantity in ("speedup", "efficiency") else 1
         return any(gpus >= least for gpus in self.values(quantity))
 
@@ -97,9 +97,9 @@ def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
 
 
 def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
-    """Return the measured curves, each followed by the baseline's curves of its configuration.
+    """Return the measured curves, each followed by the baseline's curves of the same configuration.
 
-    Without runs, return all curves of the baseline.
+    If there are no measured curves, return all curves of the baseline.
     """
     baseline = measurements.baseline
     measured = _measured(scaling_points(measurements.runs))
@@ -140,7 +140,7 @@ def _measured(
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
-    """Draw the quantities side by side over GPUs, with a row for each case; None without data."""
+    """Plot the quantities against GPU count, one row of panels for each case; None without data."""
     every = _curves_of(measurements)
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
@@ -214,7 +214,7 @@ def _lay_values(
     values: Iterable[Mapping[int, Estimate]],
     counts: Sequence[int],
 ) -> None:
-    """Fit the y axis to the values, their intervals and the ideal."""
+    """Draw the ideal, and fit the y axis to it and to the values with their intervals."""
     shown = [each for points in values for each in points.values()]
     bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
     if quantity in ("speedup", "efficiency"):
@@ -233,7 +233,7 @@ def _lay_values(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
-    """Draw a line through the values, with intervals; only marks of current runs are filled."""
+    """Draw a line through the values, with intervals; only markers of current runs are filled."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [
@@ -260,7 +260,7 @@ def _draw_curve(
 
 
 def _gpus_text(curves: Sequence[_Curve]) -> str:
-    """Return the x axis label: `GPUs`, then the kind of scaling if all curves agree on it."""
+    """Return the x axis label: `GPUs`, then weak or strong scaling if all curves have the same."""
     word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
     modes = {
         curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None

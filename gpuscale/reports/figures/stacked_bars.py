@@ -29,10 +29,10 @@ from gpuscale.reports.phrases import amount_text
 MOST_BARS = 24
 _BAR_IN = 0.4
 _BAR_HEIGHT = 0.45
-"""Height of a bar as a share of its space; the label takes the rest."""
+"""Height of a bar as a share of the space per bar; the bar's label takes the rest."""
 _LEGEND_COLUMNS = 3
 _FILLED = 0.9
-"""Largest share of a part's width that the number on it may fill."""
+"""A number is shown on a part only if it takes at most this share of the part's width."""
 
 
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
@@ -45,7 +45,7 @@ _FILLS = {
     "optimizer": "#cc79a7",
     **dict.fromkeys(("wait", "rest"), _DARK),
 }
-"""Colours of phases and budget parts, keyed by name; other parts are light."""
+"""Colours of phases and budget parts, keyed by name; other parts are light grey."""
 
 
 class _Bar(NamedTuple):
@@ -141,7 +141,7 @@ def _picture(
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
-    """Draw the bars of one axis; return each number with the part on which it stands."""
+    """Draw the bars on one axis; return each number with the box on which it is printed."""
     numbers: list[tuple[Text, Rectangle]] = []
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     is_time = any(bar.end for bar in bars)
@@ -188,7 +188,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
 
 
 def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
-    """Put the label above a bar, gains to the left of the bar and the end text to the right."""
+    """Print the label above a bar, gains to the left of the bar and the end text to the right."""
     label = axes.annotate(
         bar.label,
         (0.0, place - _BAR_HEIGHT / 2),

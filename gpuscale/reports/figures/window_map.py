@@ -1,4 +1,4 @@
-"""Heat map of ranks and windows: a straggler appears as a row, a slow moment as a column."""
+"""Heat map of ranks and windows: a straggler appears as a row, a brief slowdown as a column."""
 
 import statistics
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ from gpuscale.reports.phrases import counted
 
 MOST_RUNS = 6
 _SLOWEST_SHOWN = 0.1
-"""Excess over the run's median from which the colour is darkest."""
+"""Excess over the run's median busy time at which the colour is darkest."""
 _COLORS = "YlOrBr"
 
 
 def windows_picture(measurements: Measurements) -> Picture | None:
-    """Draw how far each rank was behind the run's median, for the slowest run of each row."""
+    """For the slowest run of each row, draw how far each rank was behind the run's median."""
     several = (
         run
         for run in slowest_runs(measurements.runs).values()
@@ -68,7 +68,7 @@ def windows_picture(measurements: Measurements) -> Picture | None:
 
 
 def _windows(run: Run) -> tuple[Window, ...]:
-    """Return the unsynchronised windows, in which only stragglers are slow, or else the others."""
+    """Return unsynchronised windows, where only stragglers lag, or else the synchronised ones."""
     return run.unsynced_windows or run.windows
 
 

@@ -1,4 +1,4 @@
-"""The content of a page (sections with figures, tables and notes), and its HTML by Jinja2."""
+"""The content of a page (sections with figures, tables and notes), and its rendering by Jinja2."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Data for a page; None for data that were not given."""
+    """Data for a page; attributes are None for data that were not given."""
 
     results: Sequence[Results]
     baseline: Baseline | None = None
@@ -26,7 +26,7 @@ class Subject:
     """Comparison of the results with the baseline."""
     history: History | None = None
     folder: str = ""
-    """Folder of nights if the results are its newest night; otherwise empty."""
+    """Folder of nightly results if the page shows the newest of them; otherwise empty."""
 
     @property
     def runs(self) -> list[Run]:
@@ -81,18 +81,18 @@ class Section:
 
 
 def tone_of(verdict: Verdict) -> Tone:
-    """Return the tone of a verdict."""
+    """Return the tone that colours a verdict."""
     return _BY_WEIGHT[verdict.weight]
 
 
 def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
-    """Return the rows without columns in which all values are unknown."""
+    """Drop the columns in which all values are unknown."""
     known = [name for name in rows[0] if any(row[name].text != UNKNOWN for row in rows)]
     return [{name: row[name] for name in known} for row in rows]
 
 
 def readable(text: str) -> str:
-    """Keep numbers and percent signs together, and shorten UUIDs.
+    """Prevent line breaks before percent signs, and shorten UUIDs.
 
     nvidia-smi accepts the shortened UUIDs; the last table on the page has the full ones.
     """

@@ -17,9 +17,9 @@ _NEVER = "1970-01-01T00:00:00+00:00"
 
 
 def losses(subject: Subject) -> list[str]:
-    """Describe the losses that most rows share, at most three.
+    """Describe the losses that affect the most rows, up to three.
 
-    These are losses since the baseline or, without a baseline, since the first loss still reported.
+    Only losses since the baseline count or, without one, since the earliest recent loss of any row.
     """
     history, view = subject.history, subject.view
     if history is None:
@@ -53,7 +53,7 @@ def _unmended(row: RowHistory) -> list[RowChange]:
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the verdict on the nights; None if the page does not show the last night."""
+    """Return the verdict on the history; None if the page does not show its latest nightly run."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
@@ -62,7 +62,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
 
 
 def nights(subject: Subject) -> Section | None:
-    """Return the section on the last night of each row and on all changes, the latest first."""
+    """Return the section on each row's latest nightly result and all changes, latest first."""
     history = subject.history
     if history is None:
         return None
@@ -101,7 +101,7 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     windows,
     machines,
 )
-"""Functions that create the sections below the verdict, in order; without data they return None."""
+"""Functions that create the sections below the verdict, in order, or return None without data."""
 _TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
 _TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 

@@ -1,4 +1,4 @@
-"""The index of a machine's nights: a line for each night, with its verdict and a link."""
+"""The index of a machine's nightly runs: a line for each, with its verdict and a link."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss
 
 
 def write_index(folder: Path) -> None:
-    """Rewrite the index of the nights in a folder atomically."""
+    """Atomically rewrite the index page of a folder of nightly runs."""
     lines = list(_lines(folder))
     nights = Table(
         caption=f"{counted(len(lines), 'night')}, the latest first",
@@ -34,7 +34,7 @@ def write_index(folder: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
-    """Yield the rows of the table, the latest night first."""
+    """Yield the rows of the table, the latest nightly run first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     unknown = NightRecord(night="no record: it still runs, or was ended")
     records = {

@@ -124,11 +124,11 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Facts that always differ between the sides; GPUs are compared as a fact of their own."""
+"""Facts not highlighted if the sides differ; `machine` includes the GPUs, compared separately."""
 
 
 def machines(subject: Subject) -> Section:
-    """Return the section on the machines of the results and of the baseline, if there is one."""
+    """Return the section on the machines of the results and, if given, of the baseline."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
     jobs = [result.allocation_of(run) for result in subject.results for run in result.runs]
@@ -182,7 +182,7 @@ def _facts(
 
 
 def _devices(environments: Sequence[Environment]) -> list[Table]:
-    """Return a table that identifies each GPU as far as known; no table without GPUs."""
+    """Return a table of the GPUs with model, UUID and address; no table if there are no GPUs."""
     rows: list[dict[str, Cell]] = []
     for host, gpu in (each for here in environments for each in here.placed_gpus):
         number = gpu.index if gpu.smi_index is None else gpu.smi_index

@@ -16,7 +16,7 @@ from gpuscale.reports.page import Section, Subject, Table
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
 NAMED_LOSS = 0.1
-"""Smallest loss that is shaded, as a share of a step."""
+"""Smallest loss of efficiency that is shaded in the table of budgets."""
 _MOST_LINES = 8
 
 
@@ -88,15 +88,15 @@ def pictures(subject: Subject, *names: str) -> list[str]:
 
 
 def curves(subject: Subject) -> Section | None:
-    """Return the section on time, throughput and speedup over numbers of GPUs."""
+    """Return the section on time, throughput and speedup against GPU count."""
     found = pictures(subject, "time", "throughput", "speedup")
     return Section(title="Curves", figures=found) if found else None
 
 
 _MOST_RANKS = 32
-"""Maximum number of ranks shown, so that a page with a hundred rows stays small."""
+"""Maximum number of ranks in all tables together, so that a page of a hundred rows stays small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""Excess over the run's median above which a window or a pace is shaded, with the shade."""
+"""Shades of windows and paces, each with the excess over the run's median that it stands for."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -106,7 +106,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def windows(subject: Subject) -> Section | None:
-    """Return the section on the slowest run of each row, window by window, if space allows."""
+    """Return the section on the slowest run of each of the worst rows, window by window."""
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}
@@ -185,7 +185,7 @@ def _place(rank: RankReport) -> str:
 
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
-    """Return the range of a counter over windows, or its value for the run if windows lack it."""
+    """Return a counter's range over all windows, or its value for the run if no window has it."""
     values = [
         window.values[field]
         for each in summaries

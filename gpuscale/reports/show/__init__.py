@@ -1,4 +1,4 @@
-"""Points and columns that `gpuscale show` gives in every format."""
+"""Points and columns that every format of `gpuscale show` uses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Shown:
     steps: int | None = None
     """Number of training steps for which GPU-hours are shown; None for no GPU-hours."""
     projections: tuple[Projection, ...] = ()
-    """Projections of configurations to numbers of GPUs that were not measured."""
+    """Projections of configurations to GPU counts that were not measured."""
     phases: bool = False
     """True if the text shows the phases of results instead of their scaling table."""
     columns: int = PLAIN_COLUMNS
@@ -33,7 +33,7 @@ class Shown:
 
     @property
     def injections(self) -> tuple[str, ...]:
-        """Faults injected on purpose."""
+        """Faults injected into the results on purpose."""
         return self.content.injections if isinstance(self.content, Results) else ()
 
     @property

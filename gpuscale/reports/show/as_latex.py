@@ -22,9 +22,9 @@ _HEADERS = {
     "Efficiency": "efficiency",
     "GPU-hours": "GPU-hours",
 }
-"""Headers in the LaTeX table, with the headers of the corresponding columns."""
+"""Headers in the LaTeX table, each with the header of that column in other formats."""
 _WITH_INTERVAL = ("step time", "speedup")
-"""Columns shown with intervals; a page is narrow, so others are shown without."""
+"""Columns shown with intervals; others have none, since a printed page is narrow."""
 _SIGNS = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -66,7 +66,7 @@ def render(shown: Shown) -> str:
 
 
 def _groups(shown: Shown, width: int) -> Iterator[str]:
-    """Yield a line with the name of each configuration, followed by its rows."""
+    """For each configuration, yield a line with its name, then its rows."""
     columns = {column.header: column for column in columns_with(shown.steps)}
     columns["speedup"] = replace(columns["speedup"], form=significant)
     kinds = groupby(shown.points, key=lambda point: (point.kind, point.configuration))
@@ -107,7 +107,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape characters that pdflatex does not know."""
+    """Replace characters unknown to pdflatex by their Python escapes."""
     return _FOREIGN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

@@ -134,7 +134,7 @@ def _runs_text(runs: int, allocations: int) -> str:
 
 
 def _published(point: ScalingPoint) -> dict[str, Cell]:
-    """Return a figure and its kind, such as `41.2 s` and `wall clock of the epoch`."""
+    """Return a published value and what it measures: `41.2 s`, `wall clock of the epoch`."""
     if point.samples_per_s is not None:
         amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
     else:
@@ -146,7 +146,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """A row of two baselines; None for the baseline that lacks the row, never for both."""
+    """A row's entries in two baselines; an entry is None if that baseline lacks it, never both."""
 
     old: Entry | PublishedFigure | None
     new: Entry | PublishedFigure | None

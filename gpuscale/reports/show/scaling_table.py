@@ -30,7 +30,7 @@ _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with templates for the note."""
 _SAME_STEP_TIME = math.log(1.25)
-"""Largest plausible logarithm of the ratio between reported and measured step time."""
+"""Reported and measured step times are called different if their log ratio exceeds this."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
@@ -73,8 +73,8 @@ def scaling_cells(
 ) -> list[dict[str, Cell]]:
     """Return the table of measured points, with the cells of each row keyed by header.
 
-    Intervals are 95 %; a single run has none. Unsteady runs among `runs`, from which the points
-    were made, are counted separately from failed ones.
+    Intervals are 95 %; a single run has none. `runs` are the runs behind the points; unsteady runs
+    among them are counted separately from other failed runs.
     """
     headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
     if with_epoch or any(point.configuration.batch is not None for point in points):
@@ -148,7 +148,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
-    """Explain `×[0.59, 1.7]` after a step time, unless no interval is so wide."""
+    """Explain the notation of wide intervals, `×[0.59, 1.7]`, if a step time has one."""
     times_s = (point.step_time_s for point in points)
     wide = (time_s for time_s in times_s if time_s is not None and phrases.is_wide(time_s))
     for time_s in islice(wide, 1):
@@ -159,7 +159,7 @@ def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the step time of each strategy relative to the one it wraps, if both were measured."""
+    """Yield each strategy's step time relative to that of the strategy it wraps, if measured."""
     ratios = step_time_ratios(runs)
     names = phrases.set_apart([key.configuration for key in ratios])
     for configuration, name in names.items():
@@ -173,7 +173,7 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for the first run of each row whose command reports a different step time."""
+    """For each row, yield a line on the first run whose reported and measured step times differ."""
     seen: set[EntryKey] = set()
     for run in runs:
         if run.key in seen or run.reported_step_s is None or not run.is_valid:

@@ -21,11 +21,11 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
-"""Smallest skew, or lag of a rank in a run, that is reported, as a share of a step."""
+"""Smallest reported skew, and smallest reported lag of a rank, as a share of a step."""
 NAMED_GAIN = 2
-"""Smallest gain in communication that is reported, in hundredths of the efficiency."""
+"""Smallest efficiency gain from communication that is reported, in hundredths."""
 _IMPOSSIBLE_GAIN = 10
-"""Gain in communication from which all parts are doubtful, in hundredths of the efficiency."""
+"""Efficiency gain from communication that makes the whole budget doubtful, in hundredths."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -44,8 +44,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 def budget_findings(runs: Sequence[Run], *, with_budgets: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the efficiency budget, stragglers, differing devices and waits for data of each row.
 
-    An example: `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − …`. A page shows the
-    budgets in a table and omits them here.
+    Each item is a label and a text: `mnist_cnn/ddp 4 GPUs`, `E 0.84 = 1 − communication 0.09 − …`.
+    A page sets `with_budgets` to false, since it shows the budgets in a table.
     """
     names = phrases.set_apart([run.configuration for run in runs])
 
@@ -92,7 +92,7 @@ def budget_legend(
 def _of_budget(
     budget: EfficiencyBudget, runs: Iterable[Run], *, with_budget: bool
 ) -> Iterator[str]:
-    """Yield the budget, doubts about it, and the ranks for which others wait."""
+    """Yield the budget, doubts about it, and the slow ranks that keep others waiting."""
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
@@ -116,7 +116,7 @@ def _of_budget(
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
-    """Format a budget so that printed decimals add up: `E 0.84 = 1 − communication 0.09 − …`."""
+    """Format a budget with decimals that add up: `E 0.84 = 1 − communication 0.09 − …`."""
     efficiency, *lost = budget.hundredths.items()
     terms = "".join(
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}" for name, value in lost
@@ -219,7 +219,7 @@ def phase_notes(
 ) -> Iterator[str]:
     """Yield the meaning of the columns, and the rows whose phases are incomplete.
 
-    `judged` is what the reader calls the step time on which verdicts rest.
+    `judged` is the term by which the reader knows the step time that verdicts are based on.
     """
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
