@@ -104,12 +104,12 @@ def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
 
 
 def measured_at(results: Sequence[Results]) -> str:
-    """Return the start time of the latest of one or more results: ISO 8601 with UTC offset."""
+    """Return the start time of the latest of these results, in ISO 8601 with a UTC offset."""
     return max((result.created_at for result in results), key=datetime.fromisoformat)
 
 
 def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """Advice for an entry that has too few valid runs."""
+    """Return advice for an entry that has too few valid runs."""
     return (
         "give the results of all nights together, or measure as before with '--runs "
         f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "

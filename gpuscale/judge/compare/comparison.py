@@ -100,7 +100,7 @@ def compare(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> Comparison:
-    """Compare results with a baseline: judge the chosen cases and numbers of GPUs (None: all)."""
+    """Judge results against a baseline; `cases` and `gpus` select rows, and None selects all."""
     return compare_sides(sides_of(baseline, results), Choice(cases=cases, gpus=gpus))
 
 
@@ -108,7 +108,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     """Judge every chosen row of either side.
 
     Runs on 1 GPU serve as the reference for speedups even if their row is not chosen. Raises
-    UsageError for a choice that neither side has.
+    UsageError for a chosen case or number of GPUs that neither side has.
     """
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
     assessment = assess(sides, choice, rates)
@@ -152,7 +152,7 @@ def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a pass inconclusive if most runs failed, or if one of several pooled nights was slow."""
+    """Make a pass inconclusive if most runs failed or if one of several nightly runs was slow."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

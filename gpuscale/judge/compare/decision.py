@@ -55,7 +55,7 @@ def loss_in_points(gain: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """The change in one quantity, with its test; a positive gain is an improvement."""
+    """The tested change in one quantity, such as step time; a positive gain is an improvement."""
 
     name: str
     """A `QuantityName`, or the name of a metric."""
@@ -94,7 +94,7 @@ class Quantity:
 
     @property
     def ok_bound(self) -> float:
-        """Loss that must be ruled out for an `ok` verdict; at least the margin for regressions."""
+        """Loss that must be ruled out for the verdict `ok`; never less than the margin."""
         return max(self.limits.ok_bound, self.limits.margin)
 
     @property
@@ -149,7 +149,7 @@ class Quantities:
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
     beside: tuple[Quantity, ...] = ()
-    """Ratio of the step time to that on each other number of GPUs; shows why a speedup changed."""
+    """For each other number of GPUs, the ratio of the row's step time to the step time there."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
@@ -263,7 +263,7 @@ class RequiredRuns:
     """Number of further runs expected to settle a row, if they resemble the runs made so far."""
 
     needed: int | None
-    """Approximate smallest number that settles the row; None if even the largest tried does not."""
+    """Approximate smallest number of further runs needed; None if no number tried is enough."""
     made: int
     """Number of runs made so far in the row's smallest sample."""
 
@@ -276,7 +276,7 @@ class RequiredRuns:
 
     @property
     def advice(self) -> Statement:
-        """Advice on how many further runs to make for a row that they can settle."""
+        """Advice on the number of further runs for an inconclusive row."""
         if self.credible is None:
             return Statement.of("unknown_further_runs", too_few=self.made)
         return Statement.of("further_runs", needed=self.credible)

@@ -69,7 +69,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the results' device and the baseline's device if they differ; otherwise None."""
+    """Return the current and the baseline name of hardware that differs; None if none does."""
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":

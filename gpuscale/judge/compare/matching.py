@@ -24,7 +24,7 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""A row with failed runs passes only with this many valid runs, and at least as many as failed."""
+"""Valid runs needed to pass despite failed runs, which must not outnumber the valid runs."""
 _LONGEST_MESSAGE = 160
 
 

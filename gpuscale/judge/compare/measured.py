@@ -95,7 +95,7 @@ class _Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Compute the changes, still without p-values; further runs are assumed to keep means."""
+        """Compute the row's changes, without p-values, as if `further_runs` had kept the means."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
         def change(
@@ -249,7 +249,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """Yield the tests with p-values adjusted for the family; None if the spread is unknown."""
+    """Yield the tests with adjusted p-values, which are None for tests of unknown spread."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     worse, better = (
         iter(

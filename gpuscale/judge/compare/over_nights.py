@@ -28,7 +28,7 @@ class EarlierNights(NamedTuple):
     all: list[Results]
     """Results of all earlier nights, plus those of excluded nights, which a history still lists."""
     last: list[Results]
-    """Results to compare with: those of the last 15 nights at the row's current level."""
+    """For each row, the results of those of the last 15 nights that are at its current level."""
     later: int
     """Number of nightly runs that began after the current one; they are ignored."""
 
@@ -55,8 +55,8 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
     """Return the valid runs of recent nights at which their row was at its current level.
 
-    Nights at different levels would widen the spread until it hid a new loss; changes to a slower
-    level are reported separately.
+    Nights at other levels would widen the spread so much that a new loss might be missed; changes
+    to a slower level are reported separately.
     """
     history = history_of(earlier)
     tonight = len(history.nights)
@@ -131,7 +131,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Say in the reason for a missing row that earlier nights, not a baseline, lack it."""
+    """Reword the reason for a missing row: earlier nightly runs lack it, not a baseline."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -1,4 +1,4 @@
-"""Judge results against published figures; only results that are worse can be inconsistent."""
+"""Judge results against published figures; better results are never inconsistent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class _Ratio:
 
     @property
     def detectable_loss(self) -> float:
-        """Smallest loss that puts the whole interval below the tolerance 19 times in 20."""
+        """Smallest loss that would be judged inconsistent 19 times in 20."""
         change = self.measured().relative_change()
         if change.low is None or change.high is None:
             return self.tolerance
@@ -151,7 +151,10 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """Return the worst verdict and its ratio; if several share it, that with the largest loss."""
+    """Return the worst verdict and the ratio that caused it.
+
+    If several ratios are equally bad, the one with the largest loss is returned.
+    """
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

@@ -29,7 +29,7 @@ from gpuscale.records import Statement
 _Row = TypeVar("_Row")
 
 MINIMUM_ALLOCATIONS = 4
-"""Minimum number of baseline allocations from which the spread between them is estimated."""
+"""Minimum number of allocations in a baseline for estimating the spread between them."""
 
 DECLARED_DF = 2.0
 """Weight of the declared deviation as the prior of the estimated one, in degrees of freedom.
@@ -84,7 +84,10 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """Fraction of the between-allocation variance left in the mean: 1/A for A equal ones."""
+        """Fraction of the variance between allocations that remains in the mean.
+
+        With A allocations that have equally many runs, it is 1/A.
+        """
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
@@ -212,7 +215,7 @@ class SideSample:
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
-        """The allocations that contribute runs to every sample in `ends`, in order."""
+        """The allocations that contribute runs to every sample in `ends`."""
         first, *others = (end.values for end in self.ends)
         return tuple(name for name in first if all(name in values for values in others))
 

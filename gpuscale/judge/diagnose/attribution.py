@@ -136,12 +136,12 @@ class Change:
 
     @property
     def is_longer(self) -> bool:
-        """True if the part takes longer by more than the noise."""
+        """True if the part takes longer than in the baseline by more than the noise."""
         return self.lost_s > self.noise_s
 
     @property
     def stands_out(self) -> bool:
-        """True if the part takes longer and accounts for enough of the loss to be named."""
+        """True if the part got longer and accounts for enough of the loss to be named."""
         return self.is_longer and self.share >= NAMED_SHARE
 
 

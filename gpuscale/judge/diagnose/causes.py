@@ -14,7 +14,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
-    """Return the cause of longer gradient synchronisation not hidden by the backward pass."""
+    """Return the cause if gradient synchronisation not hidden by the backward pass got longer."""
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
@@ -113,7 +113,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Report differences between the environments of both sides, which alone prove no cause."""
+    """Report differences between both sides' environments; they alone do not prove a cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}

@@ -46,7 +46,7 @@ _LOW_LINKS = (
 _ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
 """Kind of symptom reported if a group of error counters shows more errors than before."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
-"""Counters (of clocks) to which computing speed is assumed to be proportional."""
+"""Clock counters; computing speed is assumed to be proportional to each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

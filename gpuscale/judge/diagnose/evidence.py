@@ -21,7 +21,7 @@ from gpuscale.records.run_evidence import HostLoad
 _TAKES_PART = 0.5
 """A rank shares a change if it changed by at least this fraction of the median rank's change."""
 _AS_LARGE = 0.25
-"""A loss at another GPU count is the same loss if it is at least this fraction of the row's."""
+"""Fraction of a row's loss from which a loss at another GPU count is treated as the same loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class RowEvidence:
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """Return the ranks that changed as the median rank did; None for a single rank."""
+        """Return the ranks that share the median rank's change in `seconds`; None for one rank."""
         before, after = (
             _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
         )

@@ -25,7 +25,7 @@ class NodeFinding(msgspec.Struct, frozen=True):
 
     kind: Literal["computation", "node links", "link", "direction"]
     hosts: tuple[str, ...]
-    """The node, or the two ends of the link."""
+    """The slow node, or the two nodes that the link connects."""
     slower: float
     """Ratio of the measured time to the typical time."""
     text: str

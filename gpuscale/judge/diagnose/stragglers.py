@@ -28,9 +28,9 @@ _OF_THE_RUNS = 2 / 3
 _SIGNIFICANCE = 0.01
 """Significance level for calling a single device slow, over all devices together."""
 _LEAST_SLOWDOWN = 0.05
-"""Slowdown below which no device is called faulty; healthy GPUs of one model differ this much."""
+"""Slowdown below which no device is called faulty; healthy GPUs of a model may differ this much."""
 _OTHERS_MOVED = 0.25
-"""A device is the only slow one if all others slowed down by at most this fraction of it."""
+"""Slowdown of another device, as a fraction of the worst, above which no single one is blamed."""
 _LEAST_DF = 2
 """Minimum degrees of freedom for estimating the variance between runs on the same device."""
 
@@ -158,7 +158,7 @@ def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 def _slow_alone(
     steps_before: Sequence[Step], steps_after: Sequence[Step]
 ) -> tuple[str, float] | None:
-    """Return the only slow device and the logarithm of its slowdown; None if there is none."""
+    """Return the slow device and the logarithm of its slowdown; None unless exactly one is slow."""
     before, after = _log_times(steps_before), _log_times(steps_after)
     if not before or len(after) < 2:
         return None
@@ -189,7 +189,7 @@ def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
 def _usual(
     uuid: str, before: Mapping[str, Sequence[float]], variance: float
 ) -> tuple[float, float]:
-    """Return the mean log step time of a device and its variance, or else those of all devices."""
+    """Return the mean log step time and its variance of a device, or of all if it is new."""
     if uuid in before:
         return statistics.fmean(before[uuid]), variance / len(before[uuid])
     means = [statistics.fmean(values) for values in before.values()]
