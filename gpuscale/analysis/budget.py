@@ -1,8 +1,8 @@
-"""How lost efficiency divides into parts: E(n) = 1 - communication - data - skew - rest.
+"""Divide lost efficiency into parts: E(n) = 1 - communication - data - skew - rest.
 
-T(n) exceeds the ideal step time by the exposed communication, the additional wait for data, the lag
-of the slowest rank behind the median rank, and an unmeasured rest. Divided by T(n), these parts add
-up to 1 - E(n), since E(n) is the ideal step time over T(n).
+The step time T(n) exceeds the ideal step time by the exposed communication, the additional wait for
+data, the lag of the slowest rank behind the median rank, and an unmeasured rest. Divided by T(n),
+these parts add up to 1 - E(n), since the efficiency E(n) is the ideal step time over T(n).
 
 The stages of a pipeline do different work, so a pipeline's parts are means over all stages: E(n) =
 1 - micro-batching - bubble - imbalance - data - optimizer - rest.
@@ -29,16 +29,16 @@ from gpuscale.records import (
 PARTS = ("communication", "data", "skew")
 PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
 _DECLARED_DEVIATION = 0.01
-"""Relative standard deviation assumed between runs on one GPU. Its weight, `_DECLARED_DF`, is the
-weight that `compare` gives to the deviation of other entries."""
+"""Assumed standard deviation between runs on one GPU, relative to the step time. Its weight in
+degrees of freedom, `_DECLARED_DF`, equals the largest weight of a prior in `compare`."""
 _DECLARED_DF = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyBudget:
-    """Parts of the efficiency lost by a configuration on some number of GPUs, in fractions of T(n).
+    """The efficiency that a configuration loses on n GPUs, divided into parts (fractions of T(n)).
 
-    A part may be negative: waiting less for data on more ranks is a gain.
+    A negative part is a gain, such as a shorter wait for data on more ranks.
     """
 
     key: EntryKey
@@ -47,11 +47,11 @@ class EfficiencyBudget:
     parts: Mapping[str, float]
     """Measured parts by name. In `PARTS`, communication is the exposed communication minus a single
     rank's time for handling gradients; data is the time spent waiting for and copying batches minus
-    the same in the ideal step. In `PIPELINE_PARTS`, micro-batching is the cost of dividing a batch
+    that in an ideal step. In `PIPELINE_PARTS`, micro-batching is the cost of dividing a batch
     on one GPU; bubble is the wait of the slowest stage; imbalance is the lag of the slowest stage
-    behind the mean; optimizer is a gain if a stage has fewer parameters for as many samples."""
+    behind the mean; optimizer is the additional optimizer time, negative if it is shorter."""
     rest: float
-    """Remaining loss, including unmeasured parts."""
+    """Lost efficiency that the measured parts do not account for."""
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class RankSkew:
     pace_s: float
     """Seconds per step of the slowest rank, without waiting for other ranks."""
     median_pace_s: float
-    """Seconds per step of the median rank (the faster of the middle two if the number is even)."""
+    """Seconds per step of the median rank (of an even number of ranks, the faster middle one)."""
 
     @property
     def skew_s(self) -> float:
@@ -92,7 +92,7 @@ class RankSkew:
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """Group runs into entries, and return the efficiency budgets of the entries."""
+    """Return the efficiency budgets of runs, as `budgets_of` does for the entries of `grouped`."""
     return budgets_of(grouped(runs))
 
 
@@ -141,7 +141,7 @@ def _is_pipeline(configuration: Configuration) -> bool:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds per step beyond the ideal step time, keyed by `PARTS`; None if unknown."""
+    """Seconds that each of `PARTS` adds to the ideal step time; None for an unknown part."""
     # A single rank handles gradients too, so the ideal step time includes that.
     alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
@@ -155,7 +155,7 @@ def _parts_s(
 def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds per pipeline step beyond the ideal step time, which is for an undivided batch."""
+    """Seconds that each of `PIPELINE_PARTS` adds to the ideal step time of an undivided batch."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
         def of_run(run: Run) -> float | None:
@@ -185,7 +185,7 @@ def _beyond(
 
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
-    """Return the skew of every valid run that has several ranks, all of known pace."""
+    """Return the rank skew of each valid run with several ranks, if all paces are known."""
     skews = []
     for run in runs:
         paced = _by_pace(run.ranks)
@@ -196,7 +196,7 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
-    """Paces and ranks, from fast to slow; empty if the pace of any rank is unknown."""
+    """Pairs of pace and rank, fastest first; empty if the pace of any rank is unknown."""
     paced = [(rank.pace_s, rank) for rank in ranks]
     known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
     return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
@@ -229,7 +229,7 @@ def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
 
 
 def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
-    """Return each device's step time in seconds, for points on one GPU whose devices differ.
+    """Return each device's step time in seconds, for single-GPU points whose devices differ.
 
     The fastest device comes first. Devices differ if an analysis of variance finds p < 0.01, with
     noise estimated from runs repeated on the same devices and from the declared deviation.
@@ -240,7 +240,7 @@ def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
 
 
 def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:
-    """Step time of a point on each device, in seconds; empty if the devices do not differ."""
+    """Step time of a point on each device, in seconds; empty without a significant difference."""
     repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
     devices: dict[str, list[float]] = {}
     for key, runs in valid.items():
@@ -258,7 +258,7 @@ def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> d
 def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
     """Variance of log step times between runs on the same devices, and its degrees of freedom.
 
-    Few runs may repeat a device, so the declared deviation is included unless runs differ more.
+    Repeated runs may be few, so the declared deviation is pooled with theirs unless it is smaller.
     """
     sample = grouped_log_sample(repeated)
     declared = _DECLARED_DEVIATION**2

@@ -1,12 +1,13 @@
-"""Projection of T, S and E, with a band, to numbers of GPUs that were not measured.
+"""Project step time, speedup and efficiency, with a band, to numbers of GPUs not measured.
 
 Two laws are fitted to the ratio of step time to ideal step time, and the projection is the
 geometric mean of both. The power law uses the three largest numbers of GPUs. The other law adds up
 the parts of the efficiency budget: exposed communication takes as long as a ring all-reduce, a (n -
 1)/n + b (n - 1) seconds; skew, data and the rest stay constant relative to the ideal step. The
-power law is too slow if communication levels off, the sum of parts too fast if communication grows.
+power law predicts too long a step if communication levels off, the sum of parts too short a step if
+communication grows.
 
-The band has three parts: the difference between the two laws; the error of the same method when
+Three things widen the band: the difference between the two laws; the error of the same method when
 each measured number of GPUs is projected from the smaller ones; and the interval of the point with
 the most GPUs. A projection is never judged.
 """
@@ -32,10 +33,10 @@ from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
-"""How many of the largest GPU counts the power law uses; with fewer GPUs other links dominate."""
+"""Number of points, on the most GPUs, to fit the power law; on fewer GPUs other links dominate."""
 _USUAL_ERROR = 0.024
-"""Median error of projections to twice the GPUs, over 62 public tables. By Student's t with one
-degree of freedom 9 of 10 errors are within 15%; in the tables 9 of 10 were within 14%."""
+"""Median relative error of projections to twice as many GPUs, over 62 published tables. Student's t
+with one degree of freedom then puts 9 of 10 errors within 15%; in the tables it was 14%."""
 _USUAL_DF = 1
 _SINGULAR = 1e-9
 _ONE_SIDED = (1 + CONFIDENCE) / 2
@@ -64,11 +65,11 @@ class Projection:
     left_out: tuple[LeftOut, ...]
     points: tuple[ScalingPoint, ...]
     """Projected points with 95% bands. If the curve was measured on several nodes, each node is
-    assumed to have as many GPUs as in the largest measured point."""
+    assumed to use as many GPUs as in the measured point with the most GPUs."""
 
 
 class NotProjected(NamedTuple):
-    """A configuration that cannot be projected, and what would help."""
+    """A configuration that cannot be projected, with the reason and a remedy."""
 
     configuration: Configuration
     reason: str
@@ -109,17 +110,17 @@ class _Curve:
     points: Sequence[ScalingPoint]
     scaling: ScalingMode
     logs: Mapping[int, float]
-    """Logarithm of step time over ideal step time, by number of GPUs."""
+    """Logarithm of the ratio of step time to ideal step time, by number of GPUs."""
     communication: Mapping[int, float]
-    """Exposed communication over ideal step time, by number of GPUs; if communication was not
-    measured, all overhead counts as communication."""
+    """Ratio of exposed communication to ideal step time, by number of GPUs; if communication was
+    not measured, all overhead counts as communication."""
 
     def share(self, gpus: int) -> float:
         """Return the ideal step time as a fraction of the step time on 1 GPU."""
         return 1 / gpus if self.scaling == "strong" else 1.0
 
     def first(self, count: int) -> "_Curve":
-        """Return the curve with only the `count` smallest numbers of GPUs."""
+        """Return the curve restricted to its `count` smallest numbers of GPUs."""
         return replace(self, logs=dict([*self.logs.items()][:count]))
 
 
@@ -200,7 +201,7 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ScalingPoin
 
 
 def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
-    """Projected step time over ideal step time; below 1 only if a measured ratio was."""
+    """Projected ratio of step time to ideal step time; below 1 only if a measured ratio was."""
     laws = _laws(curve, gpus)
     errors = [math.log1p(left.error) / _doublings(left.gpus, left.fitted) for left in left_out]
     df = _USUAL_DF + len(errors)
@@ -228,7 +229,7 @@ def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> floa
 
 
 def _laws(curve: _Curve, gpus: int) -> tuple[float, float]:
-    """Log of step time over ideal step time, by the power law and by the sum of parts."""
+    """Log ratio of step time to ideal step time, by the power law and by the sum of parts."""
     numbers = list(curve.logs)[-_FITTED:]
     fit = statistics.linear_regression(
         [math.log(n) for n in numbers], [curve.logs[n] for n in numbers]
@@ -247,7 +248,7 @@ def _by_parts(curve: _Curve, gpus: int) -> float:
 
 
 def _ring(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Fit a ring all-reduce to times; return seconds for all bytes and for one hop, at least 0.
+    """Fit times of a ring all-reduce; return seconds for all bytes and for one hop, at least 0.
 
     The fit is by least squares; a single number of GPUs determines only the time for the bytes.
     """

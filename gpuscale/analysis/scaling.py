@@ -1,4 +1,4 @@
-"""Reduces runs to the points of a scaling curve: T(n), throughput, S(n) and E(n)."""
+"""Reduce runs to points of a scaling curve: step time, throughput, speedup and efficiency."""
 
 import math
 import statistics
@@ -60,7 +60,7 @@ class References:
     def of(self, key: PointKey) -> PointKey | None:
         """Return the single-GPU point to which a point's speedup refers; None if there is none.
 
-        The batch per GPU may differ between the two (strong scaling divides it, JUWELS halved it).
+        The batch per GPU may differ between the two points, as in strong scaling.
         Among several single-GPU points, one with the same batch is preferred, then the first.
         """
         found = self._found.get((key.configuration, key.sample_shape), ())
@@ -68,9 +68,9 @@ class References:
 
 
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
-    """Group runs by configuration and number of GPUs, and reduce each group to T, S and E.
+    """Group runs by configuration and number of GPUs, and reduce each group to a scaling point.
 
-    Configurations keep the order in which they first appear; within each, numbers of GPUs ascend.
+    Configurations keep the order in which they first appear, and are sorted by number of GPUs.
     Runs that differ in batch or sample shape form separate entries. The 95% intervals use Student's
     t on the log median of each run; a single run has no interval. `allocations` names the
     allocation of each run; if omitted, all runs count as one allocation.
@@ -114,7 +114,7 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 
 def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """Return the valid runs of each point, in the order of `grouped`; skip points without any."""
+    """Return the valid runs of each point, in the order of `grouped`; omit other points."""
     valid = [run for run in runs if run.is_valid]
     return {key: [valid[i] for i in places] for key, places in _places_by_point(valid).items()}
 
@@ -130,14 +130,14 @@ def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """Return the point of each run; runs with an unknown batch join other runs of the same row."""
+    """Return each run's point; a run with an unknown batch joins the other runs of its row."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
 
 
 def step_time_ratios(runs: Sequence[Run]) -> dict[PointKey, Estimate]:
-    """Return T(n) of each strategy over T(n) of the strategy that it wraps, if measured alike."""
+    """Return step times of each strategy relative to the strategy that it wraps, if both ran."""
     samples = {entry.key: entry.sample for entry in grouped(runs) if entry.logs}
     ratios = {}
     for key, sample in samples.items():
@@ -186,14 +186,14 @@ def _point(
 
 
 def geometric_mean(sample: Sample) -> Estimate:
-    """Return the geometric mean, with an interval, of values whose logarithms were sampled."""
+    """Convert a sample of logarithms to the geometric mean of the values, with an interval."""
     return difference(sample.mean, [sample.term()]).exponential()
 
 
 def log_speedup(
     sample: Sample, global_batch: int, reference: Sample, reference_batch: int
 ) -> float:
-    """Return the log speedup: the throughput of a sample over the reference's throughput."""
+    """Return the logarithm of the sample's throughput divided by the reference's throughput."""
     return reference.mean - sample.mean + math.log(global_batch / reference_batch)
 
 
@@ -231,7 +231,7 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
 
 
 def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
-    """Return the speedup over the publication's own 1-GPU figure; None if none is comparable.
+    """Return the speedup over the publication's own 1-GPU figure; None without a comparable one.
 
     Published times are for a fixed amount of training, so the ratio of two times is the speedup
     under both weak and strong scaling.
@@ -282,13 +282,13 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Warn that nothing checked whether the ranks of a command train one model together."""
+    """Warn that nobody verified that the ranks of a command train one model together."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Warn about an efficiency above 1.1: noise if the interval includes 1, else a unit error."""
+    """Warn of an efficiency above 1.1: noise if the interval includes 1, else a unit error."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     value, low, high = efficiency.value, efficiency.low, efficiency.high

@@ -18,12 +18,12 @@ class TypicalStep:
 
     time_s: float
     typical_s: float
-    """Step time in the scaling table: the geometric mean over runs of each run's median."""
+    """Step time in the scaling table: the geometric mean of the runs' median step times."""
     phases_s: Mapping[str, float | None]
-    """Seconds by phase, None if unknown. Communication is only the exposed part, a mean over the
-    runs; it is 0 if noise makes that mean negative."""
+    """Seconds in each phase; None if unknown. Communication includes only exposed communication,
+    averaged over the runs; it is 0 if noise makes the average negative."""
     total_s: float
-    """Sum of all phases."""
+    """Sum of all phases, in seconds."""
     windows: int
     missing_windows: int
     """Number of windows whose phases do not add up to the window's time within `SUM_TOLERANCE`."""

@@ -1,1 +1,1 @@
-"""Work that spans several jobs or sessions: nights, cluster profiles, job scripts and trials."""
+"""Work across jobs or sessions: nightly runs, cluster profiles, job scripts and trials."""

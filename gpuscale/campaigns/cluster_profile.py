@@ -1,4 +1,4 @@
-"""Profiles of clusters: the nodes, the scheduler and the work of a night (docs/clusters.md).
+"""Profiles of clusters: the nodes, the scheduler and the work of a nightly run (docs/clusters.md).
 
 Annotations mark the fields that `gpuscale submit` can override or that become options of pytest.
 """
@@ -42,7 +42,7 @@ class JobOption:
     words: str
     parse: Callable[[str], object] = str
     variable: str | None = None
-    """Environment variable that overrides the field within the job; None if there is none."""
+    """Environment variable that overrides the field within the job; None if no variable does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PytestOption:
 
 
 class GpuNodes(Record, frozen=True, kw_only=True):
-    """The GPU nodes of a cluster, which are all alike."""
+    """The GPU nodes of a cluster, all of the same kind."""
 
     gpus: Annotated[
         Gpus | None,
@@ -65,16 +65,16 @@ class GpuNodes(Record, frozen=True, kw_only=True):
     cores: PositiveCount | None = None
     """Cores per node as the scheduler counts them; jobs get cores in proportion to their GPUs."""
     whole: bool = False
-    """True if a job takes whole nodes, however few GPUs it needs."""
+    """True if the scheduler allocates only whole nodes, however few GPUs a job needs."""
 
 
 class MachineMarks(Record, frozen=True, kw_only=True):
-    """Marks by which the machine that submits jobs is recognised; any one is enough."""
+    """Marks that identify the machine from which jobs are submitted; one match is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
     files: dict[Line, Line] = field(default_factory=dict)
-    """Files, each with the exact text it must contain, apart from surrounding whitespace."""
+    """Paths of files, each with the exact contents required, apart from surrounding whitespace."""
     variables: dict[Line, Line] = field(default_factory=dict)
     """Environment variables, each with a pattern for the value."""
 
@@ -105,9 +105,9 @@ class JobSettings(Record, frozen=True, kw_only=True):
         JobOption("--modules", "'M M …'", "modules to load", str.split, "GPUSCALE_MODULES"),
     ] = ()
     module_purge: bool = False
-    """True to unload all modules first."""
+    """True if all modules are unloaded before others are loaded."""
     modules_remedy: Name | None = None
-    """Error message to show if no modules are named; None if `modules` is enough."""
+    """Error message for users who name no modules; None if `modules` serves as the default."""
     variables: dict[Variable, Line] = field(default_factory=dict)
     unset: tuple[Variable, ...] = ()
     """Environment variables to unset because they would disturb the measurement."""
@@ -136,7 +136,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a night measures, as arguments for pytest."""
+    """What a nightly run measures, as arguments for pytest."""
 
     cases: Annotated[
         tuple[ShellWord, ...],
@@ -157,7 +157,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a night is judged against; without a baseline the night is only measured."""
+    """What a nightly run is judged against; without a baseline it measures but does not judge."""
 
     baseline: Annotated[
         ShellWord | None,
@@ -168,7 +168,7 @@ class Judged(Record, frozen=True, kw_only=True):
     gpus: tuple[Gpus, ...] = ()
     """Numbers of GPUs to judge; empty for all that were measured."""
     on_verdict: Line | None = None
-    """Shell command that runs at the end of each night, judged or not."""
+    """Shell command that is run at the end of each nightly run, whether it was judged or not."""
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
     measure: Measured = Measured()
     judge: Judged = Judged()
     name: str = ""
-    """File name without extension, used to name jobs and nights; not allowed as a field."""
+    """File name without extension, used to name jobs and folders; not allowed in the file."""
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
@@ -206,7 +206,7 @@ _Mark = TypeVar("_Mark", JobOption, PytestOption)
 
 
 def _marked(kind: type[Record], mark: type[_Mark]) -> Iterator[tuple[str, _Mark]]:
-    """Yield the name and the mark of each field of a record type that has such a mark."""
+    """Yield the name and the mark of each field of the record type that has this kind of mark."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         yield from ((name, each) for each in get_args(hint) if isinstance(each, mark))
 

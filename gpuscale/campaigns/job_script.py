@@ -1,4 +1,4 @@
-"""Write job scripts from cluster profiles: directives, then shell commands that start a night."""
+"""Write job scripts from cluster profiles: directives, then commands that start a nightly run."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class JobRequest:
 
     @property
     def launcher(self) -> str:
-        """Name of the launcher of the ranks: `local` within a node, else the scheduler's."""
+        """Launcher that starts the ranks: `local` on a single node, else the scheduler's own."""
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
 
@@ -88,7 +88,7 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
 
 
 def numbers_text(gpus: tuple[int, ...]) -> str:
-    """Format numbers of GPUs as `--gpus` takes them, such as `1,2,4`."""
+    """Format numbers of GPUs in the syntax of the option `--gpus`, such as `1,2,4`."""
     return ",".join(str(number) for number in gpus)
 
 
@@ -126,7 +126,7 @@ trap 'exit 2' EXIT
 
 
 def _settings(request: JobRequest) -> str:
-    """Shell variables whose values the environment of the job can override."""
+    """Shell variables for settings, some of which the job's environment can override."""
 
     def setting(option: str, default: object, operator: str = ":-") -> str:
         """Shell word for the option's value, else the environment variable's, else the default."""
@@ -148,7 +148,7 @@ judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
 
 
 def _preparation(request: JobRequest) -> str:
-    """Shell commands that set the folder, modules and variables of the job."""
+    """Shell commands that change to the job's folder, load modules and set variables."""
     job, command = request.profile.job, request.profile.judge.on_verdict
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -176,7 +176,7 @@ def _in_job(request: JobRequest, variable: str) -> str:
 
 
 def _night(request: JobRequest) -> str:
-    """Shell commands that check that gpuscale runs, and start the night."""
+    """Shell commands that check that gpuscale runs, then start the night's measurements."""
     profile, judge = request.profile, request.profile.judge
     where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
     if profile.job.container is not None:

@@ -1,4 +1,4 @@
-"""Find and parse files of cluster profiles, and recognise the machine's own profile."""
+"""Find and parse cluster profiles, and recognise which profile describes this machine."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """Return a profile by name, such as `arc4`, or by path: ending in `.toml` or containing `/`."""
+    """Return a profile by name, such as `arc4`, or by path (contains `/` or ends in `.toml`)."""
     if wanted.endswith(".toml") or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = profile_files(environment)
@@ -28,7 +28,7 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
 
 
 def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Return all profile files by name; a user's file replaces a shipped one of the same name."""
+    """Return profile files by name; a user's file replaces a shipped file of the same name."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     folders = (Path(__file__).parent / "profiles", Path(base) / "gpuscale" / "clusters")
     found = {path.stem: path for folder in folders for path in folder.glob("*.toml")}
@@ -75,7 +75,7 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
 
 
 def _line_of(text: str, wanted: str) -> int | None:
-    """Line of a key such as `job.modules[1]` in a TOML text, or of the key's table, if found."""
+    """Line of a key such as `job.modules[1]` in a TOML text, or else of the key's table."""
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -50,14 +50,14 @@ from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import default_request
 
 RUNS_PER_BLOCK = 3
-"""Runs per block on each number of GPUs, in turn; a block stands for one night."""
+"""Runs on each number of GPUs in a block; a block of trials simulates one nightly run."""
 BASELINE_BLOCKS = 2
 """Number of preceding clean blocks with which each block is compared."""
 OVERHEAD_PAIRS = 40
-"""Pairs of windows in an overhead run: one measured by gpuscale, the other timed in a bare loop."""
+"""Number of window pairs in an overhead run; gpuscale runs one window, a bare loop the other."""
 
 _FEWEST_BASELINE_RUNS = 2
-"""Fewest runs in a trial's baseline: fewer than usual, since unsteady runs do not count."""
+"""Minimum number of steady runs in a trial's baseline; less than for an ordinary baseline."""
 _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
     "data stall": ("data={data_ms:.3f}ms", CauseKind.DATA),
     # The last rank is the slow one.
@@ -66,18 +66,18 @@ _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
 }
 _FAULT_SIZES = (0.2, 0.4)
 _LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
-"""Largest overhead ratio allowed on each device, and the shortest step in seconds to be judged."""
+"""Overhead ratio allowed on each kind of device, and the shortest step (in seconds) it is for."""
 _TRIMMED = 0.2
 """Fraction of a run's sorted log ratios trimmed at each end."""
 
 OverheadRun = Sequence[OverheadOutcome] | Failure
-"""The outcomes of all ranks, or the failure of the run."""
+"""Result of an overhead run: the outcomes of all ranks, or the failure of the run."""
 
 
 def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    """Return the faults to try, each in two sizes, and a sentence for each untestable fault."""
+    """Return the faults to inject, each in two sizes, and why other faults cannot be injected."""
     alone = STRATEGIES[configuration.strategy].processes(max(gpus)) == 1
     faults = tuple(
         Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
@@ -97,7 +97,7 @@ def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> 
 
 
 def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
-    """Yield the fault to inject in each block, None for a clean block; faults are spread evenly."""
+    """Yield the fault of each block, None for a clean block; faulty blocks are spread evenly."""
     yield from [None] * BASELINE_BLOCKS
     faulty = [fault for _ in range(trials) for fault in faults]
     for pair in range(pairs):
@@ -117,7 +117,7 @@ class Trials:
     _clean: list[Results] = field(default_factory=list)
     _runs: list[Run] = field(default_factory=list)
     _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
-    """Fault of each judged block, and the verdicts against the clean blocks before that block."""
+    """Fault of each judged block, and the verdicts against the preceding clean blocks."""
     _started: float = field(default_factory=time.monotonic)
 
     def make(self, fault: Fault | None) -> None:
@@ -139,7 +139,7 @@ class Trials:
     def report(
         self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
     ) -> TrialsReport:
-        """Return a report of the rates over all blocks so far and of the given overhead."""
+        """Return a report with the rates over all blocks so far and the overhead given."""
         clean = [rows for fault, rows in self._judged if fault is None]
         losses: dict[EntryKey, list[float]] = {}
         for row in (row for rows in clean for row in rows):
@@ -170,7 +170,7 @@ class Trials:
     def measure_overhead(
         self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
     ) -> OverheadReport:
-        """Measure the overhead over a bare loop, with `runs` runs on each number of GPUs."""
+        """Compare gpuscale with a bare loop, in `runs` runs on each number of GPUs."""
         started = time.monotonic()
         first = default_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
@@ -228,7 +228,7 @@ class Trials:
         return statistics.median(times_s)
 
     def _fault_result(self, fault: Fault) -> FaultResult:
-        """Rates of finding and naming a fault, over blocks whose row on the most GPUs was judged.
+        """Rates at which a fault is found and named, if the row on the most GPUs was judged.
 
         Every fault affects that row; a slow rank affects no other row.
         """
@@ -263,7 +263,7 @@ def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> Overh
     """Return the overhead on one number of GPUs, computed from at least one run.
 
     The log ratio of each pair of windows compares the times of the slowest rank. Each run yields
-    one number, the trimmed mean of these log ratios; the interval is over runs.
+    one number, the trimmed mean of these log ratios; the interval reflects the spread between runs.
     """
     valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):

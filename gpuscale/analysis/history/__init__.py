@@ -1,4 +1,4 @@
-"""A machine's nights as time series: row levels, when they changed, and what else changed then."""
+"""Nightly runs on one machine as time series: the level of each row, and what changed when."""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """The runs of one allocation, and the mean step time of every row measured in it."""
+    """One night: the runs made in one allocation, and the mean step time of each row."""
 
     allocation: str
     began_at: datetime
@@ -39,7 +39,7 @@ class Night:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChange:
-    """A lasting change in the level of a row."""
+    """A lasting change in the step time of a row."""
 
     point: PointKey
     onset: int
@@ -62,16 +62,16 @@ class LostLevel:
     """
 
     kind: Kind
-    """Kind of the change; several changes count as a drift."""
+    """Kind of the change; several changes combined count as a drift."""
     since: int
-    """Index of the night of the first change."""
+    """Onset of the first of the combined changes, as the index of a night."""
     onset: int
-    """Index of the night of the last change."""
+    """Onset of the last of the combined changes, as the index of a night."""
     is_new: bool
-    """True if the last night was the first to reveal the loss."""
+    """True if the loss became apparent only on the latest night."""
     throughput: Estimate
-    """Relative change from the lost level to the present one; it has no interval if the change was
-    found in weekly medians."""
+    """Relative change of throughput from the level before the loss to the present level; it has no
+    confidence interval if a drift is involved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,48 +83,49 @@ class RowHistory:
     """Indices of the nights in which the row was measured."""
     changes: tuple[RowChange, ...]
     level_nights: int
-    """Number of nights on the present level, including the last night."""
+    """Number of nights on the present level, including the latest night."""
     outlying: tuple[int, ...]
-    """Indices of nights that are far from the other nights on the same level."""
+    """Indices of the outliers: nights that are far from the other nights on the same level."""
     last_step_time_s: float
-    """Step time of the last night."""
+    """Step time on the latest night."""
     departure: float | None
-    """Relative change of throughput from earlier nights to the last; None for too few nights."""
+    """Relative change of throughput from earlier nights to the latest night; None if there are too
+    few nights."""
     stands_out: bool
-    """True if a second night like the last one would prove a change of level."""
+    """True if a second night like the latest one would prove a change of level."""
     is_unclear: bool
-    """True if the last night is far from earlier nights, but there are too few of them to decide
-    whether it stands out, or if several of the latest nights may be slower."""
+    """True if the latest night may be slower or faster but cannot be judged yet: it is far from too
+    few earlier nights to stand out, or several of the latest nights may be slower."""
     lost: LostLevel | None
-    """The latest loss; None if later changes recovered most of it, or if the last night is at least
-    as near to the level before the loss."""
+    """The most recent loss; None without a loss, if later changes recovered most of it, or if the
+    latest night is at least as near to the level before the loss as to the level after it."""
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss if at most 15 nights old; after that the lower level is the expected one."""
+        """The loss, unless the present level is over 15 nights old and so the expected one."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
     def nights_missing(self) -> int:
-        """Number of further nights before a night can stand out; a level change takes one more."""
+        """Number of nights still needed before one can stand out; a level change needs one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Rows that changed on the same night in the same direction, and what else changed then."""
+    """Rows that changed in the same direction on the same night, and what else changed then."""
 
     night: int
     changes: tuple[RowChange, ...]
     environment: tuple[EnvironmentChange, ...]
-    """Changes since the previous night; empty for a drift, which has no definite first night."""
+    """Environment changes since the previous night; empty for a drift, which starts gradually."""
     devices: tuple[DeviceChange, ...]
-    """Devices that changed in the same direction, and more than others; empty for a drift."""
+    """Devices that changed in the same direction more than other devices; empty for a drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The nights of one machine, in the order in which they began, and the changes among them."""
+    """The nights of one machine, in chronological order, and the changes of its rows over time."""
 
     machine: str
     nights: tuple[Night, ...]
@@ -134,7 +135,7 @@ class History:
     """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
 
     def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
-        """Return the devices that became slower relative to other devices on that night."""
+        """Return the devices that were slower, relative to others, than on the previous night."""
         return _changed_devices(self.nights, night, slower=True)
 
 
@@ -177,7 +178,7 @@ def history_of(
 
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
-    """Return the nights excluded on purpose, as `2026-03-13 (cooling failure)`, earliest first."""
+    """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first."""
     found = (
         (result, [_began(run, result) for run in result.runs])
         for result in results
@@ -197,7 +198,7 @@ def nights_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> tuple[Night, ...]:
-    """Return a night for each allocation in the results, in the order in which they began.
+    """Return one night for each allocation in the results, in chronological order.
 
     Results with injected faults and results excluded on purpose are ignored.
     """
@@ -288,9 +289,9 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the nights with which a row's night is compared: up to 15 before it on the same level.
+    """Return up to 15 earlier nights, on the same level, with which one night of a row is compared.
 
-    The latest of these are left out if they may already be slower. A drift starts no new level.
+    The latest of them are left out if they may already be slower. A drift starts no new level.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -300,7 +301,7 @@ def nights_before(
 
 
 def _unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Index of the last loss, or None if there is none or later changes recovered most of it."""
+    """Index of the last loss; None without a loss or if later changes recovered most of it."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None
@@ -315,7 +316,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine change `last` with earlier losses, back to the latest change of the environment."""
+    """Combine the loss at index `last` with earlier ones, back to an environment change."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
@@ -333,9 +334,9 @@ def _lost_level(
 def _throughput_change(
     values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
 ) -> Estimate:
-    """Relative change of throughput from the nights before `first` to the nights after `last`.
+    """Relative change of throughput from before the change `first` to after the change `last`.
 
-    `first` and `last` are indices of changes. At most 15 nights count on either side.
+    `first` and `last` are indices of level changes. At most 15 nights on either side are used.
     """
     left, reached = found[first], found[last]
     if "drift" in (left.kind, reached.kind):
@@ -350,13 +351,13 @@ def _throughput_change(
 
 
 def _usual(level: Sequence[float]) -> Sample:
-    """Sample of the nights on one level, without outlying nights."""
+    """Sample of the values on one level, without outliers."""
     far = outlying(level)
     return log_sample([value for i, value in enumerate(level) if i not in far])
 
 
 def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
-    """Group the changes of all rows by night, kind and direction, in the order of the nights."""
+    """Group the changes of all rows by night, kind and direction, in chronological order."""
     together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
     for row in rows:
         for change in row.changes:

@@ -9,7 +9,7 @@ from gpuscale.records import PointKey, Run
 
 _SMALLEST = math.log(1.03)
 _DEVIATIONS = 6.0
-"""Distance from the median device, in median absolute deviations, that makes a device stand out."""
+"""Distance from the median change, in median absolute deviations, at which a device stands out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class DeviceChange:
     uuid: str
     host: str
     slowdown: float
-    """Change of the device's step time without waits, relative to others; 0.12 means 12% more."""
+    """Relative change of the device's step time (without waits) compared with the typical change;
+    0.12 means 12% longer."""
 
 
 def devices_that_changed(
@@ -27,8 +28,8 @@ def devices_that_changed(
 ) -> tuple[DeviceChange, ...]:
     """Return devices that became slower (or faster) relative to the others, largest change first.
 
-    Each device is compared with itself in the same rows, since no two devices are quite alike. If
-    there are only two devices, the one that changed in the given direction is returned.
+    Each device is compared with itself in the same rows, since no two devices are equally fast.
+    With only two devices, the one that changed in the given direction is returned.
     """
     old, new = _log_paces(before), _log_paces(now)
     by_row: dict[tuple[str, str], list[float]] = {}
@@ -49,7 +50,7 @@ def devices_that_changed(
 
 
 def _log_paces(runs: Iterable[Run]) -> Mapping[tuple[PointKey, tuple[str, str]], list[float]]:
-    """Log paces of ranks by row and device, for ranks with exactly one device."""
+    """Log seconds per step, by row and device, of ranks that use exactly one device."""
     logs: dict[tuple[PointKey, tuple[str, str]], list[float]] = {}
     for run in runs:
         point = PointKey.of(run)

@@ -1,4 +1,4 @@
-"""Find results whose clocks cannot all have been right, so nights may be in the wrong order."""
+"""Find results with contradictory timestamps, which may put nights in the wrong order."""
 
 import itertools
 import re
@@ -11,12 +11,12 @@ _LONGEST_NIGHT = timedelta(days=2)
 _FURTHEST_AHEAD = timedelta(days=1)
 _FEWEST = 3
 _TIMES = 10
-"""Numbered files count as a series if at most one file, or one in this many, goes back in time."""
+"""Files are a numbered series if at most one, or one in this many, began before its predecessor."""
 _SMALLEST_S = 1.0
 
 
 def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
-    """Yield one sentence for each kind of contradiction between the times in result files.
+    """Yield one sentence for each kind of contradiction between timestamps in result files.
 
     Each sentence names the first file concerned.
     """
@@ -32,9 +32,9 @@ def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
 
 
 def yet_to_come(files: Sequence[tuple[str, Results]], now: datetime) -> dict[str, datetime]:
-    """Return the start times of files that began more than a day after `now`, by file name.
+    """Return start times that are more than a day later than `now`, by file name.
 
-    Empty if most files did, since then the present clock is probably wrong.
+    Return nothing if most files start that late, since the present clock is then probably wrong.
     """
     known = {name: began for name, results in files if (began := _began(results))}
     ahead = {name: began for name, began in known.items() if began > now + _FURTHEST_AHEAD}
@@ -79,10 +79,10 @@ def _began(results: Results) -> datetime | None:
 def _going_back(
     series: Sequence[tuple[str, str, datetime]], what: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield each file that began before a file with a smaller number, and a sentence about it.
+    """Yield the name of each file that began before a lower-numbered file, with an explanation.
 
     `series` has a numbered text, a name and a start time for each file. Files are compared if their
-    numbered texts differ in numbers alone.
+    numbered texts differ only in the numbers.
     """
     alike: dict[str, list[tuple[list[int], str, datetime]]] = {}
     for numbered, name, began in series:

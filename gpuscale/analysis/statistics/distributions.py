@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _NORMAL_DF = 1e7
-"""Degrees of freedom from which on Student's t equals the normal distribution to seven digits."""
+"""Degrees of freedom above which Student's t equals the normal distribution to seven digits."""
 _EPSILON = 1e-14
 _LARGEST_QUANTILE = 1e140
 
@@ -22,7 +22,7 @@ def normal_quantile(probability: float) -> float:
 
 
 def t_probability(quantile: float, df: float) -> float:
-    """Return the probability that Student's t is below `quantile`; infinite `df` means normal."""
+    """Return the probability that Student's t is below `quantile`; `df` may be infinite."""
     if df >= _NORMAL_DF:
         return 0.5 * math.erfc(-quantile / math.sqrt(2))
     if quantile == 0:
@@ -79,7 +79,7 @@ def _t_tail(size: float, df: float) -> float:
 
 
 def f_tail(ratio: float, df: float, other_df: float) -> float:
-    """Return the probability of a variance ratio above `ratio`; `df` belongs to the numerator."""
+    """Return the probability that an F variable exceeds `ratio`; `df` is that of the numerator."""
     if ratio == 0 or math.isinf(ratio):
         return float(ratio == 0)
     total = other_df + df * ratio
@@ -98,7 +98,7 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """Regularised incomplete beta function at `x`; `rest` is 1 - `x`, without rounding error."""
+    """Regularised incomplete beta function at `x`; `rest` is 1 - `x`, free of rounding error."""
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
         return front * _beta_fraction(a, b, x) / a

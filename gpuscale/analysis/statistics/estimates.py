@@ -22,16 +22,16 @@ from gpuscale.records import Estimate
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01
 RELEVANT = 0.1
-"""One-sided p-values above this are only approximate, since no rule depends on them."""
+"""One-sided p-values above this are only approximate, since no decision depends on them."""
 FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 """Candidates for the number of further runs that would settle an inconclusive row."""
 
 _PRIOR_DF = 3.0
-"""Largest weight, in degrees of freedom, given to the deviation of other entries."""
+"""Largest weight, in degrees of freedom, of a prior derived from other entries."""
 _MEDIAN_EFFICIENCY = 0.37
 """Degrees of freedom of a median of deviations, as a fraction of those of a pooled variance."""
 EXCLUDED = 0.1
-"""Probability of wrongly rejecting the other rows' deviation for a row that is just as noisy."""
+"""Probability of wrongly lowering the prior of a row that is as noisy as the other rows."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """An estimated difference on the log scale, normally distributed about the true one."""
+    """An estimated difference on the log scale, normally distributed about the true difference."""
 
     value: float
     parts: tuple[Term, ...] | None
@@ -80,13 +80,13 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """Return half the width of the interval with a one-sided probability of at least 0.5.
+        """Return half the width of the interval with a one-sided `probability` of at least 0.5.
 
-        Each part is multiplied by its own quantile of Student's t, and the products are added in
-        squares (Howe 1974). Welch-Satterthwaite degrees of freedom would be dominated by the larger
-        part: if few runs happen to agree, that is the declared deviation, with infinitely many. In
-        simulations, 2 runs were then called slower than 2 equally fast ones, at 5% deviation, in
-        1.2% of cases.
+        Each standard error is multiplied by its own quantile of Student's t, and the squares of the
+        products are added (Howe 1974). Welch-Satterthwaite degrees of freedom would be dominated by
+        the largest term: if a few runs happen to agree, that is a declared deviation, which has
+        infinitely many. In simulations with 5% deviation, 2 runs were then called slower than 2
+        equally fast runs in 1.2% of cases.
         """
         if self.parts is None:
             return None
@@ -105,7 +105,7 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the one-sided p-value for a true value below 0, inexact above `RELEVANT`."""
+        """Return the one-sided p-value for a true value below 0, approximate above `RELEVANT`."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
@@ -119,7 +119,7 @@ class Difference:
         return replace(self, value=-self.value)
 
     def exponential(self) -> Estimate:
-        """Return the time, throughput or ratio whose logarithm this is, with its interval."""
+        """Convert the estimate and its interval from the log scale."""
         ends = [exponential(end) for end in self.interval() or ()]
         low, high = ends or (None, None)
         return Estimate(value=exponential(self.value), low=low, high=high)
@@ -166,13 +166,16 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with its terms merged after Welch; any None makes it unknown."""
+    """Return a difference with merged variance terms (Welch); if any is None, so is the error."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a difference with a term per level (runs, allocations); any None makes it unknown."""
+    """Return a difference with one variance term for each level, such as runs and allocations.
+
+    The error of the difference is unknown if any term is None.
+    """
     known = _all_known(levels)
     if known is None:
         return Difference(value=value, parts=None)
@@ -188,7 +191,7 @@ def _all_known(terms: Iterable[Term | None]) -> tuple[Term, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _tail(distance: float, parts: tuple[Term, ...]) -> float:
-    """One-sided p-value at which the half width equals the distance; rough above `RELEVANT`."""
+    """One-sided p-value whose interval has the half width `distance`; rough above `RELEVANT`."""
     variance = math.fsum(part.variance for part in parts)
     if variance == 0:
         return 0.5 if distance == 0 else 0.0
@@ -220,7 +223,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Log of the half width, which is nearly linear in the log of the first part's quantile."""
+    """Log half width of an interval; nearly linear in the log of the first term's quantile."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(
@@ -232,9 +235,9 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
 def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     """Return each sample's prior variance, derived from all other samples; None if unknown.
 
-    It is the squared median of the other samples' deviations. Including the sample itself would add
-    degrees of freedom that were not measured. The median of a chi-squared variable is below the
-    mean (by 31% at 2 degrees of freedom), so each deviation is made median-unbiased first.
+    The prior is the squared median of the other samples' deviations. Including the sample itself
+    would add degrees of freedom that were not measured. The median of a chi-squared variable is
+    31% below the mean at 2 degrees of freedom, so each deviation is made median-unbiased first.
     """
     variances = [_median_unbiased(sample) for sample in samples]
     deviations = sorted(math.sqrt(variance) for variance in variances if variance is not None)
@@ -248,7 +251,7 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
-    """Median of ascending numbers except for `one`; None if no number is left."""
+    """Median of sorted numbers, leaving out `one` of them; None if no number is left."""
     # Called for each of thousands of entries: nothing is copied or sorted.
     left_out = len(ordered) if one is None else bisect_left(ordered, one)
     count = len(ordered) - (one is not None)
@@ -259,11 +262,11 @@ def _median_without(ordered: Sequence[float], one: float | None) -> float | None
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
-    """Return the prior, raised to the row's variance on the comparison's other side if larger.
+    """Return the prior, raised to the row's variance on the other side of the comparison.
 
     The prior is not raised if the other side has fewer runs: a few noisy runs cast no doubt on many
     quiet ones. The prior assumes equally noisy rows; in a noisier row, a few runs that agree by
-    chance would be trusted too much (docs/evidence/rates.md has the rates, also for `not_above`).
+    chance would be trusted too much (docs/evidence/rates.md has the resulting error rates).
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:
@@ -274,8 +277,8 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """Return the prior, lowered to an upper bound on the variance of the row's own samples.
 
-    This protects a row with enough runs from far noisier neighbours. Identical values set no bound,
-    since they may have been rounded.
+    This protects a row with enough runs from the noise of other rows. Identical values set no
+    bound, since they may have been rounded.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -297,7 +300,7 @@ def _median_unbiased(sample: Sample) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moderated:
-    """A sample whose variance is shrunk towards a prior, which makes few runs usable.
+    """A sample whose variance is shrunk towards a prior, so that a few runs are enough.
 
     The variance becomes (d0·s0² + df·s²) / (d0 + df); d0 and s0² belong to the prior.
     """
@@ -332,11 +335,11 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     """Return the contribution of several moderated samples to the variance of a difference.
 
     Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
-    priors come from nearly the same runs, so they count as one contribution. As independent ones
-    they would add degrees of freedom that were not measured: in simulations, 2 against 2 runs of
-    the same entry then differed at p < 0.01 in 2.3% of cases.
+    priors come from nearly the same runs, so they count as one contribution. Counted as
+    independent, they would add degrees of freedom that were not measured: in simulations, 2 runs
+    then differed from 2 other runs of the same entry at p < 0.01 in 2.3% of cases.
 
-    A prior that raises the variance does not lower `df`, or noisy neighbours would count twice.
+    A prior that raises the variance does not lower `df`, or noise of other rows would count twice.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

@@ -2,7 +2,7 @@
 
 Values are logarithms. A single night proves nothing, so a change is reported only if two successive
 nights are off the level and agree, or are far off it, or three are off it on the same side; or if
-at least three nights differ from all earlier ones by a t test; or if the median of the last week
+at least three nights differ from all earlier ones by a t test; or if the median of the latest week
 has moved away from the best or worst week since the last change, which finds slow drifts whose
 steps are too small for the other rules. The thresholds were set by simulation
 (docs/evidence/rates.md has the rates, tests/test_levels.py checks them).
@@ -20,37 +20,37 @@ from gpuscale.analysis.statistics.distributions import t_quantile
 Kind = Literal["step", "drift"]
 
 REMEMBERED = 15
-"""Number of nights before tonight whose median is taken as the level."""
+"""Maximum number of preceding nights whose median is taken as the level."""
 FEWEST_NIGHTS = 4
-"""Number of nights that a level must have before a change from it can be found."""
+"""Minimum number of nights on a level before a change from it can be detected."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_DEVIATIONS = 2.42
 _FAR = 5 / 3
-"""Factor by which two nights must be further away if they disagree: one may be an outlier."""
+"""Factor on the smallest step if the two nights disagree, since one of them may be an outlier."""
 _OF_FEW_NIGHTS = 6.5
 """The smallest step is multiplied by 1 + this over the number of nights, since few nights determine
 the level and the deviation poorly."""
 _FEWEST_LASTING = 3
-"""Number of nights on a new level that the t test requires."""
+"""Minimum number of nights on a new level for the t test."""
 _LASTING_CONFIDENCE = 1 - 1e-5
-"""One-sided confidence of the t test, which every night repeats for each possible onset."""
+"""One-sided confidence of the t test; high, since every night tests each possible onset again."""
 _SUSPECT_CONFIDENCE = 0.99
-"""Confidence required only to exclude nights from the reference of later nights."""
+"""Confidence sufficient to exclude nights from the reference of later nights."""
 _SUSPECT_LOSS = math.log(1.02)
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
 _DRIFT_DEVIATIONS = 3.0
 _OUTLYING_DEVIATIONS = 4.0
 _OF_DEVIATION = 60
-"""Number of latest nights from which the deviation between nights is estimated."""
+"""Maximum number of recent nights from which the deviation between nights is estimated."""
 _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
 """Median absolute difference between successive values of normal noise, in standard deviations."""
 _ENOUGH_TO_EXCLUDE = 6
-"""Smallest number of allocations among which an outlying one can be recognised."""
+"""Minimum number of allocations for which outliers are sought."""
 _MOST_EXCLUDED = 0.25
-"""Largest fraction of nights or allocations that can be outliers; more form another level."""
+"""Largest fraction of nights or allocations that can be outliers; more would be another level."""
 _OUTLYING_FAR = 7.0
-"""Distance from the median, in standard deviations, beyond which an allocation is outlying."""
+"""Distance from the median, in standard deviations, beyond which an allocation is an outlier."""
 _OUTLYING_NEAREST = 0.02
 _DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of normal values."""
@@ -58,7 +58,7 @@ _DEVIATION_OF_MEDIAN = 1.4826
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A lasting change in the level of a series."""
+    """A lasting change in the level of a time series of nights."""
 
     kind: Kind
     onset: int
@@ -83,7 +83,7 @@ def night_deviation(values: Sequence[float]) -> float:
 def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     """Return the level changes of a series in the order in which the nights revealed them.
 
-    Later nights never affect what was found up to a night, so a reported change stays reported.
+    Later nights never alter earlier findings, so a change that was once reported stays reported.
     """
     ends = range(1, len(values) + 1)
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
@@ -104,7 +104,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """Return how far a night is above the mean of `before` without outliers; None if empty."""
+    """Return `night` minus the mean of `before` without outliers; None if `before` is empty."""
     if not before:
         return None
     values = {str(number): value for number, value in enumerate(before)}
@@ -126,7 +126,7 @@ def is_far(values: Sequence[float], departure: float) -> bool:
 
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
-    """Return the indices of nights that are far from the other nights on the same level."""
+    """Return the indices of outliers among the nights of one level; empty if they are too many."""
     level, far = statistics.median(values), _nearest_outlying(values)
     found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
     return found if _are_few(found, values) else ()
@@ -137,9 +137,9 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
-    """Return outlying allocations by name, each with the distance above the median.
+    """Return the signed distance of each outlying allocation from the median, by name.
 
-    If included, one bad night would widen the spread and hide a loss that all other nights show.
+    Were outliers included, one bad night could widen the spread and hide a loss in all others.
     """
     # `outlying` relies on the order of nights, and would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
@@ -163,7 +163,7 @@ def _step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Find a step away from the level that began at `begin`, as revealed by the latest nights."""
+    """Find a step from the level that began at `begin` if the last two or three nights show one."""
     first = max(begin, tonight - 1 - REMEMBERED)
     level = statistics.median(values[first : tonight - 1])
     beyond = _step_size(values[begin : tonight - 1])
@@ -193,7 +193,7 @@ def _all_beyond(departures: Sequence[float], limit: float) -> bool:
 
 
 def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Find a step by a t test between two groups of nights, the later one ending tonight."""
+    """Find a step by a t test between two successive groups of nights up to `tonight`."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
     splits = [
@@ -213,7 +213,7 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 def suspect_nights(level: Sequence[float]) -> int:
     """Return how many of the latest nights are probably slower than the nights before them.
 
-    They must not be a reference for the next night, or a gradual loss would hide itself.
+    The next night must not be compared with such nights, or a gradual loss would hide itself.
     """
     splits = [
         (spread, len(level) - split)
@@ -224,7 +224,7 @@ def suspect_nights(level: Sequence[float]) -> int:
 
 
 def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, float, float]]:
-    """Yield each split of a level: index, difference of means, sum of squares, standard error."""
+    """Yield each split in two: index, difference of means, residual squares, standard error."""
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
         return
@@ -239,7 +239,7 @@ def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, f
 
 
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
-    """Find a slow change of the last week from the best or the worst week before it."""
+    """Find a slow change from the best or worst earlier week to the latest week."""
     earlier = weeks[:-_WEEK]
     if not earlier:
         return None

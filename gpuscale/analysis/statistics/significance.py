@@ -23,7 +23,8 @@ def benjamini_hochberg(
 ) -> tuple[float, ...]:
     """Return the weighted Benjamini-Hochberg adjusted p-value of each test in a family.
 
-    Positive weights divide the error among the tests; only ratios matter (Genovese et al. 2006).
+    The positive weights divide the false-discovery budget among the tests; only their ratios matter
+    (Genovese et al. 2006).
     """
     count = len(probabilities)
     mean = math.fsum(weights) / count if count else 1.0
@@ -85,12 +86,11 @@ def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """Return the one-sided error for each analysis after `first`, …, `last` runs (Pocock 1977).
+    """Return the one-sided level of each analysis after `first`, …, `last` runs (Pocock 1977).
 
     `overall` is the probability that any analysis rejects a true null hypothesis. The analyses
-    share data, so each may use more than an equal part of `overall`. The result is for the least
-    shared data possible: whatever stays the same (the baseline, tonight's nodes) only lowers the
-    overall error.
+    share data, so each may use more than an equal part of `overall`. The result assumes that
+    the analyses share only runs: sharing more (the baseline, the nodes) lowers the overall error.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall

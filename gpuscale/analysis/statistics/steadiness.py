@@ -30,11 +30,11 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""A change must exceed the scatter times base + rise / (windows - origin), listed in this order:
-fitted to the 99.95% quantiles of clean series of 5 to 30 windows with the worst noise tried
-(first-order autoregressive noise, coefficient 0.5)."""
+"""Base, rise and origin for each shape: a change must exceed the scatter times base + rise /
+(windows - origin). The values fit the 99.95% quantiles of clean series of 5 to 30 windows with the
+worst noise tried (first-order autoregressive noise, coefficient 0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Smallest fraction of slow windows not tolerated: in a repeated run half might be slow."""
+"""Slow windows are tolerated below this fraction; with more, half might be slow in another run."""
 _LARGEST_BIAS = 0.02
 """Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6
@@ -63,7 +63,7 @@ class _Shape:
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
     def leaves_median(self, logs: Sequence[float]) -> bool:
-        """Return True for two levels of which the slower has too few windows to move the median."""
+        """Return True for two levels if the slower one has too few windows to shift the median."""
         if self.kind != "two levels" or len(self.second) >= _LARGEST_MINORITY * len(logs):
             return False
         faster = [log for i, log in enumerate(logs) if i not in self.second]
@@ -76,20 +76,20 @@ def steadiness(step_times_s: Sequence[float]) -> str | None:
     The windows are equally long and in the order of measurement; fewer than 5 are not checked. A
     few outliers are tolerated: a level needs a fifth of the windows, or a quarter if two levels
     alternate, and at least 3 windows (2 if there are fewer than 8). A slower level that does not
-    move the median is tolerated too (see `slow_windows`).
+    shift the median is tolerated too (see `slow_windows`).
     """
     shape = _shape(step_times_s)
     return None if shape is None or shape[1] else shape[0]
 
 
 def slow_windows(step_times_s: Sequence[float]) -> str | None:
-    """Describe a slower level that is tolerated since it does not move the median; else None."""
+    """Describe a slower level that is tolerated since it does not shift the median, if any."""
     shape = _shape(step_times_s)
     return None if shape is None or not shape[1] else shape[0]
 
 
 def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
-    """Describe the best-fitting shape, and tell whether the median can be used in spite of it."""
+    """Describe the best-fitting shape, and return whether the median is usable in spite of it."""
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
         return None
@@ -125,10 +125,10 @@ def _drift(logs: Sequence[float]) -> _Shape:
 def _levels(
     logs: Sequence[float], kind: _Kind, order: Sequence[int], *, parts: int
 ) -> Iterator[_Shape]:
-    """Yield the two levels with the smallest residual if the windows, in `order`, are split once.
+    """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    Yield nothing if too few windows of a part are nearer to that part's level than to the other
-    level: such a part mixes outliers with windows of the other level.
+    Yield nothing if too few windows of a group are nearer to that group's level than to the other
+    level: such a group mixes outliers with windows of the other level.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

@@ -1,4 +1,4 @@
-"""A night: measure, retry after a fault, compare, and keep everything in a folder."""
+"""A nightly run: measure, retry after a fault, compare, and keep all files in one folder."""
 
 import os
 import shutil
@@ -40,20 +40,20 @@ from gpuscale.store.night_record import (
 Command = Callable[..., tuple[int, str]]
 """Function that runs a gpuscale command in this process and returns its exit code and output."""
 RETRY_OF = "GPUSCALE_RETRY_OF"
-"""Environment variable with the folder of the night that a resubmitted job continues."""
+"""Environment variable with the folder of the nightly run that a resubmitted job continues."""
 _RESULTS = "results.jsonl"
 _LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.json")
 _COMPARISONS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
-"""Formats in which comparisons are kept, each with the extension of the file."""
+"""Formats in which comparisons are saved, each with its file name extension."""
 
 
 class NightJob:
-    """One night on one machine, in a job of a scheduler or without one."""
+    """One nightly run on one machine, either in a scheduler's job or without a scheduler."""
 
     def __init__(
         self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """Take pytest's arguments (`measure`) and the comparison's (`compare`, empty for none)."""
+        """Take arguments for pytest (`measure`) and for a comparison (`compare`, may be empty)."""
         self._job, self._measure, self._compare, self._command = job, measure, compare, command
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()
@@ -63,7 +63,7 @@ class NightJob:
         self._retry_of = os.environ.get(RETRY_OF)
         self._first_regressed = False
         self.folder = Path()
-        """The night's folder, set when the night runs."""
+        """Folder of the nightly run, set by `run`."""
 
     def run(self, name: str) -> ExitCode:
         """Measure, retry if the infrastructure failed, judge, and write the record."""
@@ -88,7 +88,7 @@ class NightJob:
         return code
 
     def _open(self, name: str) -> Path:
-        """Check the baseline; return the night's folder, a new one unless a night is continued."""
+        """Check the baseline; return a new folder, or the one of the nightly run to continue."""
         if self._compare:
             # Find a wrong baseline before the GPUs have worked for an hour.
             _say(f"judged against {self._compare[0]}")
@@ -130,7 +130,7 @@ class NightJob:
         return attempt
 
     def _judge(self, folder: Path) -> int | None:
-        """Compare, and write every format; return the exit code, None if nothing was compared."""
+        """Compare, and save all formats; return the exit code, None if nothing was compared."""
         results = folder / _RESULTS
         if not self._compare or not results.exists() or not results.stat().st_size:
             return None
@@ -142,7 +142,7 @@ class NightJob:
         return code
 
     def _report(self) -> None:
-        """Write the night's HTML report; a failure is reported but changes no exit code."""
+        """Write the HTML report; a failure is printed but does not affect the exit code."""
         results = self.folder / _RESULTS
         if not results.exists() or not results.stat().st_size:
             return
@@ -178,7 +178,7 @@ class NightJob:
         return code
 
     def _submit_again(self, bad: Sequence[str]) -> str | None:
-        """Resubmit this job for other nodes; return the new job's number, None if impossible."""
+        """Resubmit this job for other nodes; return the new job's number, None if that failed."""
         found = self._scheduler.submit_again(os.environ, avoid=bad) if self._scheduler else None
         if self._scheduler is None or found is None:
             return None
@@ -203,7 +203,7 @@ class NightJob:
         return code
 
     def _try_here(self, first: Attempt, bad: Sequence[str]) -> Attempt:
-        """Retry in this job: without the bad nodes if other nodes remain, else by resuming."""
+        """Retry in this job: on the other nodes if any remain, else resume on the same node."""
         kept, results = self.folder / FIRST_ATTEMPT / _RESULTS, self.folder / _RESULTS
         has_others = len(bad) < len(self._nodes)
         where = f"without {', '.join(bad)}" if has_others else "on the same node"
@@ -228,7 +228,7 @@ class NightJob:
         compare_exit: int | None,
         retried_as: str | None = None,
     ) -> NightRecord:
-        """Record how the night ended, or only the first attempt if another job continues it."""
+        """Record how the nightly run ended, or the first attempt if another job continues it."""
         first = self.folder / FIRST_ATTEMPT
         again = (self._retry_of is not None or first.exists()) and retried_as is None
         record = NightRecord(
@@ -254,7 +254,7 @@ class NightJob:
         return record
 
     def _run_on_verdict(self, command: str, record: NightRecord, code: int) -> None:
-        """Run the site's command after the record is written; a failure changes no exit code."""
+        """Run the site's verdict command, and record how it ended; the exit code stays the same."""
         problem = run_on_verdict(command, self.folder, code=code, meaning=record.night)
         if problem is not None:
             _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
@@ -285,7 +285,7 @@ def _say(text: str) -> None:
 
 
 def print_flushed(text: str) -> None:
-    """Print a text at once; do nothing if standard output is closed."""
+    """Print a text and flush standard output; do nothing if standard output is closed."""
     with suppress(OSError):
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""An attempt to measure: pytest's files, the faults found in them, and the night's exit code."""
+"""An attempt to measure: files written by pytest, faults found in them, and the exit code."""
 
 import signal
 import xml.etree.ElementTree as ET
@@ -16,11 +16,11 @@ from gpuscale.records import Results, Run
 from gpuscale.records.json_text import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
-"""Environment variable with the file in which pytest tells the night of missing GPUs or nodes."""
+"""Environment variable with the path of the file in which pytest reports faults of the machine."""
 LEFT_OUT = "gpuscale left out"
-"""JUnit property with the reason why a pytest item made no run."""
+"""Name of the JUnit property that says why a pytest item did not result in a run."""
 NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
-"""Why a pytest item made no run: it was not needed, the node lost GPUs, or the case is unfit."""
+"""Why a pytest item did not result in a run; `needless`: the run was not needed or already made."""
 
 _INFRASTRUCTURE_KINDS = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that the training code itself does not cause."""
@@ -36,7 +36,7 @@ class Items:
     left_out: tuple[str, ...] = ()
     """Distinct reasons why items skipped a run that was needed."""
     gpus_missing: tuple[str, ...] = ()
-    """The reasons in `left_out` that report GPUs lost by a node."""
+    """The reasons in `left_out` that report GPUs missing from a node."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
@@ -62,7 +62,7 @@ class Attempt:
     exit_code: int
     """Exit code of pytest, or the negated number of the signal that ended it."""
     stopped_by: int | None
-    """Number of the signal that asked the night to stop; None if there was none."""
+    """Number of the signal that requested a stop; None if no signal did."""
     items: Items
     results: Results | None
     machine: tuple[NightFault, ...] = ()
@@ -89,7 +89,7 @@ class Attempt:
         """Probable failures of nodes, network, file system or scheduler.
 
         Exceptions in the training code, ranks that disagree and unsteady steps do not count, nor do
-        failures after a signal has asked the night to stop.
+        failures after a signal has requested a stop.
         """
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
@@ -175,7 +175,7 @@ def read_items(path: Path) -> Items:
 
 
 def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
-    """Report to the night why the pytest session cannot start, if the machine is at fault."""
+    """Write to the fault file why the pytest session cannot start, if the machine is at fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
         text = f"nothing could be started: {error}"
@@ -209,11 +209,11 @@ _VERDICTS = frozenset(
 def night_exit(
     attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
 ) -> ExitCode:
-    """Return the exit code of a night.
+    """Return the exit code of a nightly run.
 
     A regression takes precedence, even if items failed; then a failed comparison, then faults of
     the infrastructure, then missing runs, since incomplete results allow no verdict. A regression
-    found in a first attempt with separate runs stands unless the last attempt is complete and
+    found in a first attempt (`first_regressed`) stands unless the last attempt is complete and
     judged. `compare_exit` is None if nothing was compared.
     """
     is_broken = compare_exit is not None and compare_exit not in _VERDICTS
@@ -236,7 +236,7 @@ def night_exit(
 def night_meaning(
     code: ExitCode, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
-    """Describe the exit code of a night in words."""
+    """Describe the exit code of a nightly run in words."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -250,7 +250,7 @@ def night_meaning(
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """Return a night's exit code and meaning from its job; never 0 if the job did not complete."""
+    """Return the exit code and meaning of an ended job; never 0 if it did not complete."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]
@@ -268,5 +268,5 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
 
 
 def combined_exit(first: int, last: int) -> int:
-    """Combine the exit codes of a night's two jobs; only a verdict can override a regression."""
+    """Combine the exit codes of a nightly run's jobs; only a verdict can override a regression."""
     return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last

@@ -1,4 +1,4 @@
-"""The programs that a night runs: pytest, which a signal can stop, and the site's own command."""
+"""Start the programs of a nightly run: pytest, stopped on request, and the verdict command."""
 
 import os
 import signal
@@ -13,15 +13,15 @@ from types import FrameType
 from gpuscale.base.errors import UsageError
 
 ON_VERDICT = "GPUSCALE_ON_VERDICT"
-"""Environment variable with the site's shell command, which may send a mail or open a ticket."""
+"""Environment variable with the site's verdict command, which may send mail or open a ticket."""
 _END_OF_COMMAND_S = 60.0
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals sent before a job is killed: SIGTERM by Slurm, SIGUSR1 and SIGUSR2 by Grid Engine."""
+"""Signals that request a stop. Slurm warns of a kill by SIGTERM, Grid Engine by SIGUSR1 or 2."""
 _PASSED_ON_AFTER_S = 2.0
 
 
 class StopRequest:
-    """Remembers the first signal that asks the night to stop, and terminates the running pytest."""
+    """Remembers the first signal that requests a stop, and terminates the running pytest."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -74,10 +74,10 @@ class StopRequest:
 def run_on_verdict(
     command: str, folder: Path, *, code: int, meaning: str, end_s: float = _END_OF_COMMAND_S
 ) -> str | None:
-    """Run the site's command; return a problem such as `ended with 3`, None if there was none.
+    """Run the site's verdict command; return its failure, such as `ended with 3`, None on success.
 
     The command can read the comparison as JSON from standard input, which is empty if nothing was
-    compared. After `end_s` seconds it is killed with all processes that it has started.
+    compared. After `end_s` seconds the command is killed, with all processes that it has started.
     """
     environment = {
         **os.environ,
