@@ -132,11 +132,11 @@ def _below(probability: float | None, limit: float) -> bool:
 LIKELIER = 8.0
 """Likelihood ratio above which a drop in speedup is attributed to a slowdown on n GPUs.
 
-Below it, faster runs on 1 GPU may be the reason.
+Otherwise, faster runs on 1 GPU may explain it.
 """
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
-"""One-sided p-value below which a change in T(1) may be named; too lenient to claim a loss."""
+"""One-sided p-value below which a change in T(1) is mentioned; too lenient to claim a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
 
 
 def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note a baseline that has few runs, is newer than the results or shares their allocation."""
+    """Note if a baseline has few runs, is newer than the results or from the same job."""
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         row, runs = few[0].key, few[0].valid_runs
@@ -183,7 +183,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def _pooled_allocations(rows: Sequence[MatchedRow], baseline: Baseline) -> Iterable[Statement]:
-    """Note the pooled nightly run that is furthest from the others, if it is too far away."""
+    """Note the pooled nightly run that differs most from the others, if it differs too much."""
     limits = baseline.tolerances.limits
     found = [
         (apart, night, row.key)

@@ -189,7 +189,7 @@ def changes_of(
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
-    """Count communication that became hidden as communication again, rather than as computing.
+    """Move newly hidden communication from the loss in computing back to communication.
 
     Anything that slows ranks on their own, such as late batches, hides their communication. Steps
     without synchronisation then take as long as steps with it: communication seems to have gone,
