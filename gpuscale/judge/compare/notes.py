@@ -126,7 +126,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
 
 
 def _kinds_of_runs(judged: Sequence[Entry], rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Note if a baseline has few runs, is newer than the results or from the same job."""
+    """Note if a baseline has few runs, is newer than the results or shares their allocation."""
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         row, runs = few[0].key, few[0].valid_runs
