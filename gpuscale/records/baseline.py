@@ -66,7 +66,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     """Number of repetitions of the measurement."""
     nodes: Gpus = 1
     times_s: tuple[Seconds, ...] = ()
-    """Wall-clock time of each timed repetition, such as an epoch of a job."""
+    """Wall-clock seconds of each repetition, such as an epoch of a job."""
     timed: Timed | None = None
     """Part of the training that each value in `times_s` covers."""
     discard_first: Count = 0

@@ -58,7 +58,7 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Lost efficiency on a number of GPUs, and the part due to one cause, as fractions of 1."""
+    """Loss of efficiency on `gpus` GPUs, in total (`lost`) and due to one cause (`part`)."""
 
     gpus: int
     lost: float
@@ -82,7 +82,7 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     """Number of nodes used by the smallest affected run."""
     spared_nodes: int | None
-    """Most nodes used by an unaffected run on fewer GPUs; None if there is no such run."""
+    """Largest node count of any unaffected run on fewer GPUs; None if there is no such run."""
 
 
 class CountOf(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
-    """Numbers of GPUs with and without the loss; None if only one number of GPUs is known."""
+    """Numbers of GPUs with and without the loss; None if only one number can be compared."""
     shared_by: RanksOf | None = None
     """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
     includes: str | None = None

@@ -99,7 +99,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def environment_changes(
     before: _Environments, after: _Environments
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes, except of hosts, that may explain a loss; none if a side is empty.
+    """Return the changes that may explain a loss, except new hosts; none if a side is empty.
 
     Unknown values, and values that occur in any earlier environment, are not changes.
     """

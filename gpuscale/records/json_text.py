@@ -1,4 +1,4 @@
-"""Convert records to JSON text and back; msgspec validates them, and errors say where they are.
+"""Convert records to JSON text and back; msgspec validates them, and errors give the location.
 
 `gpuscale.store` builds file formats on this module; launchers and ranks exchange records with it.
 """
@@ -78,7 +78,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def line_of_place(text: str, place: str, key: str | None = None) -> int:
-    """Return the line of a path such as `runs[2]`, or of its `key`; else of the nearest parent."""
+    """Return the line of a path such as `runs[2]`, or of its `key`; if absent, of its parent."""
     steps = [name or position for name, position in _STEP.findall(place)]
     steps += [] if key is None else [key]
     depth = found_at = 0

@@ -109,7 +109,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     line: str | None = None
     """Line of user code that raised the error, such as `test_mine.py:12`; None for other code."""
     steps_told: float = 0.0
-    """Number of steps that the command printed; shows which timed-out rank got furthest."""
+    """Latest step that the command printed; shows which timed-out rank got furthest."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key for deduplication; it also tells runs with equal or unknown start times apart."""
+        """Key for deduplication; it also distinguishes runs with equal or unknown start times."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property

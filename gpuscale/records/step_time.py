@@ -33,7 +33,7 @@ def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
 
 
 def median_window_s(windows: Sequence[Window]) -> float:
-    """Return the median duration of windows, in seconds."""
+    """Return the median duration of the windows, in seconds."""
     return statistics.median(window.time_s for window in windows)
 
 

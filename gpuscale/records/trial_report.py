@@ -23,7 +23,7 @@ class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the same number of steps, with and without gpuscale's measurement."""
 
     measured_s: float
-    """Seconds including all work that gpuscale does between one window and the next."""
+    """Seconds of training plus all of gpuscale's work between one window and the next."""
     bare_s: float
     """Seconds in a bare training loop."""
 
@@ -82,7 +82,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
     found: Rate | None
     """Rate of trials in which an affected row was called regressed; None if no trial was judged."""
     named: Rate | None
-    """Rate of found faults that were the first cause named for the row with the most GPUs."""
+    """Rate at which a found fault was the first cause named for the row with the most GPUs."""
 
 
 class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +109,6 @@ class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Faults that cannot be injected on this machine or in this case, each with the reason."""
     runs: int
     failed_runs: int
-    """Number of runs without a valid result, including unsteady runs."""
+    """Number of runs without a valid result, including runs rejected as unsteady."""
     overhead: OverheadReport
     wall_s: float

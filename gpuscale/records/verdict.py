@@ -190,7 +190,7 @@ class EntryVerdict:
     metrics: tuple[MetricVerdict, ...] = ()
     """Verdicts on the metrics that were measured on both sides of the comparison."""
     configuration: Configuration | None = None
-    """Configuration of the current runs or, if there are none, of the baseline's runs, if any."""
+    """Configuration of the current runs or else of the baseline's; None if there are no runs."""
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
@@ -199,7 +199,7 @@ class EntryVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and when one side of a comparison was measured; empty or None if unknown."""
+    """Where and when one side of a comparison was measured; unknown fields are empty or None."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

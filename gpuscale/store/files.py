@@ -66,7 +66,7 @@ def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterat
 def file_error(
     path: Path, problem: str, *, place: str | None = None, line: int | None = None
 ) -> FileError:
-    """Return a `FileError` in which unprintable characters of its texts are escaped."""
+    """Return a `FileError` with all unprintable characters escaped."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
 

@@ -35,7 +35,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     infrastructure: tuple[Line, ...] = ()
     """Faults of nodes, the network, a file system or the scheduler."""
     left_out: tuple[Line, ...] = ()
-    """Reasons why pytest items measured nothing although nothing failed."""
+    """Reasons why some pytest items measured nothing without failing."""
     not_collected: tuple[Line, ...] = ()
     """Files and tests that pytest could not collect."""
     attempts: int = 1

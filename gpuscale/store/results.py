@@ -237,7 +237,7 @@ class ResumedResults(_RunAppender):
         self._is_ready = False
 
     def append(self, run: Run) -> None:
-        """Write one run and wait until it is on disk; the first call removes an incomplete line."""
+        """Write one run and flush it to disk; the first call removes an incomplete last line."""
         if self._is_ready:
             super().append(run)
             return

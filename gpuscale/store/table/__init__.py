@@ -50,7 +50,7 @@ class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
     timed: Timed | None = None
     """Part of the training that the times cover, if the column's header does not name it."""
     discard_first: int = 0
-    """Number of time measurements to discard at the start of each date."""
+    """Number of leading time measurements to discard for each date."""
     cluster: str | None = None
     """Machine whose rows are used, if the table has a column of machines."""
     columns: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -50,7 +50,7 @@ class Problems:
 
 
 def tables_in(text: str, problems: Problems) -> list[list[TableRow]]:
-    """Return the tables in a text, each with its header row and all rows with as many cells.
+    """Return the tables in a text: the header row, and all rows with the same number of cells.
 
     If there are no Markdown tables, the whole text is read as one CSV table, whose delimiter is the
     most frequent of comma, semicolon and tab in the first line.
@@ -78,7 +78,7 @@ def _complete_rows(table: Sequence[TableRow], problems: Problems) -> Iterator[Ta
 
 
 def _without_blanks(table: list[TableRow]) -> list[TableRow]:
-    """Return the table without empty columns, such as spreadsheets write at the end."""
+    """Return the table without empty columns, which spreadsheets often add at the end."""
     columns = zip(*(row.cells for row in table), strict=True)
     kept = [at for at, column in enumerate(columns) if any(column)]
     return [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in table]
