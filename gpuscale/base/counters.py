@@ -42,10 +42,9 @@ class Query:
     arguments: tuple[str, ...] = ()
     """Names of NVML constants to pass to the function after the device."""
     member: str | None = None
-    """Attribute of NVML's answer that contains the number; None if the answer itself is the
-    number."""
+    """Attribute of NVML's answer that holds the number; None if the answer is the number itself."""
     buffer: str | None = None
-    """Buffer of nvmlDeviceGetSamples whose samples are preferred to single answers, if any."""
+    """Buffer, if any, to read with nvmlDeviceGetSamples in preference to a single answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,12 @@ class Field:
     moment: str
     """Key under which a `Reading` stores the answer from NVML; several counters may share a key."""
     label: str
-    """Name shown to people; counters with the same label share a line."""
+    """Name shown to people; counters with the same label share a line of output."""
     quantity: Quantity
     when: Literal["windows", "load", "run"]
-    """`windows`: read at every tick inside the windows. `load`: once a second from the start of the
-    first window to the end of the last. `run`: once a second from warm-up to the end of the run."""
+    """When the counter is read. `windows`: at every tick inside the windows. `load`: once a second
+    from the start of the first window to the end of the last. `run`: once a second from warm-up to
+    the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
     """NVML queries, newest first; empty if a method of `telemetry.device` reads the counter."""
@@ -70,8 +70,9 @@ class Field:
     take: Callable[[Any], float | None] = lambda answer: answer
     """Function that extracts the number from an answer that is not a number itself."""
     mig: tuple[Literal["own", "shared", "summed"], ...] = ()
-    """`own`: each MIG device has the counter. `shared`: only the whole GPU has the counter, which
-    includes other MIG devices. `summed`: a GPU in MIG mode sums over all of its MIG devices."""
+    """Meaning in MIG mode. `own`: each MIG device has its own counter. `shared`: only the whole GPU
+    has the counter, which includes other MIG devices. `summed`: the GPU's counter is the sum over
+    all of its MIG devices."""
     per_run: bool = False
     """True if the records of single windows omit the counter, although it is read inside them."""
     meaning: str = ""

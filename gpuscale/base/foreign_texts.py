@@ -77,7 +77,7 @@ MAYBE_EXTERNAL = re.compile(
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,
 )
-"""Failures that a device or another rank may have caused, so that the case may be correct."""
+"""Failures that a device or another rank may have caused; the case itself may be correct."""
 
 MAYBE_TRANSIENT = re.compile(
     # Except errors 2 and 13: a path that is absent or not readable stays so.

@@ -1,8 +1,8 @@
 """This host and its processes: CPU model, environment variables, process trees, signals.
 
-`python host.py PARENT COMMAND …` turns into COMMAND, which gets SIGTERM when the process PARENT
-dies. `srun` and `mpirun` end all their processes at SIGTERM, but would not notice that pytest was
-killed with SIGKILL. This file is run by path, so it imports nothing from gpuscale.
+`python host.py PARENT COMMAND …` replaces itself with COMMAND, which gets SIGTERM when process
+PARENT dies. `srun` and `mpirun` end all their processes at SIGTERM, but would not notice that
+pytest was killed with SIGKILL. This file is run by path, so it imports nothing from gpuscale.
 """
 
 import os
@@ -23,8 +23,8 @@ JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_
 """Environment variables that list the devices that one job may use on one node."""
 
 FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-"""Signals that indicate a fault: unlike SIGABRT and SIGTERM, a process never receives them merely
-because another process ended."""
+"""Signals that indicate a fault in a process; SIGABRT and SIGTERM are not among them, since they
+may merely result from the end of another process."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -54,7 +54,7 @@ def adopt_orphans() -> None:
 
 
 def descendants() -> set[int]:
-    """Return the process ids of all descendants of this process; empty except on Linux."""
+    """Return the process IDs of all descendants of this process; empty except on Linux."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         # A process may end meanwhile.

@@ -97,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    r"""Have streams replace characters that they cannot encode: `µ` by `u`, `Ж` by `\u0416`."""
+    r"""Have streams replace characters that they cannot encode: `µ` with `u`, `Ж` with `\u0416`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)

@@ -14,7 +14,7 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """Properties of a strategy that are also needed by processes that do not import torch."""
+    """Properties of a strategy that can be read without importing torch."""
 
     words: str
     """Description of the strategy in the docs."""
@@ -37,8 +37,7 @@ class Demands:
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """Reason why the strategy does not work with older torch versions; None if gpuscale supports
-    none."""
+    """Reason why older torch versions do not work; None if gpuscale supports none of them."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """Keys allowed in the `strategy_options` of a case, with their types or allowed words."""
     not_accumulated: str | None = None
@@ -46,10 +45,9 @@ class Demands:
     not_fp16: str | None = None
     """Reason why --precision fp16 does not work with the strategy; None if it does."""
     in_blocks: bool = False
-    """True if the strategy splits the model between blocks of the case, for different GPUs."""
+    """True if the strategy distributes the case's blocks, and thus the model, over the GPUs."""
     micro_batches: bool = False
-    """True if the strategy splits each batch into micro-batches, processed concurrently by the
-    GPUs."""
+    """True if the strategy splits batches into micro-batches that GPUs process concurrently."""
     below_table: str | None = None
     """Remark below tables on how to read the speedups; None if no remark is needed."""
     package: str | None = None

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a baseline, as `gpuscale baseline show`."""
+    """Print a baseline (the action `gpuscale baseline show`)."""
     from gpuscale.reports.screen import Screen
 
     baseline = read_baseline(Path(arguments.file))
@@ -131,7 +131,7 @@ def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
 
 
 class SmallestLoss(NamedTuple):
-    """Smallest loss of a baseline entry that could be detected by as many runs again."""
+    """Smallest loss in a baseline entry that a repetition with equally many runs would detect."""
 
     loss: float
     """Smallest detectable loss as a fraction; infinite if no loss could be detected."""

@@ -32,7 +32,8 @@ from gpuscale.reports.phrases import load_text
 _WEAK = 0.1
 """Smallest detectable loss, as a fraction, above which the user is warned about a new baseline."""
 _TOO_WEAK = 0.2
-"""Fraction above which a baseline is refused: even published figures have no wider tolerance."""
+"""Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
+published figures is no wider."""
 _MOST_NAMED = 5
 
 

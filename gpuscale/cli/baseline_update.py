@@ -194,7 +194,7 @@ def _asked(proposed: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def _answer(question: str) -> str:
-    """Ask until the answer is not blank; return an empty text at the end of input."""
+    """Ask until the answer is not blank; return an empty string at the end of input."""
     while True:
         sys.stdout.write(question)
         sys.stdout.flush()

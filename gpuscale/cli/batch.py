@@ -100,7 +100,7 @@ def _request(
     launcher: LocalLauncher,
     batch: int | None,
 ) -> RunRequest:
-    """Return the request for one attempt; raise a UsageError if the options are not possible."""
+    """Return the request for one attempt; raise a UsageError if the options rule it out."""
     environment = launcher.environment
     on_cpu = environment.device == "cpu"
     if on_cpu != (arguments.memory_limit is not None):

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the machine's state; return 1 if a problem was found (having no GPU is none)."""
+    """Print the machine's state; return 1 if a problem was found, not counting a lack of GPUs."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
     sys.stdout.write(f"{document if arguments.format == 'json' else text}\n")

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write all files, or none if any of them exists."""
+    """Write all files, or none if any of them already exists."""
     folder = Path(arguments.folder)
     profile = _profile(arguments.scheduler)
     submit = "".join(_SUBMIT.format(profile=name) for name in profile)

@@ -1,4 +1,4 @@
-"""`gpuscale night`: make a nightly run: measure, compare, store, and try again if a node failed."""
+"""`gpuscale night`: make a nightly run (measure, compare, store); repeat it if a node failed."""
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make one nightly measurement; docs/nightly.md explains the exit codes."""
+    """Make one nightly run; docs/nightly.md explains the exit codes."""
     words = arguments.words
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]

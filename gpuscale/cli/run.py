@@ -100,7 +100,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
 
 
 def _is_foreign(option: Option) -> bool:
-    """True if an option does not apply to commands, such as `--strategy`: they have only one."""
+    """True if an option does not apply to commands: `--strategy`, or an option for training."""
     return option.in_training or option.flag == "--strategy"
 
 

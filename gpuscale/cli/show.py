@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
-    """Return the projections that can be made; print to standard error why others cannot."""
+    """Return the projections that are possible; print to standard error why others are not."""
     if numbers is None:
         return ()
     made: list[Projection] = []

@@ -137,7 +137,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
-    """Yield problems with the job's baseline and cases, as seen from the current folder."""
+    """Yield problems with the job's baseline, and cases not found from the current folder."""
     if baseline := _baseline(request):
         try:
             read_any(Path(baseline))
@@ -167,7 +167,7 @@ def _of_environment(request: JobRequest, option: str) -> str | None:
 
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
-    """Return the environment for the job, with GPUSCALE_VENV added if it would find no gpuscale."""
+    """Return the job's environment, with GPUSCALE_VENV added if needed to find gpuscale."""
     if _finds_gpuscale(request) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
@@ -184,7 +184,7 @@ def _can_measure() -> bool:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """Describe what the job will do and its estimated cost; it holds all its nodes to the end."""
+    """Describe the job and its estimated cost, given that it holds all nodes until it ends."""
     demand, measured = request.demand, request.profile.measure
     # Of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", _of_environment(request, "--runs") or "")

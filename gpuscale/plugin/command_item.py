@@ -27,7 +27,7 @@ class CommandItem:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(self) -> Generator[None, Any, list[list[str]]]:
-        """Remove the settings file from the header, since a command uses none."""
+        """Remove pytest's configuration file from the header, since commands use none."""
         parts = yield
         lines = [[part] if isinstance(part, str) else part for part in parts]
         return [[line for line in part if not line.startswith("configfile:")] for part in lines]

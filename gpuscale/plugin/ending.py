@@ -29,7 +29,7 @@ def summary_lines(
     new_runs: Sequence[Run],
     interrupted: bool,
 ) -> Iterator[str]:
-    """Yield a table of all runs in the results file and notes on this session's runs, by line."""
+    """Yield the lines of a table of all runs in the file, and notes on this session's runs."""
     if not results.runs:
         yield "nothing was measured: no results file was written"
         return

@@ -102,7 +102,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 
 
 def validate_use_of_scaling(items: Sequence[pytest.Item]) -> None:
-    """Raise a UsageError if a test with a gpuscale mark does not use `scaling` to measure."""
+    """Raise a UsageError if a test has a gpuscale mark but does not use `scaling`."""
     for item in items:
         marked = item.get_closest_marker("gpuscale") is not None
         if marked and not uses_scaling(item):

@@ -74,7 +74,7 @@ def _seconds(text: str) -> float:
 
 
 def _fraction(text: str) -> float:
-    """Parse a percentage such as `2.5%` into a fraction of 1."""
+    """Parse a percentage such as `2.5%` into a fraction."""
     number, sign, rest = text.strip().partition("%")
     value = _number(number) / 100 if sign and not rest else math.nan
     if not 0 < value < 1:
@@ -176,7 +176,7 @@ def option(usage: str, meaning: str, *, default: object = None, **settings: Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """The options of a session; None if the default depends on the device or other options."""
+    """The options of a session; a value of None means that the default is chosen later."""
 
     gpus: tuple[int, ...] = option(
         "--gpus N,N,…",

@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """Writer of a session's runs to a results file, either resumed or created at the first run."""
+    """Writes a session's runs to a results file: a new one, or the one to resume."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ class RunMaker:
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """Return a failed run from which it follows that more runs of this row would fail, if any.
+    """Return a failed run that shows that other runs of this row would fail too, if any.
 
     Such a run failed in the case's own code, or because its command printed too few lines, and no
     run of the row (or of the case and strategy on any number of GPUs) succeeded. File and

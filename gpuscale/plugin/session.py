@@ -257,7 +257,7 @@ class _MeasuringSession:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
-        """Write the session's tables after everything else."""
+        """Print the session's tables after all other output."""
         others = yield
         if not self._config.option.collectonly:
             self._summarize(terminalreporter)

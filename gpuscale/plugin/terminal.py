@@ -20,7 +20,7 @@ from gpuscale.store import ResumedResults
 
 
 def own_stream() -> TextIO | None:
-    """Open a stream to the terminal before pytest captures the output; None without a terminal."""
+    """Open a stream to the terminal before pytest captures the output; None if there is none."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
             own = os.dup(sys.stdout.fileno())

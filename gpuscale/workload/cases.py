@@ -71,14 +71,12 @@ class TrainingCase(Case):
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
-    """Samples per epoch: the length of the synthetic data set, and the basis of epoch times in
-    tables."""
+    """Samples per epoch: the length of synthetic data, and the basis of epoch times in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
     """Height and width (and 3 for colour) of the images passed to `transform`; None if the data are
     not images."""
     size: Size
-    """Size to train, such as one of `sizes`; each rank sets this attribute before it calls
-    `model()`."""
+    """Size to train; each rank sets this attribute before it calls `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
     """Sizes by name; if empty, `batch` and `sample_shape` are used whatever name is requested."""
 
@@ -172,7 +170,7 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real training data below `root`, transformed; samples are as in `sample`."""
+        """Return the real training data below `root`, transformed, in the same form as `sample`."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
@@ -189,7 +187,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, with file and line, for mistakes that would else only show up in ranks."""
+    """Raise a CaseError, with file and line, for mistakes that only the ranks would reveal."""
     try:
         _validate_parts(case)
     except CaseError as error:

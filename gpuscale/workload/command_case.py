@@ -44,8 +44,7 @@ class CommandCase(Case):
     batch: ClassVar[int | None] = None
     """Samples per GPU in each step that the script counts."""
     global_batch: ClassVar[int | None] = None
-    """Samples over all GPUs in each step that the script counts, if the same for any number of
-    GPUs."""
+    """Samples over all GPUs in each counted step, if the same for any number of GPUs."""
     launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
     log_format: ClassVar[str | None] = None
     """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""

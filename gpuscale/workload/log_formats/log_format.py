@@ -25,8 +25,7 @@ class Mark:
     """Value of the counter; None in a line that reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Value that the counter will reach; gpuscale tells different loops or progress bars apart by
-    it."""
+    """Final value of the counter; serves to distinguish different loops or progress bars."""
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     figure: float | None = None
@@ -46,8 +45,7 @@ class LogFormat:
     example: str
     """A line that a real script printed."""
     read: Callable[[str], Mark | None]
-    """Function that reads a line returned by `plain`; returns None if the line has another
-    format."""
+    """Function that reads a line returned by `plain`; returns None if the format is different."""
     counts: Counts = "steps"
     since_last: bool = False
     """True if the number in each line counts steps since the previous line, not since the start."""
@@ -60,8 +58,8 @@ class LogFormat:
     known_by: str = ""
     """Text that at least one line must contain, to distinguish the format from similar formats."""
     generic: bool = False
-    """True if the format is used only if no specific one fits: many scripts print such lines as
-    well."""
+    """True if the format is used only when no specific one fits, as many scripts have such
+    lines."""
 
 
 def number(value: Any) -> float | None:

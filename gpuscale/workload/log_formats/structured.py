@@ -55,7 +55,7 @@ def read_dllogger(line: str) -> Mark | None:
 
 
 def mlperf_reader(key: str) -> Callable[[str], Mark | None]:
-    """Return a function that reads lines of MLPerf's `tracked_stats` that contain a key."""
+    """Return a function that reads MLPerf's `tracked_stats` lines with a given key."""
 
     def read(line: str) -> Mark | None:
         match json_after(":::MLLOG ", line, dict):

@@ -138,7 +138,7 @@ def _count(number: re.Match[str]) -> int | None:
 
 
 def _literal(text: str) -> str:
-    """Return a pattern that matches the text, with any numbers in the places of its numbers."""
+    """Return a pattern that matches the text with any other numbers in place of its own."""
     numbers = [r"\d+" if number.isdecimal() else _ANY_NUMBER for number in _NUMBER.findall(text)]
     between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
     pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
