@@ -92,7 +92,7 @@ class RankSkew:
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """Return the efficiency budgets of runs, as `budgets_of` does for the entries of `grouped`."""
+    """Group runs into entries, and return the efficiency budget of each entry."""
     return budgets_of(grouped(runs))
 
 
@@ -196,7 +196,7 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
-    """Pairs of pace and rank, fastest first; empty if the pace of any rank is unknown."""
+    """Pairs of pace and rank, fastest rank first; empty if the pace of any rank is unknown."""
     paced = [(rank.pace_s, rank) for rank in ranks]
     known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
     return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []

@@ -33,7 +33,7 @@ from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
-"""Number of points, on the most GPUs, to fit the power law; on fewer GPUs other links dominate."""
+"""The power law is fitted to this many points, those on the most GPUs."""
 _USUAL_ERROR = 0.024
 """Median relative error of projections to twice as many GPUs, over 62 published tables. Student's t
 with one degree of freedom then puts 9 of 10 errors within 15%; in the tables it was 14%."""

@@ -282,7 +282,7 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Warn that nobody verified that the ranks of a command train one model together."""
+    """Warn that it was not verified that all ranks of a command train the same model."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 

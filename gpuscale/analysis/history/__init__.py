@@ -102,7 +102,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss, unless the present level is over 15 nights old and so the expected one."""
+        """The loss in `lost`; None if the present level is over 15 nights old and so expected."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
@@ -113,7 +113,7 @@ class RowHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Rows that changed in the same direction on the same night, and what else changed then."""
+    """Rows that changed in the same direction on the same night, with other changes that night."""
 
     night: int
     changes: tuple[RowChange, ...]
@@ -316,7 +316,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine the loss at index `last` with earlier ones, back to an environment change."""
+    """Combine a loss with the losses before it, up to the latest change of the environment."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):

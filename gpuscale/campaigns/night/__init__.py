@@ -53,7 +53,7 @@ class NightJob:
     def __init__(
         self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """Take arguments for pytest (`measure`) and for a comparison (`compare`, may be empty)."""
+        """Take the arguments for pytest (`measure`) and for `gpuscale compare` (may be empty)."""
         self._job, self._measure, self._compare, self._command = job, measure, compare, command
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()

@@ -250,7 +250,7 @@ def night_meaning(
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """Return the exit code and meaning of an ended job; never 0 if it did not complete."""
+    """Return the exit code and meaning of a nightly job; never 0 unless the job completed."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]

@@ -16,7 +16,7 @@ ON_VERDICT = "GPUSCALE_ON_VERDICT"
 """Environment variable with the site's verdict command, which may send mail or open a ticket."""
 _END_OF_COMMAND_S = 60.0
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that request a stop. Slurm warns of a kill by SIGTERM, Grid Engine by SIGUSR1 or 2."""
+"""Signals that request a stop, like Slurm's and Grid Engine's warnings before a job is killed."""
 _PASSED_ON_AFTER_S = 2.0
 
 
