@@ -91,7 +91,7 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     is_command = any(isinstance(each, CommandItem) for each in config.pluginmanager.get_plugins())
     with ThreadPoolExecutor() as pool:
         if not is_command:
-            # Meanwhile the keeper of the ranks imports the same.
+            # Meanwhile the process that will fork the ranks imports the same modules.
             pool.submit(_import_for_cases)
         environment = replace(launcher.environment, cases_revision=revision or None)
     validate_precision(options, environment)
