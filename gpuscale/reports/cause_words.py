@@ -39,7 +39,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """Say on how many GPUs a cause appears: `from 8 GPUs on, within one node`; empty if unknown."""
+    """Say at which GPU counts a cause appears: `from 8 GPUs on, not on 4 GPUs`; else empty."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -285,7 +285,7 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Computing time that shorter communication offset is mentioned above this share of the loss."""
+"""Computing time offset by communication is mentioned if it exceeds this share of the loss."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Codes of causes whose headline already gives the evidence if there is only one piece of it."""
 _BUDGET_PARTS: Mapping[str, str] = {
@@ -300,7 +300,7 @@ _COUNTERS = {
     "pcie_generation": ("PCIe generation {}", "generation {}"),
     "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
-"""Templates for a counter's value that is too low and for its usual value, keyed by counter."""
+"""For each counter, templates for a value that is too low and for the usual value."""
 _BESIDE = {
     Beside.BASELINE: ", {} in the baseline",
     Beside.OTHER_GPUS: ", {} on the other GPUs",

@@ -145,7 +145,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
-    """Yield the nightly runs that lack the row, between runs that have it or as the latest run."""
+    """Yield nightly runs without the row: those between runs with it, and the latest run."""
     for before, after in itertools.pairwise(row.nights):
         yield from range(before + 1, after)
     if row.nights[-1] < nights - 1:

@@ -77,7 +77,7 @@ def nodes_text(
 
 
 def overhead_text(report: OverheadReport) -> str:
-    """Report the overhead of measuring on each number of GPUs, without a final line break."""
+    """Report the measuring overhead for each number of GPUs, without a final line break."""
     rows = [
         [
             str(result.gpus),
@@ -105,7 +105,7 @@ def overhead_text(report: OverheadReport) -> str:
 
 
 def trials_text(report: TrialsReport) -> str:
-    """Report false alarms, detected faults and measuring overhead, without a final line break."""
+    """Describe a self-test: false alarms, detected faults and overhead; no final line break."""
     failed = f", {report.failed_runs} of them failed or not steady" if report.failed_runs else ""
     losses = [
         f"{format_percent(each.loss)} on {gpus_text(each.key.gpus)}"
@@ -139,7 +139,7 @@ def trials_text(report: TrialsReport) -> str:
 
 
 def coarse_rate_text(rate: Rate) -> str:
-    """Format a rate with its interval, `97.1 % [94, 99]`; too coarse for small rates."""
+    """Format a rate with bounds in whole percent, too coarse for small rates: `97.1 % [94, 99]`."""
     bounds = bounds_text(rate.rate, lambda share: f"{share * 100:.0f}")
     return f"{format_percent(rate.rate.value)} {bounds}".rstrip()
 

@@ -130,7 +130,7 @@ def gpus_text(*counts: int) -> str:
 
 
 def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; count rows beyond `most` names."""
+    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; rows after `most` names are counted."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)

@@ -1,4 +1,4 @@
-"""The ordered and worded content of a comparison from which every report format is made."""
+"""The content of a comparison, put into order and words, which every report format presents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """Rows covered, and whose numbers are given if they differ: `both rows (numbers of 4 GPUs)`."""
+    """The rows explained, and which row's numbers are given: `both rows (numbers of 4 GPUs)`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]

@@ -58,5 +58,5 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 
 def render(view: View) -> str:
-    """Return the rows in the order of the baseline (docs/tools.md); unknown values are empty."""
+    """Return CSV (docs/tools.md), with rows in the baseline's order; unknown values are empty."""
     return csv_text(_COLUMNS, view.rows, injections=" ".join(view.injections) or None)

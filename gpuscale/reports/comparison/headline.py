@@ -143,7 +143,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict if all rows pass, and say what was gained and what loss is ruled out."""
+    """Return the verdict if all rows pass, with any gains and the loss that can be ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[bool, list[float]] = {}
     for row in rows:
@@ -181,7 +181,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Name the established cause that most rows share: `computing +10 ms; all 3 rows`."""
+    """Name the established cause that most rows share, `computing +10 ms; all 3 rows`, if any."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""

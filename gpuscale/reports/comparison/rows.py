@@ -45,7 +45,7 @@ class ShownCause(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Baseline value and current value of a quantity: `98.1 ms` and `115 ms`."""
+    """The baseline and current values of a quantity: `98.1 ms` and `115 ms`."""
 
     then: str
     now: str
@@ -169,7 +169,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Say if the row may lose more than usual: `ok allows a loss of 30.0 % here`; else empty."""
+    """State an allowed loss above the default: `ok allows a loss of 30.0 % here`; else empty."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""

@@ -22,7 +22,7 @@ _Scalar = tuple[str, float, int, float]
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
-    """Write a folder for each run and each scaling curve; name the command that displays them."""
+    """Write a folder for each run and each scaling curve; return a text on how to display them."""
     require_packages("export tensorboard", ("torch", "tensorboard"))
     from torch.utils.tensorboard import SummaryWriter
 

@@ -76,7 +76,7 @@ class _Curve:
         return {gpus: value for gpus, value in found.items() if value is not None}
 
     def has(self, quantity: Quantity) -> bool:
-        """True if the curve has values of the quantity; those of speedup on 1 GPU do not count."""
+        """True if the curve has values of the quantity; speedup and efficiency need 2 GPUs."""
         least = 2 if quantity in ("speedup", "efficiency") else 1
         return any(gpus >= least for gpus in self.values(quantity))
 
@@ -214,7 +214,7 @@ def _lay_values(
     values: Iterable[Mapping[int, Estimate]],
     counts: Sequence[int],
 ) -> None:
-    """Draw the ideal, and fit the y axis to it and to the values with their intervals."""
+    """Draw ideal scaling, and fit the y axis to it and to the values with their intervals."""
     shown = [each for points in values for each in points.values()]
     bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
     if quantity in ("speedup", "efficiency"):

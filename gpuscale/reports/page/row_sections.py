@@ -124,7 +124,7 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Facts not highlighted if the sides differ; `machine` includes the GPUs, compared separately."""
+"""Facts whose differences between the sides are not highlighted; GPUs are compared separately."""
 
 
 def machines(subject: Subject) -> Section:

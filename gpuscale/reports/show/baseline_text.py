@@ -146,7 +146,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """A row's entries in two baselines; an entry is None if that baseline lacks it, never both."""
+    """A row's entries in two baselines; at most one is None, if that baseline lacks the row."""
 
     old: Entry | PublishedFigure | None
     new: Entry | PublishedFigure | None

@@ -30,7 +30,7 @@ _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with templates for the note."""
 _SAME_STEP_TIME = math.log(1.25)
-"""Reported and measured step times are called different if their log ratio exceeds this."""
+"""Largest log ratio at which a reported and a measured step time are considered equal."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
