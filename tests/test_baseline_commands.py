@@ -282,3 +282,17 @@ def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shel
     refused = shell("compare", "earlier.jsonl", published)
     assert refused.returncode == 2
     assert "has no measured runs; give it first" in refused.stderr
+
+
+def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    names = [f"n{number}" for number in range(4)]
+    for name, factor in zip(names, (1.0, 1.3, 0.75, 0.6), strict=True):
+        shell.write(name, measured({1: (factor,), 2: (1.1 * factor,)}, job_id=name))
+    accepted = ("--accept", "all", "--reason", "they are what we have")
+    answer = shell(*added(*names), *accepted)
+    assert answer.returncode == 2, answer.stdout
+    assert "with these runs a loss of 20 % would not be found 19 times in 20" in answer.stderr
+    assert path.read_bytes() == before
+    assert shell(*added(*names), *accepted, "--weak").returncode == 0

@@ -23,7 +23,9 @@ def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
         EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
     )
     assert environment_changes([HERE, newer], [newer, HERE]) == ()
-    tuned = replace(HERE, variables={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"})
+    variables = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"}
+    variables |= {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_bob"}
+    tuned = replace(HERE, variables=variables)
     assert environment_changes([HERE], [tuned, HERE]) == (
         EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
     )

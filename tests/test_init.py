@@ -1,15 +1,21 @@
 """`gpuscale init` as a user types it, with stand-ins for the commands of schedulers."""
 
+import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import command_line
 import pytest
+from builders import measured
 from ci_checkout import write_program
 from measuring import REPOSITORY, run_pytest
 
 from gpuscale.campaigns.cluster_profile import ClusterProfile
 from gpuscale.campaigns.profile_files import read_profile
+from gpuscale.cli import init
+from gpuscale.judge.recording import baseline_from_results
+from gpuscale.store import write_baseline
 
 SINFO = """\
 cpu*|(null)|128|400
@@ -110,3 +116,26 @@ def test_what_was_written_is_measured_from_its_folder(tmp_path: Path) -> None:
     session = run_pytest(folder, "bench_cases/test_mnist_cnn.py", *options)
     assert session.exit_code == 0, session.output
     assert {run.gpus for run in session.results.runs if run.is_valid} == {1, 2}
+
+
+def test_baselines_measured_in_a_checkout_are_not_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped" / "baselines"
+    shipped.mkdir(parents=True)
+    shutil.copy(REPOSITORY / "baselines" / "arc4.json", shipped)
+    ours = baseline_from_results([measured({1: (1.0, 1.0, 1.0)})], name="ours", cluster="Here")
+    write_baseline(shipped / "ours.json", ours)
+    monkeypatch.setattr(init, "_SHIPPED", shipped.parent)
+    answer = gpuscale(tmp_path, "init", "made")
+    assert answer.returncode == 0, answer.stderr
+    assert [path.name for path in (tmp_path / "made/baselines").iterdir()] == ["arc4.json"]
+
+
+def test_wheels_hold_each_published_baseline() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    packaged = project["tool"]["setuptools"]["package-data"]["gpuscale"]
+    tracked = subprocess.run(
+        ["git", "ls-files", "baselines"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
+    assert {f"shipped/{file}" for file in tracked.stdout.split()} <= {*packaged}

@@ -19,6 +19,12 @@ VARIABLE_PREFIXES = (
 )
 """Prefixes of the environment variables that affect how ranks compute and communicate."""
 
+CACHE_VARIABLES = frozenset(
+    {"CUDA_CACHE_PATH", "PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME"}
+    | {"TORCH_EXTENSIONS_DIR"}
+)
+"""Environment variables that name folders of caches; torch sets some by the user's login name."""
+
 JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 """Environment variables that list the devices that one job may use on one node."""
 

@@ -30,6 +30,8 @@ _ACTIONS = (
     ("update", "replace or add results, after approval of each change"),
     ("import", "make a baseline from a table kept by hand"),
 )
+TOO_WEAK = 0.2
+"""Fraction above which a baseline is refused: even published figures have no wider tolerance."""
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
 

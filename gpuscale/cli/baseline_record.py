@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
+    TOO_WEAK,
     add_expiry,
     add_output,
     last_valid_day,
@@ -31,7 +32,6 @@ from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
 """Smallest detectable loss, as a fraction, above which the user is warned about a new baseline."""
-_TOO_WEAK = 0.2
 """Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
 published figures is no wider."""
 _MOST_NAMED = 5
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
     add_selection(parser, "take")
-    text = f"write the baseline even if it finds no loss below {rough_percent(_TOO_WEAK)}%"
+    text = f"write the baseline even if it finds no loss below {rough_percent(TOO_WEAK)}%"
     parser.add_argument("--weak", action="store_true", help=text)
     add_expiry(parser)
 
@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
-    if not arguments.weak and (large := [f"{each}" for each in losses if each.loss > _TOO_WEAK]):
+    if not arguments.weak and (large := [f"{each}" for each in losses if each.loss > TOO_WEAK]):
         more = 2 * max(len(runs) for runs in entries.values())
         raise UsageError(
-            f"nothing was written: a loss of {rough_percent(_TOO_WEAK)} would not be found 19 "
+            f"nothing was written: a loss of {rough_percent(TOO_WEAK)} would not be found 19 "
             f"times in 20: {listed(large, _MOST_NAMED)}; add runs (--runs {more} --resume FILE) "
             "while nothing else runs, or longer ones (--run-seconds), or take it with --weak"
         )

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean
-from gpuscale.base.units import counted
+from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
+    TOO_WEAK,
     add_expiry,
     last_valid_day,
     login_name,
@@ -51,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "regressed or improved, or are new, must be approved"
     )
     parser.add_argument("--add", action="store_true", help=text)
+    text = f"with --add: write rows that would then find no loss below {rough_percent(TOO_WEAK)}%"
+    parser.add_argument("--weak", action="store_true", help=text)
     text = "approve this change, or 'all' changes; may be given several times"
     parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
     parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
@@ -93,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.INCONCLUSIVE
     now = datetime.now(UTC).isoformat(timespec="seconds")
     after = recording.revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
+    if arguments.add and not arguments.weak:
+        _validate_strength(baseline, after)
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
@@ -105,6 +110,22 @@ def run(arguments: argparse.Namespace) -> int:
         _note_older_references(proposed, chosen)
     by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
+
+
+def _validate_strength(before: Baseline, after: Baseline) -> None:
+    """Raise a UsageError if added runs hide losses that were found until now."""
+    known = {loss.label: loss.loss for loss in smallest_losses(before)}
+    hidden = [
+        f"{loss}"
+        for loss in smallest_losses(after)
+        if loss.loss > max(TOO_WEAK, known.get(loss.label, 0.0))
+    ]
+    if hidden:
+        raise UsageError(
+            f"nothing was written: with these runs a loss of {rough_percent(TOO_WEAK)} would not "
+            f"be found 19 times in 20: {listed(hidden, _MOST_NAMED)}; add a night whose runs agree "
+            "with the others, or add these with --weak"
+        )
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
@@ -166,7 +187,8 @@ def _approved(
         EntryChange(old=old.get(one.entry), new=new[one.entry], remark=one.remark)
         for one in proposed
     ]
-    text = changes_text(changes, baseline, everything, compare(baseline, results))
+    judged = "new alone" if arguments.add else "judged"
+    text = changes_text(changes, baseline, everything, compare(baseline, results), judged)
     sys.stdout.write(f"{text}\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)

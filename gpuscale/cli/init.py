@@ -15,6 +15,7 @@ from gpuscale.campaigns.profile_files import profile_files, recognised_profile
 from gpuscale.cli.inputs import remark
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler
+from gpuscale.store import read_baseline
 from gpuscale.store.files import file_errors, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     profile = _profile(arguments.scheduler)
     submit = "".join(_SUBMIT.format(profile=name) for name in profile)
-    shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if path.is_file()]
+    shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]
     files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
     files |= profile | {"README.md": _README.format(version=__version__, submit=submit)}
     for file in files:
@@ -94,6 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
         remark(f"{problem}; --scheduler names one, in a new folder")
     sys.stdout.write(f"next: read {visible(str(folder / 'README.md'))}\n")
     return ExitCode.OK
+
+
+def _is_shipped(path: Path) -> bool:
+    """True for cases and published figures, but not for baselines measured in this checkout."""
+    return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)
 
 
 def _profile(asked: str | None) -> dict[str, str]:

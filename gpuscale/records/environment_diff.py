@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gpuscale.base.host import JOB_VARIABLES
+from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange
 
 _Environments = Sequence[Environment]
@@ -91,7 +91,7 @@ def field_differences(
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield the environment variables whose value occurs in no earlier environment."""
     names = {name for environment in (*before, *after) for name in environment.variables}
-    for name in sorted(names - JOB_VARIABLES):
+    for name in sorted(names - JOB_VARIABLES - CACHE_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
         yield from _new_values(name, *sides)
 

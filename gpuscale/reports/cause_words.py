@@ -45,7 +45,7 @@ def scope(cause: Cause) -> str:
         return ""
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
-        return f"on {gpus_text(*lost)} alike"
+        return f"on {gpus_text(*lost)}"
     where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if max(spared) < lost[0]:
         where = f"from {gpus_text(lost[0])} on"

@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.base.host import VARIABLE_PREFIXES, cpu_model, die_with_parent, end_at_interrupt
+from gpuscale.base.host import (
+    CACHE_VARIABLES,
+    VARIABLE_PREFIXES,
+    cpu_model,
+    die_with_parent,
+    end_at_interrupt,
+)
 from gpuscale.measure.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -80,7 +86,11 @@ def describe_to(path: str, device: str) -> None:
         lightning_version=_lightning_version(),
         **libraries,
         kernel=platform.release(),
-        variables={name: value for name, value in variables if name.startswith(VARIABLE_PREFIXES)},
+        variables={
+            name: value
+            for name, value in variables
+            if name.startswith(VARIABLE_PREFIXES) and name not in CACHE_VARIABLES
+        },
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )

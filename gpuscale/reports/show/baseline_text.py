@@ -155,12 +155,16 @@ class EntryChange:
 
 
 def changes_text(
-    changes: Sequence[EntryChange], before: Baseline, after: Baseline, comparison: Comparison
+    changes: Sequence[EntryChange],
+    before: Baseline,
+    after: Baseline,
+    comparison: Comparison,
+    judged: str = "judged",
 ) -> str:
     """Describe each change in a block of lines, without a final line break.
 
     Each speedup is relative to the runs on 1 GPU in the same baseline. The comparison judges the
-    measured entries of `after` against `before`.
+    new runs of `after` against `before`; `judged` is the label of its verdicts.
     """
     names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # For each key, the verdict on the measured entry precedes that on a published figure.
@@ -180,7 +184,7 @@ def changes_text(
             point = change.old.point
             if (verdict := verdicts.get((point.configuration, point.key.gpus))) is not None:
                 word = phrases.verdict_word(verdict.verdict)
-                lines.append(f"  {'judged':<11} {word}: {reason_text(verdict)}")
+                lines.append(f"  {judged:<11} {word}: {reason_text(verdict)}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
