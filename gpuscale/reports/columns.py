@@ -25,7 +25,7 @@ class Cell(NamedTuple):
 
     text: str
     below: str = ""
-    """Second line, in small type on a page, such as the interval or the earlier value."""
+    """Second line, in small type on a page, such as the interval or the baseline value."""
     tone: Tone = ""
     link: str = ""
     """Relative URL of the page that the text links to; empty for no link."""

@@ -66,7 +66,7 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
-    """Combine successive nights that have the same count: `2096-03-06 to 2096-03-09 (2)`."""
+    """Combine successive nightly runs with the same count: `2096-03-06 to 2096-03-09 (2)`."""
     ordered = enumerate(sorted(counts.items()))
     for (_, count), span in itertools.groupby(ordered, lambda at: (at[1][0] - at[0], at[1][1])):
         nights = [names[night] for _, (night, _) in span]

@@ -103,7 +103,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """Describe a host's load, `load 8.1 on 2 cores`, and count other processes on its GPUs."""
+    """Describe a host's load, `load 8.1 on 2 cores`, and count the other processes on its GPUs."""
     text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
     if not load.gpu_processes:
         return text
@@ -140,7 +140,7 @@ def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[
 
 
 def age_text(results: Results, now: datetime) -> str:
-    """Return the time since the last run, `, 3 days ago`; empty if less than a day."""
+    """Return the time since the last run as `, 3 days ago`; empty if it is less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)

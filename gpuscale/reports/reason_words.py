@@ -358,7 +358,7 @@ def statement_text(statement: Statement) -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason and its nested `otherwise` parts; each part comes after its remedy."""
+    """Yield a reason and its nested `otherwise` parts; the remedy of each part precedes it."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):

@@ -170,7 +170,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
             gain = max(row.change.value if row.change else 0.0 for row in passed)
-            # The loss is ruled out by a gain above the bound, not by runs that are alike.
+            # The loss is ruled out by a gain above the bound, not by runs that agree.
             is_by_gain = gain > worst.facts["bound"]
             why = f" (runs were up to {rough_percent(gain)} faster)" if is_by_gain else ""
             parts.append(f"{statement_text(worst)}{why}")

@@ -34,7 +34,7 @@ _MOST_RATES = 3
 _LEAST_ROOM, _ROOM = 0.01, 0.25
 """Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
-"""Width of a change's label as a share of the number of nights, and its height in points."""
+"""Width of a change's label as a share of the number of nightly runs; its height in points."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
@@ -105,7 +105,7 @@ def _environment_changes(
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
     """Draw a row's nightly throughput, its levels, and changes of the environment.
 
-    Nights are evenly spaced: on a date axis, one wrong clock would squeeze the rest together.
+    Nightly runs are evenly spaced: on a date axis, one wrong clock would squeeze all the others.
     """
     rates = {
         index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
@@ -186,7 +186,7 @@ def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
 
 
 def _is_of_too_few(row: RowHistory) -> bool:
-    """True if a row's latest nights are too few to establish a level."""
+    """True if a row's latest nightly results are too few to establish a level."""
     return row.is_unclear or row.nights_missing > 0
 
 
