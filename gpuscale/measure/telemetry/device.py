@@ -12,9 +12,9 @@ from gpuscale.measure.nvml import NEVER_OFFERED, DeviceAbsentError, NvmlError, a
 _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _OTHER_CLOCK_US = 3600e6
-"""If a sample's time differs from now by more microseconds than this, it is no Unix time."""
+"""If a sample's timestamp differs from now by more microseconds than this, it is no Unix time."""
 _MOST_XIDS = 100
-"""Maximum number of events read per device and tick; further events add no information."""
+"""Maximum number of XID events read per device and tick; more would add no information."""
 
 _AT_EVERY_TICK = [moment for moment, field in MOMENTS.items() if field.when == "windows"]
 # A counter is set against the time, so it is read as soon as the clock was.
@@ -47,7 +47,7 @@ def find_device(uuid: str) -> "NvmlDevice":
 
 
 def foreign_processes(uuids: Sequence[str]) -> int | None:
-    """Return how many processes compute on these devices; to be called before a run starts.
+    """Count the processes that compute on these devices; only meaningful before a run starts.
 
     Returns None if a device does not report this number.
     """
@@ -59,7 +59,7 @@ def foreign_processes(uuids: Sequence[str]) -> int | None:
 
 
 def all_devices() -> "Iterator[tuple[int, NvmlDevice | DeviceAbsentError]]":
-    """Yield NVML's index and the device of each GPU of this job, or an error if unreachable."""
+    """Yield the NVML index of each GPU of this job with its device, or an error if unreachable."""
     try:
         for number, handle in nvml.all_handles():
             is_absent = isinstance(handle, DeviceAbsentError)
@@ -121,7 +121,7 @@ class NvmlDevice:
         return len(_Forms(*versions)())
 
     def read(self) -> Reading:
-        """Read the counters that change fast: a value for each, or the reason why it is missing."""
+        """Read the fast-changing counters; give a reason for each that cannot be read."""
         return self._read(_AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
@@ -195,7 +195,7 @@ class NvmlDevice:
         return self._handle if "own" in field.mig else self._gpu
 
     def _nvlink_active(self) -> tuple[bool, ...]:
-        """Return whether each NVLink is active, in the order of the link numbers."""
+        """Return for each NVLink, in the order of link numbers, whether the link is active."""
         states: list[bool] = []
         for link in range(nvml.named("NVML_NVLINK_MAX_LINKS")):
             try:
@@ -209,7 +209,7 @@ class NvmlDevice:
         return tuple(states)
 
     def _nvlink_errors(self) -> dict[str, int]:
-        """Return the error counts of all NVLinks together, keyed by kind of error."""
+        """Return error counts summed over all NVLinks, keyed by kind of error."""
         if not self._links:
             self._nvlink_active()
         errors: dict[str, int] = self._errors()
@@ -234,7 +234,7 @@ class NvmlDevice:
         }
 
     def _over_links(self, count: Callable[[int, int], float], kind: int) -> int:
-        """Return the errors of a kind on all links together; inactive links may not count any."""
+        """Return the total of one kind of error, over all links that count such errors."""
         counts: list[int] = []
         for link in range(self._links):
             try:
@@ -246,7 +246,7 @@ class NvmlDevice:
         return sum(counts)
 
     def _new_xids(self) -> tuple[int, ...]:
-        """Return the XID error events since the last call; the first call only starts recording."""
+        """Return the XID errors since the last call; the first call only starts recording."""
         if self._events is None:
             # A set for each device shows whose event it is; NVML's shutdown frees them.
             events = ask("nvmlEventSetCreate")

@@ -1,4 +1,4 @@
-"""Examine a machine: its GPUs and libraries, and their problems."""
+"""Examine a machine: describe its GPUs and libraries, and find problems."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
 _BUSY_UTILIZATION = 0.5
-"""Lowest utilization of a GPU that counts as busy; its PCIe link should run at full speed."""
+"""A GPU counts as busy from this utilization on; a busy GPU's PCIe link should be at full speed."""
 
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
@@ -41,11 +41,11 @@ class ExaminedGpu:
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
     unreachable: str | None = None
-    """The reason why the GPU does not answer; None if the GPU answers."""
+    """The reason why NVML cannot reach the GPU; None if NVML can reach the GPU."""
 
     @property
     def is_busy(self) -> bool:
-        """True if the GPU reports considerable load."""
+        """True if the GPU is not idle and is used for at least half of the time."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
@@ -58,7 +58,7 @@ class Machine:
     host: str
     python_version: str
     torch_version: str | None
-    """Version of the installed torch, which need not work."""
+    """Version of the installed torch, even if importing torch would fail."""
     cpu_model: str | None
     cpu_count: int
     """The number of cores that this process may use."""
@@ -67,7 +67,7 @@ class Machine:
     load: HostLoad
     driver_version: str | None = None
     driver_absent: str | None = None
-    """The reason why no driver answers; None if a driver answers."""
+    """The reason why there is no usable NVIDIA driver; None if there is one."""
     driver_broken: bool = False
     """True if a driver is installed but does not work."""
     gpus: tuple[ExaminedGpu, ...] = ()

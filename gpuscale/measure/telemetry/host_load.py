@@ -11,9 +11,9 @@ from gpuscale.measure.telemetry.device import foreign_processes
 from gpuscale.records import HostLoad
 
 _STEAL = 8
-"""Position of the column in /proc/stat with the time that a hypervisor gave to other guests."""
+"""Index of the column in /proc/stat with the time that the hypervisor gave to other guests."""
 _WITHOUT_GUESTS = 8
-"""Number of columns to add up; the later ones, for guests, are included in the first two."""
+"""Number of columns to add up; the remaining ones, for guests, are part of the first two."""
 
 
 class HostLoadMeter:
@@ -33,7 +33,7 @@ class HostLoadMeter:
         self._began_s = time.monotonic()
 
     def read(self) -> HostLoad:
-        """Return the load since the start; figures that the system does not report are None."""
+        """Return the load since the meter was created; values that are not reported are None."""
         lasted_s = time.monotonic() - self._began_s
         waited_s, ticks = _waited_s(), _ticks()
         pressure = steal = None
@@ -61,7 +61,7 @@ def _waited_s() -> float | None:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """Return the total ticks of the host's CPUs, and how many of them other guests stole."""
+    """Return the total ticks of the host's CPUs, and how many ticks went to other guests."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
         ticks = [int(text) for text in first.split()[1:]]

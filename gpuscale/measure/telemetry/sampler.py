@@ -1,8 +1,8 @@
 """The sampling process: `python -m gpuscale.measure.telemetry.sampler --output FILE --uuid U …`.
 
-The sampler appends a line to FILE at each tick until SIGTERM or the end of the parent process, or
-ends at once and writes the reason to FILE. FILE is in JSON Lines and has no format version, because
-only processes of the same run exchange it.
+The sampler appends a line to FILE at each tick until SIGTERM or the end of the parent process. If
+sampling is impossible, the sampler writes the reason to FILE and ends. FILE is in JSON Lines and
+has no format version, because only processes of the same run exchange it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from gpuscale.base.counters import Reading
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 HANG_S = 30
-"""A reading that takes longer than this number of seconds ends the process by SIGALRM."""
+"""If a reading takes longer than this number of seconds, SIGALRM ends the sampler."""
 INSPECTION_S = 1.0
 """Seconds between readings of counters that rarely change, such as links and errors."""
 
@@ -43,16 +43,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     absent: str | None = None
     """The reason why there is no driver; None if a driver is present."""
     devices: dict[str, SampledDevice] = {}
-    """Devices, keyed by UUID in the form in which it was requested."""
+    """Devices, keyed by UUID in the form given to `--uuid`."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """A further line of a samples file: readings of all sampled devices at one moment."""
+    """Any line of a samples file after the header: readings of all devices at one time."""
 
     time_s: float
     """Unix time at which the reading began."""
     readings: dict[str, Reading]
-    """Readings, keyed by UUID in the form in which it was requested."""
+    """Readings, keyed by device UUID in the form given to `--uuid`."""
 
 
 def line_of(record: Header | Tick) -> str:

@@ -50,7 +50,7 @@ class RunSampling:
     """The sampler on this node, to be stopped before files are read; None across nodes."""
 
     def summarize(self, run: Run) -> TelemetryReport:
-        """Summarise the samples over the run's windows, and say why any node has no samples.
+        """Summarise the samples over the run's windows; for nodes without samples, give the reason.
 
         Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
         clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
@@ -152,12 +152,12 @@ class _Seen:
     readings: list[Reading]
 
     def within(self, intervals: Iterable[Interval]) -> list[Reading]:
-        """Return the readings within the intervals, including both ends of each."""
+        """Return the readings within the intervals, including readings at either end."""
         places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings from which a counter is summarised over these windows."""
+        """Return the readings that a counter is computed from: the whole run's or the windows'."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
@@ -186,7 +186,7 @@ class _Seen:
         """Return the increase of a counter in each window, interpolated at both ends of the window.
 
         Interpolation is needed because a window holds few readings, a tenth of a second apart. An
-        increase is None if there are no readings around an end or the counter restarted.
+        increase is None if the counter restarted, or was not read both before and after an end.
         """
         points = [
             (time_s, reading.answers[counter.moment])
@@ -241,7 +241,7 @@ def _window(seen: _Seen, interval: Interval) -> GpuWindow:
 def _values(
     seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
 ) -> tuple[Mapping[str, float], list[str]]:
-    """Return the valid values, keyed by counter, and descriptions of the impossible values."""
+    """Return the valid values, keyed by counter, and a description of each impossible value."""
     values, problems = {}, []
     for counter in counters:
         number = seen.number(counter, intervals)

@@ -1,1 +1,1 @@
-"""The processes of ranks. No other package imports this package."""
+"""Code that runs in the processes of ranks. No other package imports this package."""

@@ -13,7 +13,7 @@ from gpuscale.base.units import counted
 
 
 def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> list[nn.Sequential]:
-    """Group blocks into `count` stages; CaseError if they are too few or share a parameter.
+    """Group blocks into stages; CaseError if there are too few blocks or stages share a parameter.
 
     Operations are counted rather than timed, so that the stages are the same in every run.
     """
@@ -65,7 +65,7 @@ def _has_parameters(group: Iterable[nn.Module]) -> bool:
 
 
 def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> list[int]:
-    """Count the operations of each group, forward and backward, without computing anything."""
+    """Count each group's floating-point operations, forward and backward, without running them."""
     values = inputs.to("meta")
     counts = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Watch the command of a run until its output fills enough windows, or report why it does not.
+"""Watch the command of a run until its output yields enough windows; report a failure otherwise.
 
 The command is in one state at a time (`_State`); every state except RUNNING ends the watch.
 """
@@ -65,7 +65,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
-    """Write down why there is no result, and give the node that caused it time to do the same."""
+    """Write the failure; if another node may be the cause, wait a moment for its failure."""
     own_rank = error.failure.rank if rank is None else rank
     failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
@@ -78,19 +78,19 @@ def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | Non
 
 
 class _State(Enum):
-    """The state of a command; if several apply, the first in this order counts."""
+    """The state of a command; if several states apply, the one listed first counts."""
 
     ENOUGH = auto()
-    """The output on this node fills enough windows."""
+    """The output on this node yields enough windows."""
     ENOUGH_ELSEWHERE = auto()
-    """The output on another node fills enough windows."""
+    """The output on another node yields enough windows."""
     ENDED = auto()
     LATE = auto()
     RUNNING = auto()
 
 
 class _Watch:
-    """Watches one command from the start to the state that ends the measurement."""
+    """Watches one command from its start until its state is no longer RUNNING."""
 
     def __init__(self, request: RunRequest, directory: RunDirectory, rank: int | None) -> None:
         self._request, self._directory, self._rank = request, directory, rank
@@ -134,7 +134,7 @@ class _Watch:
             write_atomically(directory.enough, f"rank {self._rank}")
 
     def _next_state(self) -> _State:
-        """Read and validate lines for a moment, check the processes, and return the new state."""
+        """Read lines for a short time, check them and the processes, and return the new state."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:

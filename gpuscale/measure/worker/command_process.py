@@ -95,7 +95,7 @@ def _start(
 
 
 def _prepare() -> None:
-    """Restore signals in the new process, before it becomes the command."""
+    """Restore the default signal handling in a new process, before it executes the command."""
     signal_at_parent_death(signal.SIGKILL)
     end_at_interrupt()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -134,7 +134,7 @@ def _free_port() -> int:
 
 
 def rank_counts() -> set[int]:
-    """Return the numbers of ranks given in the environments of descendants, unless inherited."""
+    """Return the rank counts in environments of descendants, except a count that they inherited."""
     counts = set[int]()
     for process in descendants():
         # It may have ended, or belong to another user.

@@ -1,4 +1,4 @@
-"""Endless batches, from a pool that is made once or from a DataLoader."""
+"""Endless streams of batches, from a pool that is made once or from a DataLoader."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import Size, TrainingCase
 
 Batch = Any
-"""Inputs and targets, or a dict that contains both, in any nesting."""
+"""Inputs and targets, or a dict that contains both; values may be nested."""
 
 # The number of generated samples, which all indices share: at ImageNet's size the generator would
 # otherwise dominate the measurement.
@@ -31,7 +31,7 @@ _SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic replacement for a case's data: the first generated samples, over and over.
+    """A deterministic replacement for a case's data: a few generated samples, over and over.
 
     The case's transforms are applied each time, as they would be to samples read from a file.
     """
@@ -50,7 +50,7 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
-    """Return a batch of two, the first and the last class; batch norm rejects a single sample."""
+    """Return a batch of two, as batch norm rejects one: samples of the first and last class."""
     indices = (0, min(case.classes, _POOL) - 1)
     made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
     return default_collate(made)
@@ -106,7 +106,7 @@ class Batches(Protocol):
 class PooledBatches:
     """Batches of synthetic samples, made once in advance, so that steps involve no loader.
 
-    Each rank has its own batches. Epochs never end, since the first batch of an epoch comes late.
+    Each rank has its own batches. The epoch never ends, as each new epoch would begin with a delay.
     """
 
     epoch = 0

@@ -80,7 +80,7 @@ class RankFiles:
 
 
 def tells_of_peer(error: BaseException) -> bool:
-    """Return True if communication failed, most likely because another rank had ended."""
+    """Return True if the error shows failed communication, most likely with a rank that ended."""
     text = str(error)
     # NCCL also takes memory on this rank's own GPU, from the rest that torch's allocator leaves.
     if OUT_OF_MEMORY.search(text):
@@ -120,7 +120,7 @@ def limit_memory(limit_bytes: int) -> None:
 
 
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
-    """Return the training for a request, and the Unix time at which this rank joined the others."""
+    """Return a request's training, and the Unix time when this rank joined the process group."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -245,9 +245,9 @@ def bare_loop(training: Training, steps: int) -> None:
 
 
 def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
-    """Return the seconds from a common start until a bare loop has finished the steps.
+    """Return the seconds that a bare loop takes for the steps, after all ranks have met.
 
-    The time includes a barrier, like that of a window, so that both are timed alike.
+    The time includes a barrier, as does the measured time of a window that is compared with it.
     """
     training.synchronize()
     with paused(sampler_pid):
@@ -272,6 +272,6 @@ def paused(pid: int | None) -> Iterator[None]:
 
 
 main = partial(_be_rank, work=_run)
-"""Carry out the request in a run's directory, as the rank given by the environment."""
+"""Carry out the request in a run's directory; environment variables give the rank."""
 compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
-"""Carry out the overhead plan in a run's directory, as the rank given by the environment."""
+"""Carry out the overhead plan in a run's directory; environment variables give the rank."""

@@ -46,7 +46,7 @@ class Faults:
             self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
     def at_step(self) -> None:
-        """Hang or crash if an injection chose this step."""
+        """Hang or crash if an injection is due at this step."""
         self._steps += 1
         if self._slower_by and self._steps_per_forward is None:
             self._forward_times_s.append(0.0)
@@ -58,12 +58,12 @@ class Faults:
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def in_data(self) -> None:
-        """Delay the loading of a batch."""
+        """Delay the loading of a batch by the injected seconds."""
         if self._data_s:
             self._data_pause.lengthen(self._data_s)
 
     def begin_forward(self, share: float = 1.0) -> None:
-        """On a GPU, delay this share of a step; on a CPU, start to time the forward pass."""
+        """On a GPU, inject `share` of a step's delay; on a CPU, start to time the forward pass."""
         if self._delay_cycles:
             # torch's own tests keep a stream busy in this way; there is no public function.
             torch.cuda._sleep(int(self._delay_cycles * share))
@@ -73,7 +73,7 @@ class Faults:
             self._forward_began_s = time.perf_counter()
 
     def end_forward(self) -> None:
-        """On a CPU, inject a delay in proportion to the forward pass."""
+        """On a CPU, inject a delay proportional to the duration of the forward pass."""
         # In proportion to this forward pass: other load on the machine changes the length of steps,
         # and the rank must be slower by its factor all the same.
         if not self._slower_by or self._device.type == "cuda":
@@ -86,13 +86,13 @@ class Faults:
 
 
 class Pause:
-    """Sleeps whose total length is right, although each sleep takes longer than requested."""
+    """A series of sleeps with the right total length, even if single sleeps take too long."""
 
     def __init__(self) -> None:
         self._owed_s = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Sleep for the given seconds, less the excess of earlier sleeps."""
+        """Sleep for the given seconds, minus the time by which earlier sleeps were too long."""
         self._owed_s += seconds
         if self._owed_s > 0:
             began = time.perf_counter()

@@ -14,10 +14,10 @@ from gpuscale.base.host import FAULT_SIGNALS
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
 
 KEPT_LINES = 500
-"""How many of the last lines of each process are searched."""
+"""Number of lines from the end of each process's output that are kept and searched."""
 SHOWN_LINES = 20
 _MOST_SHOWN_LINES = 100
-"""Maximum number of lines shown of a long traceback."""
+"""Maximum number of lines of a traceback that are shown."""
 
 
 class LastWords(NamedTuple):
@@ -42,7 +42,7 @@ class _Traceback(NamedTuple):
 def last_words(
     lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
 ) -> LastWords | None:
-    """Find the process that ended a command; None if neither lines nor exit codes show an end.
+    """Find the process that made a command end; None if no output line or exit code shows it.
 
     `exit_codes` are those of processes that gpuscale started; if empty, the exit codes in
     torchrun's summary are used. A process that only lost a peer is not taken as the cause.
@@ -80,7 +80,7 @@ def last_words(
 
 
 def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
-    """Return the exit codes in torchrun's summary by rank, with the first to fail at the end."""
+    """Return the exit codes in torchrun's summary, keyed by rank; the first failure is last."""
     codes: dict[str, int] = {}
     for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)

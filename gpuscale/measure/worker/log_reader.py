@@ -18,7 +18,7 @@ from gpuscale.workload.log_formats.unread import UnreadLines
 
 FEWEST_WINDOWS = 10
 _STANDSTILL = 5
-"""A command hangs if the next step takes this many times as long as the longest step so far."""
+"""A command counts as hung if a step takes this many times as long as the longest step before."""
 _MOST_STEPS = 10**9
 """Maximum number of steps that the record of a run can hold."""
 _SAME_BATCH = 1.5
@@ -27,7 +27,7 @@ _BY_SAMPLES = ("samples", "tokens")
 
 
 class CommandError(Exception):
-    """A command gave no result; the failure says why."""
+    """Raised if a command gives no result; `failure` says why."""
 
     def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
         super().__init__(failure.message)
@@ -76,7 +76,7 @@ class LogReader:
                 self._unread.take(*line)
 
     def _lines_to_read(self, new: list[Line]) -> list[Line]:
-        """Return the new lines, or all lines so far if the new lines change the known format."""
+        """Return the new lines, or all lines so far if the recognised format has changed."""
         if self._is_settled:
             return new
         for line in new:
@@ -114,7 +114,7 @@ class LogReader:
             series.interrupt()
 
     def _steps(self, counter: int, before: float) -> float:
-        """Convert a counter to a number of steps; `before` is the number at the previous line."""
+        """Convert a counter to steps since the start; `before` is their number a line earlier."""
         assert self._format is not None
         if self._format.counts in _BY_SAMPLES:
             ranks = 1 if self._format.of_all_ranks else self._request.gpus
@@ -147,15 +147,15 @@ class LogReader:
 
     @property
     def windows(self) -> Windows | None:
-        """The windows so far of the process that reported the most steps; None during warm-up."""
+        """Windows found so far in the output of the process with most steps; None in warm-up."""
         series = self._leading()
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
-        """Return the outcome for the launcher; CommandError if the windows cannot be trusted.
+        """Return the outcome for the launcher; CommandError if the windows are implausible.
 
-        `started_s` is when the command started, by the monotonic clock; Unix time is `clock_s`
-        seconds ahead of that clock.
+        `started_s` is the command's start on the monotonic clock; Unix time is `clock_s` seconds
+        ahead of the monotonic clock.
         """
         series = self._leading()
         assert series is not None
@@ -188,10 +188,10 @@ class LogReader:
     def _reported_step_s(
         self, series: Series, spans: Sequence[tuple[float, float]], step_s: float
     ) -> float | None:
-        """Return the median seconds per step that the command itself reports in these windows.
+        """Return the command's own figure for the seconds per step: the median over these windows.
 
-        Returns None if it reports nothing or an average since the start, which includes the
-        warm-up. Raises CommandError if reported samples/s contradict the batch and measured time.
+        Returns None if the command reports none, or only an average that includes the warm-up.
+        Raises CommandError if reported samples/s contradict the batch and measured time.
         """
         figure, reads = series.median_figure(spans[0][0], spans[-1][1]), self._format
         assert reads is not None
@@ -273,7 +273,7 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        """Return the first series with the most steps, since all ranks may print the same steps."""
+        """Return the longest series; if several are longest, as when all ranks print, the first."""
         told = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
@@ -281,7 +281,7 @@ class LogReader:
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """Return the last words of the process that ended the command; exit codes are by source."""
+        """Say how the process that ended the command ended; `exit_codes` are keyed by source."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 
@@ -292,7 +292,7 @@ class LogReader:
         lines: Sequence[str] = (),
         rank: int | None = None,
     ) -> CommandError:
-        """Return an error with a message and with lines, by default the last lines of output."""
+        """Return an error with this message and with `lines`, or else the last lines of output."""
         series, detail = self._leading(), "\n".join(lines or self._latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)

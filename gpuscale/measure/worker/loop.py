@@ -13,7 +13,7 @@ _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5
 _PACE_STEPS = 3
 _EVENT_S = 20e-6 / 7
-"""Host time to record one CUDA event; seven events mark the phases of a step of one batch."""
+"""Seconds of host time to record a CUDA event; a step with one batch needs seven events."""
 _SHARE_FOR_MARKS = 0.005
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
@@ -33,7 +33,7 @@ class Stepper(Protocol):
         """Return once the device is done."""
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start to time the phases of a window, in one of every `marked_every` steps."""
+        """Start a window in which one of every `marked_every` steps has its phases timed."""
 
     def phases(self) -> Phases:
         """Return the seconds spent in each phase since `begin_window`."""
@@ -68,10 +68,10 @@ def measure(
     pausing: bool,
     loaders: int = 0,
 ) -> Measurement:
-    """Warm up and time windows; every rank makes the same number of steps.
+    """Warm up, then time windows; every rank makes the same number of steps.
 
     The slowest rank's pace during the warm-up determines the length of a window, so that all ranks
-    agree. With `pausing`, there are also windows without gradient synchronisation. `loaders` is
+    agree. If `pausing` is set, windows without gradient synchronisation are timed too. `loaders` is
     the number of loader processes per rank.
     """
     started = time.perf_counter()

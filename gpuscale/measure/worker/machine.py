@@ -38,15 +38,15 @@ from gpuscale.measure.schedulers import scheduler_of_job
 from gpuscale.records import Environment, GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last in jobs without GPUs."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last one in CPU-only jobs."""
 _FIRST_OF_CUDA_13 = (7, 5)
-"""Lowest compute capability that default builds of torch support from 2.11 on. Builds for CUDA 12.6
-support older GPUs, but end with torch 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
+"""Lowest compute capability that default builds of torch 2.11 and later support. Older GPUs need
+builds for CUDA 12.6, which end with torch 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
 _AMD_FAMILIES = {
     "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
     "gfx9-4-generic": ("gfx94", "gfx950"),
 }
-"""Prefixes of the processors that run a generic build, if the build's name does not give them."""
+"""Prefixes of the processors that run an AMD generic build, if its name does not imply them."""
 
 
 def describe_to(path: str, device: str) -> None:

@@ -19,7 +19,7 @@ _BURST_SHARE = 0.05
 
 
 class Point(NamedTuple):
-    """A step and the moment at which its line arrived."""
+    """A step's number and the time at which the line reporting the step arrived."""
 
     step: float
     at_s: float
@@ -67,7 +67,7 @@ class Series:
         self._latest.append(step)
 
     def median_figure(self, begin_s: float, end_s: float) -> float | None:
-        """Return the median speed reported between two moments; None if too few lines report it."""
+        """Return the median speed reported between two times; None if too few lines report it."""
         figures = [
             figure
             for at_s, figure in self.figures
@@ -76,17 +76,17 @@ class Series:
         return statistics.median(figures) if len(figures) >= _FEWEST_FIGURES else None
 
     def interrupt(self) -> None:
-        """Exclude the interval up to the next step."""
+        """Leave the time until the next step out of all windows, as after a validation."""
         self._place = None
 
     @property
     def latest(self) -> float:
-        """The latest step; 0 before the first step."""
+        """The number of the latest step; 0 before the first step."""
         return self._latest[-1] if self._latest else 0
 
     @property
     def stretches(self) -> list[list[Point]]:
-        """The stretches of the longest loop; other loops validate or load data."""
+        """The stretches of the loop that takes longest; other loops validate or load data."""
 
         def seconds(stretches: Sequence[Sequence[Point]]) -> float:
             return sum(points[-1].at_s - points[0].at_s for points in stretches)
@@ -100,7 +100,7 @@ def count_of(stretches: Sequence[Sequence[Point]]) -> int:
 
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
-    """Return the windows that these points make; None before the end of the warm-up."""
+    """Divide the points after the warm-up into windows; None before the end of the warm-up."""
     if not stretches:
         return None
     left, warmup_steps, warmup_s = _after_warmup(stretches, timing)
@@ -136,8 +136,8 @@ def _after_warmup(
 def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]]:
     """Yield the start and end of each group of `steps` steps.
 
-    If no line arrives at the end of a group, that moment is interpolated, as between updates of a
-    progress bar. Of lines that were read at once, as after a wait for a core, only the last counts.
+    If no line arrives at the end of a group, the end time is interpolated, as between updates of a
+    progress bar. Of lines read at the same time, as after a wait for a CPU core, the last counts.
     """
     stretch = [
         *(point for point, after in pairwise(stretch) if point.at_s < after.at_s),
@@ -153,9 +153,9 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 
 
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
-    """Return True if lines arrived in bursts, so that their arrival times mean nothing.
+    """Return True if lines arrived in bursts, so that arrival times say nothing about steps.
 
-    If steps really were that fast, their lines would arrive continuously, without pauses.
+    If steps really were as fast as in a burst, lines would arrive without pauses.
     """
     moments = [point.at_s for stretch in stretches for point in stretch]
     bursts: list[list[float]] = []

@@ -104,6 +104,6 @@ def _send_times(
 
 
 def _shortest(work: Callable[[], None], times: int) -> float:
-    """Return the seconds of the fastest of several repetitions, after one that does not count."""
+    """Return the seconds of the fastest of several repetitions, after one untimed repetition."""
     work()
     return min(timeit.repeat(work, number=1, repeat=times))

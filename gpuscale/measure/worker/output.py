@@ -1,4 +1,4 @@
-"""The output of a command's processes: its lines, each with the moment at which it arrived."""
+"""The output of a command's processes as lines, each with its arrival time."""
 
 import os
 import re
@@ -23,11 +23,11 @@ class Line(NamedTuple):
     """The process that printed the line, such as `rank 0`."""
     text: str
     arrived_s: float
-    """When the last character before the line break arrived, by `time.monotonic`."""
+    """Time by `time.monotonic` at which the end of the line's text arrived."""
 
 
 class Output:
-    """Reads several pipes as soon as they have data."""
+    """Reads lines from several pipes as the data arrive."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

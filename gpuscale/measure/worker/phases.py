@@ -1,4 +1,4 @@
-"""The phases of a step, timed without synchronising in between."""
+"""Time the phases of a step without synchronising with the device between phases."""
 
 import time
 from enum import IntEnum
@@ -45,7 +45,7 @@ class PhaseClock:
             self._marks.append((self._now(), None))
 
     def mark(self, phase: Phase) -> None:
-        """Count the time since the last mark towards this phase."""
+        """Attribute the time since the last mark to this phase."""
         if self._is_marking:
             self._marks.append((self._now(), phase))
 
@@ -72,7 +72,7 @@ class PhaseClock:
 
 
 class HostPhaseClock(PhaseClock):
-    """A clock for the CPU, where the work of a call is done when the call returns."""
+    """A clock for training on CPU, where a call returns only once its work is done."""
 
     def _now(self) -> float:
         return time.perf_counter()

@@ -11,7 +11,7 @@ from gpuscale.base.errors import CaseError
 
 _AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_WITH_TF32 = (8, 0)
-"""First compute capability with TF32 and with bf16 in hardware."""
+"""Lowest compute capability with hardware support for TF32 and bf16."""
 
 
 def autocast_for(precision: str | None, device_type: str) -> AbstractContextManager[object]:
@@ -52,7 +52,7 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
-    """Make a model enter autocast by itself, if the precision needs autocast."""
+    """Wrap a model so that each call runs under autocast, if the precision needs autocast."""
     dtype = _AUTOCAST.get(precision)
     return model if dtype is None else _Autocasting(model, device_type, dtype)
 

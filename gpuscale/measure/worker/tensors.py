@@ -1,4 +1,4 @@
-"""Find, change, check and digest the tensors of a model, an optimiser or a nested batch."""
+"""Find, transform, check and hash the tensors of a model, an optimiser or a nested batch."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return the same nested structure with each tensor changed; other values stay as they are."""
+    """Apply a function to each tensor in a nested structure; other values stay as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ def not_finite(model: torch.nn.Module) -> str | None:
 
 
 def parameter_digest(model: torch.nn.Module) -> str:
-    """Return a SHA-256 digest of all parameters, bit for bit; of sharded ones, this rank's shards.
+    """Return a SHA-256 digest of the exact parameters; if sharded, only of this rank's shards.
 
     Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
     """

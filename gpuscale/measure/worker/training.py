@@ -25,7 +25,7 @@ class Strategy(Peers, Protocol):
     rank: int
     local_rank: int
     world_size: int
-    """Ranks in the process group; 1 for `dp`, whose single process drives all devices."""
+    """Number of ranks in the process group; 1 if one process drives all devices, as in `dp`."""
     device: torch.device
     """The device of inputs and of the loss."""
     devices: tuple[int, ...]
@@ -45,7 +45,7 @@ class Strategy(Peers, Protocol):
         return batch
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model on this rank's device, made parallel with the case's options."""
+        """Return the model on this rank's device, wrapped for parallel training."""
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does everything except synchronise gradients."""
@@ -173,7 +173,7 @@ class Training:
         return loss
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start to time the phases of a window, in one of every `marked_every` steps."""
+        """Start a window in which one of every `marked_every` steps has its phases timed."""
         # Checked later: reading a loss waits for the device.
         self._losses_before_windows.append((self._steps, self._losses))
         self.clock.begin(marked_every)

@@ -1,4 +1,4 @@
-"""Try cases before any is measured: check whether the shapes of a batch fit model and loss.
+"""Check before the first run whether the shapes of each case's batch fit its model and loss.
 
 All other failures are left to the run itself.
 """
@@ -30,9 +30,9 @@ _MEMORY_BYTES = 2**32
 
 
 def main(folder: str, first: str, step: str) -> None:
-    """Write a failure next to the request of each case whose shapes surely do not fit.
+    """Write a failure next to each request whose shapes cannot fit.
 
-    This process tries every `step`-th request below the folder, starting with number `first`.
+    This process checks every `step`-th request below the folder, starting with number `first`.
     """
     die_with_parent()
     end_at_interrupt()
@@ -56,10 +56,10 @@ def main(folder: str, first: str, step: str) -> None:
 
 
 def misfit(case: TrainingCase, batch: int) -> str | None:
-    """Return the error of a case with this batch size if the shapes do not fit, or else None.
+    """Return the error message if batches of this size do not fit the case; None if they may fit.
 
-    A batch of two must fail too, to rule out the number of samples as the reason. A small model
-    must also fail with real numbers: the meta device has its own code, and perhaps its own errors.
+    The error must also occur with a batch of two, which rules out the batch size as the cause. With
+    a small model it must occur on the CPU too: the meta device has its own code, perhaps with bugs.
     """
     two = example_batch(case, case.size)
     with torch.device("meta"):
@@ -80,7 +80,7 @@ def misfit(case: TrainingCase, batch: int) -> str | None:
 
 
 def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: str) -> str | None:
-    """Return the error that shapes cause in a forward pass or the loss; None if there is none."""
+    """Return the error message if shapes make a forward pass or the loss fail; otherwise None."""
     part = "model"
     try:
         with torch.device(device) as where:

@@ -61,13 +61,13 @@ def _load_module(name: str, file: Path) -> ModuleType:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the innermost line of user code in a traceback, as in `test_mine.py:12`, or None."""
+    """Return the innermost line of user code in a traceback, such as `test_mine.py:12`, or None."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return as_place(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback from the first line of user code on, or all of it if there is none."""
+    """Return the traceback from the first line of user code on; all of it if there is none."""
     first: TracebackType | None = error.__traceback__
     while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
         first = first.tb_next

@@ -55,7 +55,7 @@ class OneProcessStrategy(Strategy):
 
 
 class ProcessGroupStrategy(Strategy):
-    """One rank per device in torch's process group, even for T(1), so that T(1) is comparable.
+    """One rank per device in torch's process group, even for T(1), to be comparable with T(n).
 
     GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
     environment variables that a launcher sets.

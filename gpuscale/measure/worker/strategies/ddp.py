@@ -49,7 +49,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        """Enter DDP's own `no_sync` context, which leaves out communication but keeps hooks."""
+        """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
         assert isinstance(model, DistributedDataParallel)
         # `no_sync` leaves this flag as it is. After a synchronised step the first forward pass
         # broadcasts rank 0's buffers: all ranks would wait for rank 0, and hide that it is late.

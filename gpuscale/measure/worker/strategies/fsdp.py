@@ -42,7 +42,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._kept: list[torch.Tensor] = []
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """Return the model on this rank's device, with each block sharded, and then the rest."""
+        """Return the model on this rank's device, sharded block by block and then as a whole."""
         # FSDP2 takes no other layout; a convolution still computes in that of its batch. A block
         # goes to the device when it is sharded: all at once would count in the peak memory.
         model = model.to(memory_format=torch.contiguous_format)

@@ -69,13 +69,13 @@ class LightningTraining(Training):
         self.model = self.forward_model = self._trainer.strategy.model
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Let Lightning make one more step."""
+        """Have Lightning make one more step."""
         self._is_synchronized = synchronized
         self._fit.switch()
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """Yield the batches of each requested step, and switch back when the step is over."""
+        """Yield the batches of each requested step; after each step, return to the measurement."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -117,7 +117,7 @@ class LightningTraining(Training):
     def _unsynchronized(self) -> Iterator[None]:
         """A context in which a step waits for no other rank, not even at Lightning's own broadcast.
 
-        At each step, Lightning's rank 0 broadcasts whether it was asked to end.
+        At each step, Lightning's rank 0 broadcasts whether it has received SIGTERM.
         """
         loop = self._trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = nullcontext
@@ -127,7 +127,7 @@ class LightningTraining(Training):
 
 
 class LightningStrategy(DistributedDataParallelStrategy):
-    """Uses the ranks and the process group of `ddp`, but lets Lightning wrap the model."""
+    """Uses ranks and a process group as `ddp` does, but leaves wrapping the model to Lightning."""
 
     training = LightningTraining
 
@@ -171,7 +171,7 @@ class _Module(LightningModule):
 
 
 class _Steps:
-    """A data loader with a single endless epoch."""
+    """A data loader for Lightning whose only epoch never ends."""
 
     def __init__(self, training: LightningTraining) -> None:
         self._training = training

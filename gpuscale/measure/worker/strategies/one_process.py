@@ -30,7 +30,7 @@ class DataParallelStrategy(OneProcessStrategy):
 
 
 class ModelParallelStrategy(OneProcessStrategy):
-    """Layers on all devices, which compute in turn; the last device computes the loss."""
+    """Spreads layers over all devices, which compute in turn; the last device computes the loss."""
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         """Return the model in stages, one on each device; a single device gets the whole model."""
@@ -41,7 +41,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
 
     def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
-        """Compute gradients, with the loss on the last layers' device, and return the loss."""
+        """Compute the gradients of a batch, and return the loss, which is on the last device."""
         if len(self.devices) > 1:
             last = torch.device("cuda", self.devices[-1])
             targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each GPU has a stage of the model; batches pass in micro-batches."""
+"""Pipeline parallelism: each GPU holds one stage, and micro-batches pass through all stages."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
 _CPU = torch.device("cpu")
 _SEED = 42
 _SAME_ON_GPUS = 0.01
-"""Largest relative difference allowed between gradients on GPUs: kernels may add in any order."""
+"""Largest relative difference allowed between gradients on GPUs, where summation order varies."""
 
 
 class PipelineStrategy(ProcessGroupStrategy):
@@ -134,7 +134,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return float(shared.item())
 
     def verify(self, training: Training) -> None:
-        """Compare the pipeline with successive micro-batches; InvalidTrainingError if they differ.
+        """Raise InvalidTrainingError if training without a pipeline gives different results.
 
         Gradients and buffers must be equal: bit for bit on CPU, within a tolerance on GPUs.
         """
@@ -198,7 +198,7 @@ class _TimedStage(PipelineStage):
     """A pipeline stage that times its computations; the time between them counts as waiting."""
 
     def watch(self, training: Training, *, share: float) -> None:
-        """Mark phases on the clock of this training; a chunk is the given share of a step."""
+        """Mark phases on this training's clock; `share` is the micro-batch's share of a step."""
         self._training, self._share = training, share
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
