@@ -80,7 +80,7 @@ def seen_in_chromium(page: str, width: int, folder: Path) -> Seen:
     """Return the page in a window of this width in pixels; skip the test without Chromium."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        if os.environ.get("GPUSCALE_REQUIRE_CHROMIUM"):
+        if os.environ.get("TESTS_REQUIRE_CHROMIUM"):
             pytest.fail("Chromium is required here, and is not installed")
         pytest.skip("needs Chromium: apt-get install chromium")
     frame = folder / "frame.html"

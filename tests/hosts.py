@@ -180,7 +180,7 @@ def skip_without_hosts(programs: Sequence[str], packages: str) -> None:
 
 def skip_unless_required(reason: str) -> None:
     """Skip a test of a scheduler, or fail it where none may be skipped."""
-    if os.environ.get("GPUSCALE_REQUIRE_SCHEDULERS"):
+    if os.environ.get("TESTS_REQUIRE_SCHEDULERS"):
         pytest.fail(reason)
     pytest.skip(reason)
 

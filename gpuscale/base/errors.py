@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `gpuscale` (docs/reading.md); only `gpuscale night` returns the last two."""
+    """Exit codes of `gpuscale` (docs/reading.md); the last two come from nightly runs."""
 
     OK = 0
     REGRESSED = 1

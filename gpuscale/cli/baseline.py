@@ -31,7 +31,8 @@ _ACTIONS = (
     ("import", "make a baseline from a table kept by hand"),
 )
 TOO_WEAK = 0.2
-"""Fraction above which a baseline is refused: even published figures have no wider tolerance."""
+"""Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
+published figures is no wider."""
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
 

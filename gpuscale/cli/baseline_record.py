@@ -32,8 +32,6 @@ from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
 """Smallest detectable loss, as a fraction, above which the user is warned about a new baseline."""
-"""Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
-published figures is no wider."""
 _MOST_NAMED = 5
 
 
