@@ -32,11 +32,11 @@ _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITHOUT_LOG = ("describe", "trial")
-"""Jobs whose output goes to the keeper's standard error instead of a log file of the rank."""
+"""Jobs whose output goes to this process's standard error instead of a log file of the rank."""
 
 
 class Keeper:
-    """The keeper of a node, or of a single rank if every rank is a separate task.
+    """Forks and watches the ranks of a node, or a single rank if every rank is a separate task.
 
     Args:
         launcher: The name of the launcher that started this process.
@@ -241,7 +241,7 @@ class Keeper:
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:
-    """Run the keeper of this node, then end the process."""
+    """Serve the launcher as the keeper of this node, then end this process."""
     code = 1
     try:
         Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")

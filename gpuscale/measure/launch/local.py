@@ -115,7 +115,7 @@ class LocalLauncher(Launcher):
             return failure or left_by_ranks(request, directory.overhead)
 
     def close(self) -> None:
-        """End the keeper."""
+        """End the keeper, the process that forks the ranks."""
         if self._keeper is not None:
             self._keeper.close()
 
@@ -133,7 +133,7 @@ class LocalLauncher(Launcher):
                 self.running = None
 
     def _keeper_with(self, package: str | None) -> Keepers:
-        """Return the session's keeper after it has imported the package that a strategy needs."""
+        """Return the process that forks ranks, once it has imported a package that they need."""
         if self._keeper is None or not self._keeper.is_usable:
             command = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
             self._keeper = Keepers([*command, "local", "/", "preload"], 1, python_environment())

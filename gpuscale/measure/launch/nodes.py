@@ -126,7 +126,7 @@ class NodesLauncher(Launcher):
         return self._samples
 
     def close(self) -> None:
-        """End the keepers, and delete the files of the last run."""
+        """End the processes that fork ranks (keepers), and delete the files of the last run."""
         self._kept.close()
         self._session.close()
 
@@ -232,7 +232,7 @@ class NodesLauncher(Launcher):
         return seats
 
     def _keepers_on(self, hosts: Sequence[str], package: str | None = None) -> Keepers:
-        """Return the keepers of this session, after making sure that each given host has one.
+        """Return the processes that fork ranks (keepers), after ensuring that each host has one.
 
         At first, keepers start on all hosts; once a keeper is lost, only on the hosts needed.
         """

@@ -39,7 +39,7 @@ Seats = Mapping[int, tuple[tuple[int, int], ...]]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An order to all keepers."""
+    """An order from the launcher to the keepers, the processes that fork ranks."""
 
     number: int
     job: str
@@ -50,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: Mapping[str, str] = {}
     """Environment variables with the same value for all ranks."""
     cores_per_rank: int | None = None
-    """Number of cores per rank; None if ranks may use all cores of the keeper."""
+    """Number of cores per rank; None if ranks may use all cores of their parent process."""
     device: str = "auto"
     """The type of device that the job `describe` looks for: `auto`, `cuda` or `cpu`."""
 
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Keepers:
-    """The keepers of one session or one run, together with the command that started them."""
+    """The processes that fork the ranks of a session or a run, and the command that starts them."""
 
     def __init__(
         self,

@@ -200,10 +200,10 @@ class Slurm(Scheduler, ProcessStarter):
         """Return the `srun` command line for a job step with one task per rank.
 
         Every task sees all GPUs of its node, so that a run can choose among them; this is what
-        srun does if the job requested GPUs by node. (`--gpu-bind=none` would ask for it, but Slurm
-        22.05 then gives no GPU to steps with several tasks on a node.) Ranks have the same number
-        of cores in every run, and tasks are not bound to particular cores: binding that depends
-        on the number of ranks would favour T(n) over T(1).
+        srun does if the job requested GPUs per node. (`--gpu-bind=none` should do the same, but in
+        Slurm 22.05 it leaves steps with several tasks on a node without a GPU.) Ranks have
+        the same number of cores in every run, and tasks are not bound to particular cores: binding
+        that depends on the number of ranks would favour T(n) over T(1).
         """
         cores = placement.cores_per_rank
         return [

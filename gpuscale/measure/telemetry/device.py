@@ -12,7 +12,7 @@ from gpuscale.measure.nvml import NEVER_OFFERED, DeviceAbsentError, NvmlError, a
 _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _OTHER_CLOCK_US = 3600e6
-"""If a sample's timestamp differs from now by more microseconds than this, it is no Unix time."""
+"""Samples with timestamps further than this from now, in microseconds, are not in Unix time."""
 _MOST_XIDS = 100
 """Maximum number of XID events read per device and tick; more would add no information."""
 
@@ -125,7 +125,7 @@ class NvmlDevice:
         return self._read(_AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
-        """Return the reading extended by slowly changing counters and the driver's own samples."""
+        """Return the given reading plus slowly changing counters and the driver's own samples."""
         seldom, buffered = self._read(_SELDOM), Reading()
         for moment, forms in self._forms.items():
             field = MOMENTS[moment]

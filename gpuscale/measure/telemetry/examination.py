@@ -17,7 +17,7 @@ from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
 _BUSY_UTILIZATION = 0.5
-"""A GPU counts as busy from this utilization on; a busy GPU's PCIe link should be at full speed."""
+"""Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
 
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",

@@ -65,7 +65,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
-    """Write the failure; if another node may be the cause, wait a moment for its failure."""
+    """Write the failure; if another node may be the cause, wait a few seconds for its failure."""
     own_rank = error.failure.rank if rank is None else rank
     failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")

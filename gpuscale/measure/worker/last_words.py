@@ -42,7 +42,7 @@ class _Traceback(NamedTuple):
 def last_words(
     lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
 ) -> LastWords | None:
-    """Find the process that made a command end; None if no output line or exit code shows it.
+    """Find the process that made a command end; None if neither output nor exit codes show it.
 
     `exit_codes` are those of processes that gpuscale started; if empty, the exit codes in
     torchrun's summary are used. A process that only lost a peer is not taken as the cause.
