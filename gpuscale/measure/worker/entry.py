@@ -151,7 +151,7 @@ def _keep_to_the_end(*objects: object) -> None:
     """Keep objects alive until the process ends.
 
     Destroying gloo's process group under the interpreter's lock can wait for a thread of gloo that
-    waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their
+    waits for the lock: with torch 2.11, two of the first eleven runs hung in this way, after their
     windows. The process ends right afterwards anyway.
     """
     _KEPT_TO_THE_END.extend(objects)
@@ -245,7 +245,7 @@ def bare_loop(training: Training, steps: int) -> None:
 
 
 def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
-    """Return the seconds that a bare loop takes for the steps, after all ranks have met.
+    """Return the seconds that a bare loop takes for the steps, timed from a barrier.
 
     The time includes a barrier, as does the measured time of a window that is compared with it.
     """
@@ -260,7 +260,7 @@ def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
 
 @contextlib.contextmanager
 def paused(pid: int | None) -> Iterator[None]:
-    """Suspend a process while the context lasts."""
+    """Suspend the process `pid`, unless it is None, while the context lasts."""
     if pid is None:
         yield
         return

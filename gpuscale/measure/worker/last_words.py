@@ -80,7 +80,7 @@ def last_words(
 
 
 def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
-    """Return the exit codes in torchrun's summary, keyed by rank; the first failure is last."""
+    """Return exit codes from torchrun's summary, keyed by rank; the first rank to fail is last."""
     codes: dict[str, int] = {}
     for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)

@@ -114,7 +114,7 @@ class LogReader:
             series.interrupt()
 
     def _steps(self, counter: int, before: float) -> float:
-        """Convert a counter to steps since the start; `before` is their number a line earlier."""
+        """Convert a counter to steps since the start; `before` is the result for the last line."""
         assert self._format is not None
         if self._format.counts in _BY_SAMPLES:
             ranks = 1 if self._format.of_all_ranks else self._request.gpus
@@ -242,8 +242,8 @@ class LogReader:
     def validate_lines(self, rank: int, *, is_late: bool) -> None:
         """Raise CommandError if rank 0 prints counters in a format that gpuscale does not know.
 
-        Before the command is late, this applies only to lines that surely come from training, and
-        only if the user has not specified the format. Other ranks may print anything.
+        Until the command has timed out, only lines that surely come from training count, and only
+        if the user has not specified the format. Other ranks may print anything.
         """
         counting = None if rank or self.has_steps else self._unread.counting
         is_sure = counting is not None and counting.of_training and not self._is_settled
@@ -273,7 +273,7 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        """Return the longest series; if several are longest, as when all ranks print, the first."""
+        """Return the series with the most steps; the first such series if all ranks print steps."""
         told = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
@@ -281,7 +281,7 @@ class LogReader:
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """Say how the process that ended the command ended; `exit_codes` are keyed by source."""
+        """Describe the end of the process that made the command end, or else of the command."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 

@@ -27,7 +27,7 @@ _ENDLESS = 2**40
 class LightningTraining(Training):
     """A training whose steps are made by Lightning.
 
-    `Trainer.fit` cannot be called for a single step: it requests batches as long as it trains. It
+    `Trainer.fit` cannot be called for a single step: it requests batches until training ends. It
     therefore runs as a coroutine, from one batch to the next. A thread would be woken late on a
     busy host, and the delay would be part of each window.
     """
@@ -89,7 +89,7 @@ class LightningTraining(Training):
                     self.clock.mark(Phase.OPTIMIZER)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
-        """Compute the loss of a batch that is on the device."""
+        """Compute the loss of a batch that is already on the device."""
         inputs, targets = batch
         self.faults.begin_forward(1 / self._accumulate)
         loss = self.case.loss(self.case.forward(model, inputs), targets)

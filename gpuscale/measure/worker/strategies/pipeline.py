@@ -134,7 +134,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return float(shared.item())
 
     def verify(self, training: Training) -> None:
-        """Raise InvalidTrainingError if training without a pipeline gives different results.
+        """Raise InvalidTrainingError if overlapping the micro-batches changes the result.
 
         Gradients and buffers must be equal: bit for bit on CPU, within a tolerance on GPUs.
         """
