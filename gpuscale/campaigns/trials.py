@@ -228,9 +228,9 @@ class Trials:
         return statistics.median(times_s)
 
     def _fault_result(self, fault: Fault) -> FaultResult:
-        """Rates at which a fault is found and named, if the row on the most GPUs was judged.
+        """Return how often a fault is found and named in the row with the most GPUs.
 
-        Every fault affects that row; a slow rank affects no other row.
+        Only that row is used: every fault affects it, and a slowed rank exists in no other row.
         """
         most = max(self.gpus)
         regressed = [
@@ -260,10 +260,11 @@ def _rate(counts: Iterable[tuple[int, int]]) -> Rate | None:
 
 
 def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
-    """Return the overhead on one number of GPUs, computed from at least one run.
+    """Return the overhead of measuring at one GPU count, computed from at least one run.
 
-    The log ratio of each pair of windows compares the times of the slowest rank. Each run yields
-    one number, the trimmed mean of these log ratios; the interval reflects the spread between runs.
+    Windows with and without measuring are paired; each pair gives the log ratio of the slowest
+    rank's times. A run's value is the trimmed mean of its log ratios; the interval reflects the
+    spread between runs.
     """
     valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):

@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Discard buffered output, which Python would fail to write at exit."""
+    """Discard the buffered output of a broken stream, so that flushing it at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

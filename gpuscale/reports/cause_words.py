@@ -285,7 +285,7 @@ NEXT_STEPS: Mapping[str, str] = {
 }
 _NAMED_DEVICES = 3
 _SAID_HIDDEN = 0.05
-"""Computing time offset by communication is mentioned if it exceeds this share of the loss."""
+"""Share of the loss above which the part that shorter communication makes up for is stated."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Codes of causes whose headline already gives the evidence if there is only one piece of it."""
 _BUDGET_PARTS: Mapping[str, str] = {
@@ -348,7 +348,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
-    """Describe a symptom, as a range if devices differ: `PCIe x8, x16 in the baseline`."""
+    """Describe a symptom beside its baseline value, such as `PCIe x8, x16 in the baseline`."""
     every = (symptom, *alike)
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":

@@ -148,7 +148,7 @@ class TrainingCase(Case):
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Return the samples per GPU and step; raise a CaseError if the split is not even."""
+        """Return the number of samples per GPU per step; raise a CaseError if it is not whole."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:

@@ -58,7 +58,7 @@ class CommandCase(Case):
 
     @classmethod
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
-        """Return the samples per GPU and step; None if the script's output must report them.
+        """Return the number of samples per GPU per step; None if the script's output reports it.
 
         The argument `batch` replaces the case's `global_batch` if the case has one, otherwise its
         `batch`.

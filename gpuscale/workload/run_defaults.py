@@ -33,8 +33,8 @@ def default_request(
 ) -> RunRequest:
     """Return the request for one run of a case; raise a CaseError if such a run is impossible.
 
-    The strategy defaults to `default_strategy`, the batch to that of the size: per GPU for weak
-    scaling, over all GPUs for strong scaling.
+    The strategy defaults to `default_strategy`, and the batch to the one defined for the size of
+    the case: per GPU for weak scaling, over all GPUs for strong scaling.
     """
     built, strategy = case(), strategy or default_strategy(case)
     has_micro_batches = STRATEGIES[strategy].micro_batches

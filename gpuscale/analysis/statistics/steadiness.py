@@ -34,7 +34,7 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
 (windows - origin). The values fit the 99.95% quantiles of clean series of 5 to 30 windows with the
 worst noise tried (first-order autoregressive noise, coefficient 0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Slow windows are tolerated below this fraction; with more, half might be slow in another run."""
+"""Largest tolerated fraction of slow windows; above it, the median of another run may be slow."""
 _LARGEST_BIAS = 0.02
 """Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6

@@ -1,4 +1,4 @@
-"""Symptoms of devices that NVML reported for the results but not for the baseline."""
+"""Device symptoms, such as throttling, that NVML reported in the results but not before."""
 
 import math
 import statistics

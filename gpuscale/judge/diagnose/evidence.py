@@ -114,7 +114,7 @@ def points_of(
 
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
-    """Find on which numbers of GPUs a part got longer; None unless two or more can be compared."""
+    """Find the GPU counts at which a part got longer; None if fewer than 2 can be compared."""
     known = {gpus: there for gpus, there in points.items() if part in there.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None

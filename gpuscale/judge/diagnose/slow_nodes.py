@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """A slow node, link or direction."""
+    """A finding that a node, a link, or one direction of a link is slow."""
 
     kind: Literal["computation", "node links", "link", "direction"]
     hosts: tuple[str, ...]

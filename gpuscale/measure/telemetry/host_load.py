@@ -13,7 +13,7 @@ from gpuscale.records import HostLoad
 _STEAL = 8
 """Index of the column in /proc/stat with the time that the hypervisor gave to other guests."""
 _WITHOUT_GUESTS = 8
-"""Number of columns to add up; the remaining ones, for guests, are part of the first two."""
+"""Number of columns of /proc/stat to add up; the first two include the guest columns at the end."""
 
 
 class HostLoadMeter:

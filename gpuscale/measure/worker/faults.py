@@ -14,7 +14,7 @@ _CALIBRATION_CYCLES = 50_000_000
 
 
 class Faults:
-    """The faults of one rank; without faults, every method returns at once."""
+    """The faults to inject into one rank; if there are none, every method does nothing."""
 
     def __init__(self, injections: Sequence[Injection], *, rank: int, device: torch.device) -> None:
         mine = [injection for injection in injections if injection.rank in (None, rank)]

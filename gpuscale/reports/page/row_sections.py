@@ -1,4 +1,4 @@
-"""Sections on the rows, compared or only measured, and on the machines of both sides."""
+"""Sections of the page on its rows, and on the machines of the baseline and the results."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime

@@ -20,7 +20,7 @@ _MOST_APART = 30.0
 
 
 def cell_of(row: TableRow, columns: Sequence[TableColumn | None], meaning: str) -> str | None:
-    """Return a row's cell in the column with a meaning; None if there is no such column."""
+    """Return the row's cell in the column with this meaning; None if there is no such column."""
     for column, text in zip(columns, row.cells, strict=True):
         if column is not None and column.meaning == meaning:
             return text
