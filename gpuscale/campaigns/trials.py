@@ -66,7 +66,7 @@ _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
 }
 _FAULT_SIZES = (0.2, 0.4)
 _LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
-"""Overhead ratio allowed on each kind of device, and the shortest step (in seconds) it is for."""
+"""Largest overhead ratio by device, and the shortest step (in seconds) that it applies to."""
 _TRIMMED = 0.2
 """Fraction of a run's sorted log ratios trimmed at each end."""
 

@@ -107,7 +107,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of nights still needed before one can stand out; a level change needs one more."""
+        """Nights until an outlying one can be detected; a change of level needs one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 

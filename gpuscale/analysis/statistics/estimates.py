@@ -166,7 +166,7 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with Welch's merged variance; its error is unknown if a term is None."""
+    """Return a difference with Welch's degrees of freedom; its error is unknown if a term's is."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 

@@ -89,7 +89,7 @@ def slow_windows(step_times_s: Sequence[float]) -> str | None:
 
 
 def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
-    """Describe the best-fitting shape, and return whether the median is usable in spite of it."""
+    """Return the shape that fits the times best, and whether their median is still usable."""
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
         return None

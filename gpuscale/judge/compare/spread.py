@@ -43,7 +43,7 @@ three times the declared deviation.
 _FAR_NOISIER = 4.0
 """Variance ratio above which noise in other rows is given as the reason for a row's uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
-"""Replaces `EXCLUDED` if each allocation has one run; larger values cause too many false alarms."""
+"""Value of `EXCLUDED` for allocations of one run; larger ones cause too many false alarms."""
 
 _WIDE = 10.0
 """A row whose variance exceeds the median row's by more than this factor gets less weight."""
@@ -84,7 +84,7 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """Fraction of the variance between allocations that remains in the mean.
+        """Fraction of the variance between allocations that is left in the mean over allocations.
 
         With A allocations that have equally many runs, it is 1/A.
         """
@@ -158,10 +158,10 @@ def moderated_samples(
 def _runs_beside_others(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
-    """Return each row's sample with the variance left after removing effects of allocations.
+    """Return each row's sample with the variance left after removing what all rows share.
 
-    Every allocation has one run. The residuals contain the deviation of runs and the effects of
-    allocations on single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
+    Every allocation has one run. The residuals contain the deviation of runs and what allocations
+    do to single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
     allocation on a row is estimated from the other rows, each weighted by its precision, so that an
     outlier in one row hardly affects other rows.
     """

@@ -86,7 +86,7 @@ class SessionVerdict:
 
     entries: tuple[RowProgress, ...]
     comparison: Comparison
-    """Comparison with the verdicts in `entries`; it determines the exit code of the session."""
+    """Comparison that contains the verdicts of `entries`; it determines the exit code."""
     sides: Sides
     needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
     """Rows that need more runs, and the rows on 1 GPU that their speedups are relative to."""

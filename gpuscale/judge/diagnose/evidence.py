@@ -77,7 +77,7 @@ class RowEvidence:
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """Return the ranks that share the median rank's change in `seconds`; None for one rank."""
+        """Return the ranks that changed at least half as much as the median; None for one rank."""
         before, after = (
             _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
         )

@@ -14,7 +14,7 @@ from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""Variable that LSF sets in jobs that request cores; Open MPI would place each rank by it."""
+"""Variable that LSF sets in jobs that request cores; if left set, Open MPI places ranks by it."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 

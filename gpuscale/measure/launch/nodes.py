@@ -37,14 +37,14 @@ _FILES_S = 30.0
 class NodesLauncher(Launcher):
     """Starts the ranks of each run on as few of the job's nodes as possible, one run at a time.
 
-    The folder of a run lies next to the results, because all nodes must see it. A command always
-    gets a new task per rank, because it may read its rank from variables of Slurm or MPI.
+    The folder of a run lies next to the results, because all nodes must see it. The ranks
+    of a user's command are always new tasks, because they may read variables of Slurm or MPI.
 
     Args:
         name: The name of a launcher across nodes.
         device: `auto`, `cuda` or `cpu`.
         folder: The folder of the results.
-        fresh_tasks: Start a new task for each rank of each run, instead of reusing keepers.
+        fresh_tasks: Start a new task for each rank of each run, instead of a fork of the keeper.
     """
 
     def __init__(self, name: str, *, device: str, folder: Path, fresh_tasks: bool = False) -> None:

@@ -134,7 +134,10 @@ def _free_port() -> int:
 
 
 def rank_counts() -> set[int]:
-    """Return the rank counts in environments of descendants, except a count that they inherited."""
+    """Return the rank counts that descendant processes have in their environments.
+
+    A count inherited from this process is left out.
+    """
     counts = set[int]()
     for process in descendants():
         # It may have ended, or belong to another user.

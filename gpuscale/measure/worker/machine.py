@@ -220,7 +220,7 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """True if an architecture such as `sm_80` or `compute_80` has kernels for this capability."""
+    """True if code for an architecture such as `sm_80` or `compute_80` runs on this capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
         # For example sm_90a, which runs on 9.0 alone and comes with an sm_90.

@@ -25,7 +25,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_case(request: RunRequest) -> TrainingCase:
-    """Import the case of a request and set the size; CaseError if the module has no such case."""
+    """Import the case that a request names, in its size; CaseError if it does not exist."""
     for path in reversed(request.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)

@@ -21,7 +21,7 @@ from gpuscale.store import write_report
 
 Event = dict[str, object]
 _FIRST_THREAD = 1000
-"""Thread number of rank 0, too high to equal a process number, which would mark the main thread."""
+"""Thread number of rank 0, above all process numbers: an equal one would mark the main thread."""
 
 
 class _Mark(NamedTuple):

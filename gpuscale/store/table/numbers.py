@@ -92,7 +92,7 @@ def parse_measures(text: str, column: TableColumn, signs: Collection[str]) -> tu
 
 
 def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
-    """Return the decimal sign of a time such as `24 m 48.169 s`; `signs` for other texts."""
+    """Return the decimal separator of a time such as `24 m 48.169 s`; else `signs`."""
     sign = "." if "." in part else ","
     return {sign} if len(_PART.findall(part)) > 1 else signs
 

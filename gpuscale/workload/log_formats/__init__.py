@@ -33,7 +33,7 @@ def plain(line: str) -> str:
 
 
 class Recognition:
-    """Finds out which formats fit the lines of one script."""
+    """Determines which log formats match the lines that a script prints."""
 
     def __init__(self) -> None:
         self._waiting = dict(FORMATS)

@@ -46,7 +46,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @property
     def shares(self) -> int:
-        """Always 1: all samples of a step pass through every stage."""
+        """Parts into which ranks split a batch: 1, since all samples pass through every stage."""
         return 1
 
     @property
