@@ -83,3 +83,13 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     # torch makes an empty folder for what it compiles, whatever is run.
     left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []
+
+
+def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    loader = ("--data", "loader", "--data-workers", "1")
+    options = ("--gpus", "2", "--runs", "1", "--device", "cpu", *loader)
+    session = run_pytest(tmp_path, *options, environment=[f"TMPDIR={short_folder}"])
+    assert session.exit_code == 0, session.output
+    left = [path for path in short_folder.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []

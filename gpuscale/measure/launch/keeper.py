@@ -6,6 +6,7 @@ process that started it ends.
 """
 
 import gc
+import multiprocessing
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from gpuscale.measure.waits import COMMAND_S, RANK_S
 _LOOK_S = 0.5
 _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
+_LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITHOUT_LOG = ("describe", "trial")
 """Jobs whose output goes to this process's standard error instead of a log file of the rank."""
@@ -164,6 +166,10 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for descriptor in (self._orders, self._answers, self._woken, self._wakes):
                 os.close(descriptor)
+            if not self._places and len(self._order.folder) < _LONGEST_SOCKET_FOLDER:
+                # Loader processes leave the folder of their sockets, which lies in /tmp otherwise.
+                config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+                config["tempdir"] = self._order.folder
             self._be_rank(directory, rank, local_rank, ranks_here)
             code = 0
         except SystemExit as end:
