@@ -136,7 +136,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a nightly run measures, as arguments for pytest."""
+    """The work of a nightly run, as arguments for pytest."""
 
     cases: Annotated[
         tuple[ShellWord, ...],
@@ -157,7 +157,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a nightly run is judged against; without a baseline it measures but does not judge."""
+    """The baseline and the rows of a nightly run; without a baseline it is measured, not judged."""
 
     baseline: Annotated[
         ShellWord | None,

@@ -5,7 +5,7 @@ import getpass
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import EntryId, entries_of, results_of
 from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline
+from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.show.baseline_text import baseline_text, step_time_text
 from gpuscale.store import read_baseline, write_baseline
@@ -33,6 +34,7 @@ _ACTIONS = (
 TOO_WEAK = 0.2
 """Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
 published figures is no wider."""
+MOST_NAMED = 5
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
 
@@ -157,6 +159,25 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
             loss = math.inf if loss is None else loss
             losses.append(SmallestLoss(loss, entry.key.label, step_time))
     return sorted(losses, key=lambda each: -each.loss)
+
+
+def validate_strength(
+    losses: Iterable[SmallestLoss], remedy: str, *, condition: str = "", known: Mapping[str, float]
+) -> None:
+    """Raise a UsageError if losses above the limit, and above the known ones, would be missed.
+
+    Args:
+        losses: The smallest detectable loss in each entry.
+        remedy: Advice for the user, such as an option that takes the baseline as it is.
+        condition: Text on what makes the baseline weak, with a space at its end.
+        known: Losses that already had to be this large to be detected, keyed by label.
+    """
+    large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
+    if large:
+        raise UsageError(
+            f"nothing was written: {condition}a loss of {rough_percent(TOO_WEAK)} would not be "
+            f"found 19 times in 20: {listed(large, MOST_NAMED)}; {remedy}"
+        )
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:

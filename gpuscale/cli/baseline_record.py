@@ -6,9 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.errors import ExitCode
 from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
+    MOST_NAMED,
     TOO_WEAK,
     add_expiry,
     add_output,
@@ -17,6 +18,7 @@ from gpuscale.cli.baseline import (
     new_baseline,
     range_text,
     smallest_losses,
+    validate_strength,
     write_new,
 )
 from gpuscale.cli.inputs import add_selection, read_all_results, remark
@@ -32,7 +34,6 @@ from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
 """Smallest detectable loss, as a fraction, above which the user is warned about a new baseline."""
-_MOST_NAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,13 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
-    if not arguments.weak and (large := [f"{each}" for each in losses if each.loss > TOO_WEAK]):
+    if not arguments.weak:
         more = 2 * max(len(runs) for runs in entries.values())
-        raise UsageError(
-            f"nothing was written: a loss of {rough_percent(TOO_WEAK)} would not be found 19 "
-            f"times in 20: {listed(large, _MOST_NAMED)}; add runs (--runs {more} --resume FILE) "
-            "while nothing else runs, or longer ones (--run-seconds), or take it with --weak"
-        )
+        how = "while nothing else runs, or longer ones (--run-seconds), or take it with --weak"
+        validate_strength(losses, f"add runs (--runs {more} --resume FILE) {how}", known={})
     write_new(output, baseline)
     until = "" if expires_on is None else f", valid until {expires_on}"
     runs = counted(len(baseline.runs), "run")
@@ -84,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if weak := [f"{each}" for each in losses if each.loss > _WEAK]:
         remark(
             "warning: against this baseline only large losses can be found: "
-            f"{listed(weak, _MOST_NAMED)}; runs that differ that much blur the other rows too, so "
+            f"{listed(weak, MOST_NAMED)}; runs that differ that much blur the other rows too, so "
             "measure those with wide intervals again, longer (--run-seconds) or while nothing else "
             "runs"
         )

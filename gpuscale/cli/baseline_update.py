@@ -12,6 +12,7 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean
 from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
+    MOST_NAMED,
     TOO_WEAK,
     add_expiry,
     last_valid_day,
@@ -19,6 +20,7 @@ from gpuscale.cli.baseline import (
     measured_entries,
     range_text,
     smallest_losses,
+    validate_strength,
 )
 from gpuscale.cli.inputs import each_run_once, read_all_results
 from gpuscale.judge import recording
@@ -30,8 +32,6 @@ from gpuscale.records.environment_diff import listed
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
-
-_MOST_NAMED = 5
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
@@ -96,36 +96,28 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.INCONCLUSIVE
     now = datetime.now(UTC).isoformat(timespec="seconds")
     after = recording.revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
-    if arguments.add and not arguments.weak:
-        _validate_strength(baseline, after)
+    strength = _strength(baseline, after, weak=arguments.weak) if arguments.add else ""
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written\n")
     if arguments.add:
-        old_range, new_range = (range_text(smallest_losses(side)) for side in (baseline, after))
-        loss = f"the smallest loss that as many runs again would find: {new_range}"
-        sys.stdout.write(f"{loss}; before: {old_range}\n")
+        sys.stdout.write(f"{strength}\n")
     else:
         _note_older_references(proposed, chosen)
     by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
 
-def _validate_strength(before: Baseline, after: Baseline) -> None:
-    """Raise a UsageError if added runs hide losses that were found until now."""
-    known = {loss.label: loss.loss for loss in smallest_losses(before)}
-    hidden = [
-        f"{loss}"
-        for loss in smallest_losses(after)
-        if loss.loss > max(TOO_WEAK, known.get(loss.label, 0.0))
-    ]
-    if hidden:
-        raise UsageError(
-            f"nothing was written: with these runs a loss of {rough_percent(TOO_WEAK)} would not "
-            f"be found 19 times in 20: {listed(hidden, _MOST_NAMED)}; add a night whose runs agree "
-            "with the others, or add these with --weak"
-        )
+def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
+    """Return a text on the losses that added runs detect; UsageError if too few are left."""
+    old, new = smallest_losses(before), smallest_losses(after)
+    if not weak:
+        remedy = "add a night whose runs agree with the others, or add these with --weak"
+        known = {each.label: each.loss for each in old}
+        validate_strength(new, remedy, condition="with these runs ", known=known)
+    found = f"the smallest loss that as many runs again would find: {range_text(new)}"
+    return f"{found}; before: {range_text(old)}"
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
@@ -163,11 +155,11 @@ def additions(
                 changed[entry] = f"{row.key.label} {row.verdict} in {night}"
     if left := [changed[p.entry] for p in proposed if p.entry in changed and p not in approved]:
         why = "added, it would hide or bless what changed"
-        sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
+        sys.stdout.write(f"{listed(left, MOST_NAMED)}: {why}\n")
         return (), ""
     chosen = tuple(p for p in proposed if not p.obstacle and (p.old or p in approved))
     count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
-    return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], _MOST_NAMED)}"
+    return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], MOST_NAMED)}"
 
 
 def _approved(

@@ -48,9 +48,9 @@ class Words(NamedTuple):
 
     sentence: str
     short: str = ""
-    """Why a row got its verdict, in a few words."""
+    """Reason for a row's verdict, in a few words."""
     remedy: str = ""
-    """What to do about a row that does not pass."""
+    """Remedy for a row that does not pass."""
     needs_baseline: bool = False
     """True if only more baseline runs, not more current runs, can settle the verdict."""
     is_in_table: bool = False

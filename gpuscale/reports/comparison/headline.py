@@ -30,7 +30,7 @@ _MORE_BEFORE = {
     "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
     "nights": "compare again after more nights",
 }
-"""What to do if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
+"""Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -192,7 +192,7 @@ def _first_cause(rows: Sequence[Row]) -> str:
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """Of the rows that decide the verdict, return those that share the most frequent first cause.
+    """Return those deciding rows that share the most frequent first cause.
 
     Established causes take precedence; ties go to the cause that cost the most time.
     """

@@ -41,7 +41,7 @@ class ShownCause(NamedTuple):
     facts: tuple[str, ...]
     """Evidence for the cause."""
     next_step: str
-    """What to do next; `as above` or `as for …` if an earlier explanation says the same."""
+    """Next step; `as above` or `as for …` if an earlier explanation says the same."""
 
 
 class Pair(NamedTuple):

@@ -66,7 +66,7 @@ class _Curve:
 
     @property
     def timed(self) -> str:
-        """What the curve's time covers: an epoch, the training loop or a whole job."""
+        """Scope of the curve's time: an epoch, the training loop or a whole job."""
         figure = self.points[0].figure
         return "epoch" if figure is None or figure.timed is None else figure.timed
 
