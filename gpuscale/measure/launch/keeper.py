@@ -25,7 +25,7 @@ from gpuscale.base.host import adopt_orphans, end_descendants
 from gpuscale.measure.launch import PRELOAD, do_in_rank, process_starter
 from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
 from gpuscale.measure.launch.rendezvous import gloo_variables
-from gpuscale.measure.run_directory import RunDirectory, Sampler
+from gpuscale.measure.run_directory import RunDirectory, Sampler, scratch_folder
 from gpuscale.measure.waits import COMMAND_S, RANK_S
 
 _LOOK_S = 0.5
@@ -166,10 +166,6 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for descriptor in (self._orders, self._answers, self._woken, self._wakes):
                 os.close(descriptor)
-            if not self._places and len(self._order.folder) < _LONGEST_SOCKET_FOLDER:
-                # Loader processes leave the folder of their sockets, which lies in /tmp otherwise.
-                config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-                config["tempdir"] = self._order.folder
             self._be_rank(directory, rank, local_rank, ranks_here)
             code = 0
         except SystemExit as end:
@@ -250,7 +246,12 @@ def main(launcher: str, folder: str, preloads: str) -> NoReturn:
     """Serve the launcher as the keeper of this node, then end this process."""
     code = 1
     try:
-        Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")
+        with scratch_folder("gpuscale-keeper-") as sockets:
+            if len(str(sockets)) < _LONGEST_SOCKET_FOLDER:
+                # Loader processes of the ranks leave their sockets here, and not in /tmp.
+                config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+                config["tempdir"] = str(sockets)
+            Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")
         code = 0
     except BaseException:
         traceback.print_exc()

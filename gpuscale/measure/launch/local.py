@@ -35,7 +35,6 @@ class LocalLauncher(Launcher):
     def __init__(self, *, device: str) -> None:
         self._device = device
         self._keeper: Keepers | None = None
-        self._package: str | None = None
 
     @cached_property
     def environment(self) -> Environment:
@@ -137,11 +136,9 @@ class LocalLauncher(Launcher):
         if self._keeper is None or not self._keeper.is_usable:
             command = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
             self._keeper = Keepers([*command, "local", "/", "preload"], 1, python_environment())
-            self._package = None
             self._keeper.have_started(_START_S)
-        if package not in (None, self._package):
+        if package is not None:
             self._keeper.have_imported(package, _START_S)
-            self._package = package
         if not self._keeper.is_usable:
             raise MachineError(
                 "the process that starts the ranks did not start; see its message above"

@@ -112,6 +112,7 @@ class Keepers:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._orders = 0
+        self._imported = set[str]()
         self.close = finalize(self, _close, self._process)
         """Ends the keepers; also called when this object is deleted or this process ends."""
 
@@ -135,9 +136,12 @@ class Keepers:
         return self.is_usable
 
     def have_imported(self, package: str, within_s: float) -> bool:
-        """Have all keepers import a package, so that ranks need not; False if a keeper is lost."""
-        self.send(job=IMPORT, folder=package)
-        return self.have_started(within_s)
+        """Have all keepers import a package once, so that ranks need not; False if one is lost."""
+        if package not in self._imported:
+            self._imported.add(package)
+            self.send(job=IMPORT, folder=package)
+            self.have_started(within_s)
+        return self.is_usable
 
     def perform(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
-"""What a counter counts; `iterations` are groups of steps whose size the lines do not report."""
+"""Unit of a counter; `iterations` are groups of steps whose size the lines do not report."""
 
 Unit = Literal["s/step", "steps/s", "samples/s", "tokens/s"]
 
