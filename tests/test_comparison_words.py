@@ -103,7 +103,7 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
         *("99.7 %", "100 %", "over 1000 %")
     ]
     assert smallest_losses(0.04, 0.7) == (
-        "found 19 times in 20: a loss of 4.0 % to more than half by row"
+        "a loss of 4.0 % to more than half (by row) would be found in 19 of 20 nights"
     )
 
 

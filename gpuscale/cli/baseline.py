@@ -20,6 +20,7 @@ from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
+from gpuscale.reports.phrases import FOUND
 from gpuscale.reports.show.baseline_text import baseline_text, step_time_text
 from gpuscale.store import read_baseline, write_baseline
 from gpuscale.store.files import file_errors
@@ -175,8 +176,8 @@ def validate_strength(
     large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
     if large:
         raise UsageError(
-            f"nothing was written: {condition}a loss of {rough_percent(TOO_WEAK)} would not be "
-            f"found 19 times in 20: {listed(large, MOST_NAMED)}; {remedy}"
+            f"nothing was written: {condition}only losses above {rough_percent(TOO_WEAK)} would be "
+            f"{FOUND}: {listed(large, MOST_NAMED)}; {remedy}"
         )
 
 

@@ -10,6 +10,7 @@ from gpuscale.measure.telemetry.examination import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Rate
 from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.phrases import (
+    FOUND,
     UNKNOWN,
     bounds_text,
     counted,
@@ -127,7 +128,7 @@ def trials_text(report: TrialsReport) -> str:
         "",
         f"false alarms: {_rate(report.false_alarms)} of the rows in {report.comparisons} "
         "comparisons of nothing changed",
-        f"smallest loss that is found 19 times in 20 (median): {', '.join(losses) or UNKNOWN}",
+        f"smallest loss that is {FOUND} (median): {', '.join(losses) or UNKNOWN}",
         "",
         table(headers, rows, left=headers),
         *(f"not tried: {reason}" for reason in report.not_tried),

@@ -33,7 +33,7 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """The rows explained, and which row's numbers are given: `both rows (numbers of 4 GPUs)`."""
+    """The rows explained, and which row's numbers are given: `both rows, for example on 4 GPUs`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -137,7 +137,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
             causes.append(cause._replace(next_step=step))
         if len({row.reason for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
-            subject += f" (numbers of {shown.gpus if one_name else shown.label})"
+            subject += f", for example {f'on {shown.gpus}' if one_name else shown.label}"
         reason, metrics = shown.reason, shown.lost_metrics
         found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
     return found

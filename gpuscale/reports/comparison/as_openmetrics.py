@@ -22,6 +22,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.comparison import View
+from gpuscale.reports.phrases import FOUND
 
 Labels = Mapping[str, object]
 """Label values keyed by label name; labels whose value is None are omitted."""
@@ -56,7 +57,7 @@ _OF_ENTRIES = (
     _Gauge("baseline.speedup", "ratio", "Speedup in the baseline", "baseline_speedup"),
     _Gauge("baseline.efficiency", "ratio", "Efficiency in the baseline", "baseline_efficiency"),
     _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
-    _Gauge("minimum_detectable_loss", "ratio", "Smallest loss found 19 times in 20"),
+    _Gauge("minimum_detectable_loss", "ratio", f"Smallest loss {FOUND}"),
 )
 """Gauges for the comparison, besides one for each metric that was measured on both sides."""
 

@@ -165,7 +165,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     # The detectable loss is one of throughput, even if E is uncertain; published figures differ.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
     is_open_e = of_speedup and "ok_bound" in entry.reason.facts
-    return smallest_losses(loss) + (" of throughput" if is_open_e else "")
+    return smallest_losses(loss, of=" of throughput" if is_open_e else "")
 
 
 def _allowed(reason: Statement) -> str:
@@ -226,20 +226,20 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def losses_found(rows: Iterable[Row]) -> str:
-    """State the detectable losses of rows, `found 19 times in 20: …`; empty if all are unknown."""
+    """State the detectable losses of rows, `a loss of …`; empty if all are unknown."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
     return smallest_losses(*(loss for loss in losses if loss is not None))
 
 
-def smallest_losses(*losses: float) -> str:
-    """State detectable losses: `found 19 times in 20: a loss of 2.3 % to 6.3 % by row`."""
+def smallest_losses(*losses: float, of: str = "") -> str:
+    """State detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in …`."""
     texts = [
         "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
     ]
     if not texts:
         return ""
-    by_row = " by row" if texts[0] != texts[-1] else ""
-    return f"found 19 times in 20: a loss of {phrases.ends_text(texts)}{by_row}"
+    by_row = " (by row)" if texts[0] != texts[-1] else ""
+    return f"a loss of {phrases.ends_text(texts)}{of}{by_row} would be {phrases.FOUND}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
