@@ -257,7 +257,9 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)
     assert answer.returncode == 2
-    assert "only losses above 20 % would be found in 19 of 20 nights: mnist_cnn/ddp" in answer.stderr
+    assert (
+        "only losses above 20 % would be found in 19 of 20 nights: mnist_cnn/ddp" in answer.stderr
+    )
     assert "with --weak" in answer.stderr
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")
@@ -293,6 +295,8 @@ def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> No
     accepted = ("--accept", "all", "--reason", "they are what we have")
     answer = shell(*added(*names), *accepted)
     assert answer.returncode == 2, answer.stdout
-    assert "with these runs only losses above 20 % would be found in 19 of 20 nights" in answer.stderr
+    assert (
+        "with these runs only losses above 20 % would be found in 19 of 20 nights" in answer.stderr
+    )
     assert path.read_bytes() == before
     assert shell(*added(*names), *accepted, "--weak").returncode == 0

@@ -200,6 +200,15 @@ def test_a_change_that_no_machine_can_make_is_named(factor: float, is_named: boo
     assert ("counted alike" in lines.get("next", "")) == is_named
 
 
+def test_uneven_runs_of_tonight_are_named_unless_the_baseline_was_as_uneven() -> None:
+    noisy, alike = [0.1, 0.125, 0.09], [0.1, 0.12, 0.085, 0.1, 0.115, 0.09]
+    uneven = compare(baseline({1: QUIET}), [measured({1: noisy})])
+    assert facts_of(uneven.notes, "uneven_runs")["deviation"] > 0.1
+    assert "uneven" in said(uneven)["beware"]
+    for before, now in ((alike, noisy), (QUIET, QUIET)):
+        assert "beware" not in said(compare(baseline({1: before}), [measured({1: now})]))
+
+
 def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> None:
     faster = measured({1: [0.8 * t for t in QUIET]})
     one, many = (

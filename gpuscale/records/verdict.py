@@ -55,6 +55,7 @@ class Facts(TypedDict, total=False):
     significance: float
     throughput: float
     tolerance: float
+    usual: float
     value: float
     # Counts.
     all_made: int

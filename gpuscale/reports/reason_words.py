@@ -279,6 +279,11 @@ WORDS: Mapping[str, Words] = {
     "busy_host_before": Words(
         "the baseline's host was busy in {busy} of {made} ({load})", caution=""
     ),
+    "uneven_runs": Words(
+        "these runs are uneven: those of {row}{others} differ by {deviation} from one to the next, "
+        "those of the baseline by {usual}",
+        caution="",
+    ),
     "not_judged": Words(
         "{row} was also measured with another configuration that is not judged ({differences})"
     ),
@@ -439,7 +444,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "changes": lambda changes: "; ".join(map(environment_text, changes)),
     "count": lambda count: counted(count, "allocation"),
     "days": lambda count: "yesterday" if count == 1 else f"{count} days ago",
-    "deviation": rough_percent,
+    **dict.fromkeys(("deviation", "usual"), rough_percent),
     "difference": percent_text,
     "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": _failures,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import date
 
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
-from gpuscale.analysis.statistics.estimates import exponential
+from gpuscale.analysis.statistics.estimates import exponential, grouped_log_sample
 from gpuscale.analysis.statistics.levels import outlying_allocations
 from gpuscale.judge.compare.hardware import foreign_note
 from gpuscale.judge.compare.matching import (
@@ -37,6 +37,8 @@ ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
 """Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
+_UNEVEN = 0.03
+"""Smallest deviation between uneven runs, which also exceeds the baseline's by a factor of 3."""
 FAR_APART = 3.0
 """Distance between pooled allocations above which a note is added, in declared deviations."""
 
@@ -58,6 +60,7 @@ def notes_of(
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
+        *_uneven_runs(rows, entries),
         *_left_out(rows, after),
         *_unlikely_numbers(rows, entries),
         *_few_sessions(rows, entries, baseline),
@@ -247,6 +250,23 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
+
+
+def _uneven_runs(
+    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
+) -> Iterable[Statement]:
+    """Note if an inconclusive row's runs differ far more than the baseline's, beside no loss."""
+    found = []
+    for row, entry in zip(rows, entries, strict=True):
+        if entry.verdict is Verdict.INCONCLUSIVE and row.before and row.after:
+            sides = (row.before.logs.values(), row.after.logs.values())
+            usual, now = (math.sqrt(grouped_log_sample(logs).variance or 0.0) for logs in sides)
+            if usual and now > max(_UNEVEN, 3 * usual):
+                found.append((now, usual, row.key))
+    if found and not any(entry.verdict.is_loss for entry in entries):
+        now, usual, key = max(found)
+        others = len(found) - 1
+        yield Statement.of("uneven_runs", row=key, others=others, deviation=now, usual=usual)
 
 
 def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:
