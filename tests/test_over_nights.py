@@ -83,6 +83,9 @@ def test_one_run_a_night_serves_from_the_third_earlier_night_on(tmp_path: Path) 
     assert codes == [3, 3, 0]
     lost = compare("--history", tmp_path, nights[4])
     assert (lost.returncode, "2 of 2 rows: " in lost.stdout) == (1, True)
+    unnamed = compare("--history", tmp_path)
+    assert (unnamed.returncode, "last night" in unnamed.stderr) == (1, True)
+    assert "job 4, 1 run a row" in " ".join(unnamed.stdout.split())
 
 
 def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) -> None:

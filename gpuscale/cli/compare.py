@@ -26,7 +26,7 @@ from gpuscale.cli.inputs import (
 )
 from gpuscale.judge.compare import Choice, compare_sides
 from gpuscale.judge.compare.notes import with_validity
-from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
+from gpuscale.judge.compare.over_nights import earlier_nights, last_night, with_levels
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import as_baseline, baseline_of_results
 from gpuscale.judge.sides import sides_of
@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = (
         "a baseline such as baselines/arc4.json or an earlier results file (not with --history), "
-        "then results files of one machine (default: the newest in .gpuscale/results)"
+        "then results files of one machine (default: the newest in .gpuscale/results; with "
+        "--history the folder's last night)"
     )
     # Without a default argparse calls them required.
     parser.add_argument("files", metavar="BEFORE RESULTS", nargs="*", default=(), help=text)
@@ -80,12 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.history is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
-    paths = files or [newest_input()]
+    paths = files or ([] if arguments.history else [newest_input()])
     validate_outputs(outputs, [before, *paths])
     validate_sides(before, paths)
-    results = read_all_results(paths, or_baselines=True)
     read = [] if arguments.history is None else read_nights([before])
     say_left_out(read)
+    results = read_all_results(paths, or_baselines=True) if paths else last_night(read)
+    if not paths:
+        remark(f"judged: the last night below {visible(str(before))}, as no results are given")
     nights = None if arguments.history is None else earlier_nights(read, results)
     if nights and nights.later:
         later = counted(nights.later, "night")
