@@ -10,16 +10,17 @@ from gpuscale.records import (
     Estimate,
     FieldChange,
     Finding,
+    HostLoad,
     Origin,
     QuantityName,
     Statement,
     Verdict,
 )
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
-from gpuscale.records.run_evidence import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.reason_words import statement_text
 
+HEAVY = HostLoad(load_average=9.0, cores=2)
 NOISE = Cause(
     kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
 )
@@ -112,7 +113,7 @@ def test_what_is_not_known_has_no_line() -> None:
 
 
 def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first() -> None:
-    busy = Statement.of("busy_host", busy=2, made=3, load=HostLoad(load_average=9.0, cores=2))
+    busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
     swapped = Statement.of("newer_baseline")
     shown = view(comparison(slower(1), notes=[busy, swapped]))
     assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, busy)))
@@ -128,9 +129,9 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
     [(Verdict.INCOMPARABLE, "name another baseline"), (Verdict.MISSING, "name the results")],
 )
 def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, words: str) -> None:
-    load = HostLoad(load_average=9.0, cores=2)
     busy = [
-        Statement.of(code, busy=2, made=3, load=load) for code in ("busy_host", "busy_host_before")
+        Statement.of(code, busy=2, made=3, on="n2", load=HEAVY)
+        for code in ("busy_host", "busy_host_before")
     ]
     lines = dict(view(comparison(entry(verdict), entry(verdict, gpus=1), notes=busy)).headline)
     assert lines["next"].startswith(words)

@@ -17,11 +17,13 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.causes import busy_host
 from gpuscale.judge.sides import sides_of
-from gpuscale.measure.telemetry.host_load import HostLoadMeter
-from gpuscale.records import Baseline, HostLoad, Results, Run
+from gpuscale.measure.evidence.host_load import HostLoadMeter
+from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
+from gpuscale.records.node_evidence import LoadedHost
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
+IDLE = NodeEvidence(host="n1", load=replace(QUIET, load_average=0.1))
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
 
@@ -42,7 +44,7 @@ def test_a_host_is_busy_beyond_our_own_runs(load: HostLoad, is_busy: bool) -> No
 
 
 def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
-    meter = HostLoadMeter(())
+    meter = HostLoadMeter()
     time.sleep(0.1)  # several ticks
     load = meter.read()
     assert load.cores == os.cpu_count()
@@ -55,8 +57,8 @@ def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
 @pytest.mark.parametrize("flags", [(), ("-DOLD_DRIVER",)])
 def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[str, ...]) -> None:
     script = (
-        "from gpuscale.measure.telemetry.host_load import HostLoadMeter\n"
-        f"print(HostLoadMeter(['{GPU_A}']).read().gpu_processes)"
+        "from gpuscale.measure.evidence.node_meter import NodeMeter\n"
+        f"print(NodeMeter(['{GPU_A}']).read().load.gpu_processes)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
     answer = subprocess.run(
@@ -66,8 +68,12 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
     assert answer.stdout == "2\n"
 
 
+def on_second_node(load: HostLoad | None) -> NodeEvidence:
+    return NodeEvidence(host="n2", load=load)
+
+
 def under(load: HostLoad | None, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    return tuple(replace(each, host_load=load) for each in runs)
+    return tuple(replace(each, nodes=(IDLE, on_second_node(load))) for each in runs)
 
 
 def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[Results]]:
@@ -112,15 +118,21 @@ def test_other_work_is_a_cause_where_most_runs_have_it_that_few_had_before(
     then: tuple[HostLoad, ...], now: tuple[HostLoad, ...], is_cause: bool
 ) -> None:
     row = row_of([], [], gpus=4)
-    point = replace(row.point, loads_before=then, loads_after=now)
-    assert len([*busy_host(replace(row, points={4: point}), ())]) == is_cause
+    sides = ([LoadedHost("n2", load) for load in side] for side in (then, now))
+    before, after = map(tuple, sides)
+    point = replace(row.point, loads_before=before, loads_after=after)
+    causes = [*busy_host(replace(row, points={4: point}), ())]
+    assert [cause.hosts for cause in causes] == [("n2",)] * is_cause
 
 
 def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:
     more, others = replace(BUSY, load_average=12.0), replace(QUIET, gpu_processes=2)
     after = measured(SLOWER)
     loads = [QUIET, more, BUSY, None, others, QUIET]
-    runs = [replace(run, host_load=load) for run, load in zip(after.runs, loads, strict=True)]
+    runs = [
+        replace(run, nodes=(IDLE, on_second_node(load)))
+        for run, load in zip(after.runs, loads, strict=True)
+    ]
     comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
     facts = facts_of(comparison.notes, "busy_host")
-    assert (facts["busy"], facts["made"], facts["load"]) == (3, 6, more)
+    assert (facts["busy"], facts["made"], facts["on"], facts["load"]) == (3, 6, "n2", more)

@@ -19,7 +19,7 @@ from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import NodeSamples, RunDirectory
 from gpuscale.measure.telemetry.summary import RunSampling
-from gpuscale.records import SampledDevices, TimingPlan, Window
+from gpuscale.records import RunGpus, TimingPlan, Window
 
 HANGING = """
 import time
@@ -82,12 +82,15 @@ def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
 def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
     host = socket.gethostname()
-    directory.sampled.write(SampledDevices(uuids={host: (GPU_A,), "another": ("not here",)}))
+    uuids = {host: (GPU_A,), "another": ("not here",)}
+    directory.gpus.write(RunGpus(uuids=uuids, are_sampled=True))
     driver = tmp_path / "driver"
     driver.mkdir()
     keepers = keeper(tmp_path, driver=compile_driver(driver))
     assert keepers.have_started(LIMIT_S)
     assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
+    (node,) = directory.nodes()
+    assert (node.host, node.load is not None) == (host, True)
     # What the rank started and left has ended with it.
     assert not any(
         b"sleep\x00611" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")

@@ -77,6 +77,7 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     (run,) = results.runs
     placed = [(rank.host, rank.local_rank) for rank in run.ranks]
     assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
 
 
@@ -100,4 +101,5 @@ def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_pa
     assert session.returncode == 0, session.stdout
     (run,) = read_results(tmp_path / "results.jsonl").runs
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
+    assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []

@@ -116,6 +116,11 @@ def hosts_of(run: Run) -> list[tuple[str, int | None]]:
     return [(rank.host, rank.local_rank) for rank in run.ranks]
 
 
+def nodes_of(run: Run) -> list[str]:
+    """The nodes whose load the run has."""
+    return [node.host for node in run.nodes if node.load is not None]
+
+
 def test_a_job_on_two_nodes_gets_a_verdict(cluster: Cluster, tmp_path: Path) -> None:
     case = str(BENCH_CASES / "test_mnist_cnn.py")
     options = ("--gpus", "1,2,4,8", "--strategy", "ddp", "--run-seconds", "0.5")
@@ -133,6 +138,7 @@ def test_a_job_on_two_nodes_gets_a_verdict(cluster: Cluster, tmp_path: Path) -> 
     assert hosts_of(first) == [("n1", 0)]
     assert hosts_of(second) == [("n1", 0), ("n1", 1)]
     assert hosts_of(fourth) == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert [nodes_of(run) for run in results.runs] == [["n1"], ["n1"], ["n1", "n2"]]
     assert fourth.startup_s is not None
     assert fourth.unsynced_windows
     assert list((tmp_path / ".gpuscale" / "results").glob(".run-*")) == []
@@ -171,6 +177,7 @@ def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: 
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert (tmp_path / "hosts").read_text().split() == ["n1", "n1", "n2", "n2"]
     assert [rank.host for rank in run.ranks] == ["n1", "n1", "n2", "n2"]
+    assert nodes_of(run) == ["n1", "n2"]
     assert processes_in(tmp_path) == []
 
 
@@ -221,6 +228,8 @@ def test_a_rank_killed_on_another_node_is_named(cluster: Cluster, tmp_path: Path
     assert failed.failure is not None
     assert (failed.failure.kind, failed.failure.rank, failed.failure.host) == ("killed", 2, "n2")
     assert healthy.is_valid
+    # A run that fails leaves evidence as well.
+    assert [nodes_of(run) for run in (failed, healthy)] == [["n1", "n2"]] * 2
     assert processes_in(tmp_path) == []
 
 
@@ -325,6 +334,7 @@ def test_a_run_outlives_the_daemon_of_its_node(tmp_path: Path, options: tuple[st
         code = process.wait(timeout=LIMIT_S)
         before, after = results_in(tmp_path).runs
         assert before.is_valid
+        assert nodes_of(before) == ["n1", "n2"]
         # A new task needs the daemon; the process that forks the next ranks is there already.
         assert (code, after.failure is None) == ((1, False) if options else (0, True))
         if after.failure is not None:

@@ -29,7 +29,7 @@ from gpuscale.judge.recording import (
     measured_at,
 )
 from gpuscale.records.environment_diff import listed
-from gpuscale.records.run import busy_loads
+from gpuscale.records.run import busy_hosts
 from gpuscale.reports.phrases import load_text
 
 _WEAK = 0.1
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     until = "" if expires_on is None else f", valid until {expires_on}"
     runs = counted(len(baseline.runs), "run")
     sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}{until}\n")
-    if busy := busy_loads(baseline.runs):
+    if busy := busy_hosts(baseline.runs):
         remark(
-            f"warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "
-            f"({load_text(busy[0])}), which blurs what later nights are compared with; measure "
-            "them again while nothing else runs"
+            f"warning: a host was busy in {len(busy)} of {len(baseline.runs)} runs "
+            f"({busy[0].host}: {load_text(busy[0].load)}), which blurs what later nights are "
+            "compared with; measure them again while nothing else runs"
         )
     text = range_text(losses)
     sys.stdout.write(f"the smallest loss that as many runs again would find: {text}\n")

@@ -19,7 +19,7 @@ import msgspec
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.host import python_environment
 from gpuscale.measure.waits import SAMPLER_S
-from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
+from gpuscale.records import Environment, NodeEvidence, NodeProbe, RunGpus, RunRequest
 from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.request import (
     CommandOutcome,
@@ -76,8 +76,8 @@ class RunDirectory:
         self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
         """Present in addition to the request if the overhead of measuring is measured."""
         self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
-        self.sampled = RecordFile(path / "sampled.json", SampledDevices)
-        """The GPUs to sample on each node; absent if there are none."""
+        self.gpus = RecordFile(path / "gpus.json", RunGpus)
+        """The GPUs of the run on each node; absent if there are none."""
         self.progress = path / "progress"
         """Progress of rank 0: stage, done and total, separated by tabs and padded with blanks."""
         self.hosts = path / "hosts"
@@ -87,6 +87,8 @@ class RunDirectory:
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
+    node_evidence = _record("node-{}.json", NodeEvidence)
+    """Evidence of a host, which its keeper leaves after the host's last rank has ended."""
     samples = _path("samples-{}.jsonl")
     """Readings of the NVML sampler on a host."""
     environment = _record("environment-{}.json", Environment)
@@ -124,6 +126,12 @@ class RunDirectory:
         except (OSError, ValueError):
             return None
         return stage, int(done), int(total)
+
+    def nodes(self) -> tuple[NodeEvidence, ...]:
+        """Return the evidence that the nodes have left, in the order of their names."""
+        paths = sorted(self.path.glob("node-*.json"))
+        left = [RecordFile(path, NodeEvidence).read_if_left() for path in paths]
+        return tuple(filter(None, left))
 
     def failures(self) -> list[RankFailure]:
         """Return the failure records left by all ranks, earliest first."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TextIO
 
 import pytest
-from msgspec.structs import replace
 
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
@@ -14,8 +13,7 @@ from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
 from gpuscale.measure.launch import Launcher, RunTerminated
-from gpuscale.measure.telemetry.host_load import HostLoadMeter
-from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
+from gpuscale.measure.telemetry.summary import sample_run
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.requests import run_request, skip_reason
@@ -107,9 +105,7 @@ class RunMaker:
                 progress_line(self.terminal, self.launcher, text_after),
                 sample_run(request, environment, self.launcher.samples) as sampling,
             ):
-                meter = HostLoadMeter([gpu.uuid or "" for gpu in gpus_of_run(request, environment)])
-                run = self.launcher.run(request)
-                return self.recorder.append(replace(run, host_load=meter.read()), sampling)
+                return self.recorder.append(self.launcher.run(request), sampling)
         except (RunTerminated, FileError) as error:
             # Later runs would be killed or lost as this one is.
             kept = "no run was recorded"

@@ -10,8 +10,8 @@ from typing import TextIO
 
 from gpuscale import __version__
 from gpuscale.base.printable import SPELT_OUT
+from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.launch import Launcher
-from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment
 from gpuscale.reports.phrases import counted, injection_warning, load_text
@@ -72,7 +72,7 @@ def header_lines(
             f"{counted(options.threads_per_rank, 'thread')} a rank, "
             f"on {environment.hardware_label} (device: cpu)"
         )
-    if (load := HostLoadMeter(()).read()).is_busy:
+    if (load := HostLoadMeter().read()).is_busy:
         yield f"this host is busy, so intervals will be wide: {load_text(load)}"
     if resumed is not None:
         yield from _resumed_lines(resumed, environment)

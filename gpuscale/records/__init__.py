@@ -8,15 +8,15 @@ from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
+from gpuscale.records.node_evidence import HostLoad, NodeEvidence
 from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint
-from gpuscale.records.request import NodeProbe, RunRequest, SampledDevices, TimingPlan
+from gpuscale.records.request import NodeProbe, RunGpus, RunRequest, TimingPlan
 from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
 from gpuscale.records.run_evidence import (
     Failure,
     FailureKind,
     GpuSummary,
     GpuWindow,
-    HostLoad,
     Phases,
     RankReport,
     Window,

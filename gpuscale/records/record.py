@@ -34,6 +34,7 @@ Name = Annotated[
 """Non-empty text that identifies something in tables, without spaces at either end."""
 Seconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
 Duration = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 UnixTime = Annotated[float, Meta(ge=0, le=1e11)]
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Meta(ge=1, le=10**9)]

@@ -94,10 +94,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         return STRATEGIES[self.configuration.strategy].processes(self.gpus)
 
 
-class SampledDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """UUIDs, by host, of the GPUs whose telemetry is sampled during a run."""
+class RunGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """UUIDs, by host, of the GPUs that a run uses."""
 
     uuids: Mapping[str, tuple[str, ...]]
+    are_sampled: bool
+    """True if the keeper of each host samples them during the run."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):

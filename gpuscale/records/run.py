@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import msgspec
 
@@ -10,6 +11,7 @@ from gpuscale.base.strategies import COMMAND, STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
+from gpuscale.records.node_evidence import LoadedHost, NodeEvidence, busiest
 from gpuscale.records.record import (
     Count,
     Duration,
@@ -23,7 +25,7 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
-from gpuscale.records.run_evidence import Failure, GpuSummary, HostLoad, RankReport, Window
+from gpuscale.records.run_evidence import Failure, GpuSummary, RankReport, Window
 from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
@@ -66,7 +68,8 @@ class Run(Record, frozen=True, kw_only=True):
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None
     """Reason why there are no GPU summaries; None if there are some."""
-    host_load: HostLoad | None = None
+    nodes: tuple[NodeEvidence, ...] = ()
+    """Evidence of each node that had ranks."""
 
     def __post_init__(self) -> None:
         if problem := next(_problems(self), None):
@@ -116,10 +119,11 @@ class Run(Record, frozen=True, kw_only=True):
         return added_s / self.steps_per_window
 
 
-def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
-    """Return the host loads of the runs that had a busy host, highest load first."""
-    busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
-    return sorted(busy, key=lambda load: (-load.load_average, -(load.gpu_processes or 0)))
+def busy_hosts(runs: Iterable[Run]) -> list[LoadedHost]:
+    """Return the busiest host of each run that had a busy host, the busiest first."""
+    hosts = [busiest(run.nodes) for run in runs]
+    busy = [host for host in hosts if host is not None and host.load.is_busy]
+    return sorted(busy, key=attrgetter("weight"), reverse=True)
 
 
 class Header(Record, frozen=True, kw_only=True):

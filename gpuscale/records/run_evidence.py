@@ -17,9 +17,9 @@ from gpuscale.records.record import (
     Lines,
     Name,
     Number,
-    PositiveCount,
     Record,
     Seconds,
+    Share,
     UnixTime,
 )
 
@@ -36,9 +36,6 @@ FailureKind = Literal[
 ]
 """Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
 `unread` a command that prints step counts in an unknown format."""
-BUSY_LOAD_PER_CORE = 1.5
-"""Load average per core above which a host is busy; ranks of a finished run add at most 1."""
-Share = Annotated[float, Meta(ge=0, le=1)]
 # A look-up of the names in the table of counters is ten times as fast as a pattern.
 Values = Mapping[str, int | float]
 
@@ -161,23 +158,3 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if problem := values_problem(self.values):
             raise FieldError(*problem.split(": ", 1))
-
-
-class HostLoad(Record, frozen=True, kw_only=True):
-    """Load from other processes on the host where gpuscale runs; ranks may use further hosts."""
-
-    load_average: Annotated[float, Meta(ge=0, le=1e6)]
-    """Load average over the minute before the run."""
-    cores: PositiveCount
-    """Number of all cores of the host, including cores that this job may not use."""
-    cpu_pressure: Share | None = None
-    """Share of the run's time in which some process waited for a CPU."""
-    steal: Share | None = None
-    """Share of CPU time that a hypervisor gave to other virtual machines."""
-    gpu_processes: Count | None = None
-    """Number of processes that used the run's GPUs for computing before the run began."""
-
-    @property
-    def is_busy(self) -> bool:
-        """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
-        return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)

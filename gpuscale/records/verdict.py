@@ -10,8 +10,8 @@ from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange
 from gpuscale.records.environment import EnvironmentChange
 from gpuscale.records.metrics import MetricSpec
+from gpuscale.records.node_evidence import HostLoad
 from gpuscale.records.point import Estimate, Scaling
-from gpuscale.records.run_evidence import HostLoad
 
 
 class QuantityName(StrEnum):

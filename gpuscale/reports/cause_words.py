@@ -221,7 +221,8 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "device_fault": _device_fault,
     "busy_host": lambda cause, *_: (
-        f"busy host: {environment_text(_of_type(EnvironmentChange, cause)[0])}",
+        f"busy host {enumerated(cause.hosts)}: "
+        f"{environment_text(_of_type(EnvironmentChange, cause)[0])}",
         "other work took time of the CPUs or GPUs from the ranks",
     ),
     "environment_changed": lambda cause, *_: (

@@ -273,11 +273,11 @@ WORDS: Mapping[str, Words] = {
     "environment_changed": Words("changed since the baseline: {changes}"),
     "gpu_places": Words("{places}"),
     "busy_host": Words(
-        "the host was busy in {busy} of {made} ({load})",
+        "a host was busy in {busy} of {made} ({on}: {load})",
         caution="measure again while the host does nothing else",
     ),
     "busy_host_before": Words(
-        "the baseline's host was busy in {busy} of {made} ({load})", caution=""
+        "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
     ),
     "uneven_runs": Words(
         "these runs are uneven: those of {row}{others} differ by {deviation} from one to the next, "

@@ -9,6 +9,7 @@ from gpuscale.records import (
     BaselineChange,
     Failure,
     HostLoad,
+    NodeEvidence,
     Results,
     Source,
     ToleranceOverride,
@@ -43,7 +44,9 @@ def _results() -> Results:
         first.gpu_summaries[0], absent=("power: Not Supported",), values=dict.fromkeys(NUMBERS, 1)
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
-    first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), host_load=load)
+    settings, absent = {"governor": "performance"}, {"gpus": "no driver"}
+    node = NodeEvidence(host="n1", load=load, settings=settings, absent=absent)
+    first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), nodes=(node,))
     first = replace(first, reported_step_s=0.1)
     found_by_driver = {
         "smi_index": 3,

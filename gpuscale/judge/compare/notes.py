@@ -30,7 +30,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_changes
-from gpuscale.records.run import busy_loads
+from gpuscale.records.run import busy_hosts
 from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
@@ -248,8 +248,9 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Note load from other processes during the runs of each side, citing the heaviest load."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
-        if busy := busy_loads(runs):
-            yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
+        if busy := busy_hosts(runs):
+            host, load = busy[0]
+            yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
 
 
 def _uneven_runs(

@@ -129,23 +129,25 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Report new load from other processes on the hosts: most baseline runs had none."""
     before, after = row.point.loads_before, row.point.loads_after
-    is_new = sum(load.is_busy for load in after) > len(after) / 2
-    if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
+    busy = [each.host for each in after if each.load.is_busy]
+    had = sum(each.load.is_busy for each in before)
+    if before and had < len(before) / 2 and len(busy) > len(after) / 2:
+        hosts = tuple(sorted({*busy}))
         then, now = (
-            statistics.median(load.load_average for load in loads) for loads in (before, after)
+            statistics.median(each.load.load_average for each in side) for side in (before, after)
         )
         yield Cause(
             kind="busy host",
             code="busy_host",
-            hosts=row.hosts,
+            hosts=hosts,
             evidence=(
                 EnvironmentChange(
-                    name=f"load on {after[0].cores} cores",
+                    name=f"load on {after[0].load.cores} cores",
                     before=(f"{then:.1f}",),
                     after=(f"{now:.1f}",),
                 ),
             ),
-            remedy=Remedy("processes_on_hosts", row.hosts),
+            remedy=Remedy("processes_on_hosts", hosts),
         )
 
 

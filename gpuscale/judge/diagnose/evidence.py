@@ -16,7 +16,7 @@ from gpuscale.records import (
     Run,
 )
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
-from gpuscale.records.run_evidence import HostLoad
+from gpuscale.records.node_evidence import LoadedHost, busiest
 
 _TAKES_PART = 0.5
 """A rank shares a change if it changed by at least this fraction of the median rank's change."""
@@ -35,8 +35,9 @@ class PointEvidence:
     """Change of each part; empty if either side has no run whose step is divided into parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
-    loads_before: tuple[HostLoad, ...] = ()
-    loads_after: tuple[HostLoad, ...] = ()
+    loads_before: tuple[LoadedHost, ...] = ()
+    loads_after: tuple[LoadedHost, ...] = ()
+    """The busiest host of each run whose load is known."""
 
     @property
     def nodes(self) -> int:
@@ -107,8 +108,8 @@ def points_of(
             changes=changes_of(before, after, deviation),
             environments_before=tuple(sides.before.environments_of[key]),
             environments_after=tuple(sides.after.environments_of.get(key, ())),
-            loads_before=tuple(run.host_load for run in runs if run.host_load),
-            loads_after=tuple(run.host_load for run in runs_after if run.host_load),
+            loads_before=tuple(filter(None, (busiest(run.nodes) for run in runs))),
+            loads_after=tuple(filter(None, (busiest(run.nodes) for run in runs_after))),
         )
     return found
 

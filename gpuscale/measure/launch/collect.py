@@ -45,6 +45,7 @@ def collect_run(
         sample_shape=request.sample_shape,
         samples_per_epoch=request.samples_per_epoch,
         wall_s=wall_s,
+        nodes=directory.nodes(),
     )
     if request.command is not None:
         return _command_run(request, directory, failure, empty)

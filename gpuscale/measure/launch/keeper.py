@@ -1,8 +1,8 @@
 """`python -m gpuscale.measure.launch.keeper`: forks and watches the ranks on a node.
 
 The keeper imports torch once and never touches CUDA, so that it can fork the ranks of every run. It
-carries out and answers orders (orders.py), samples the node's GPUs during a run, and ends when the
-process that started it ends.
+carries out and answers orders (orders.py), samples the node's GPUs and takes its evidence during a
+run, and ends when the process that started it ends.
 """
 
 import gc
@@ -22,17 +22,20 @@ from typing import NoReturn
 import msgspec
 
 from gpuscale.base.host import adopt_orphans, end_descendants
+from gpuscale.measure.evidence.node_meter import NodeMeter
 from gpuscale.measure.launch import PRELOAD, do_in_rank, process_starter
 from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
 from gpuscale.measure.launch.rendezvous import gloo_variables
-from gpuscale.measure.run_directory import RunDirectory, Sampler, scratch_folder
+from gpuscale.measure.run_directory import RecordFile, RunDirectory, Sampler, scratch_folder
 from gpuscale.measure.waits import COMMAND_S, RANK_S
+from gpuscale.records import NodeEvidence
 
 _LOOK_S = 0.5
 _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_WITH_EVIDENCE = ("rank", "command")
 _WITHOUT_LOG = ("describe", "trial")
 """Jobs whose output goes to this process's standard error instead of a log file of the rank."""
 
@@ -62,6 +65,7 @@ class Keeper:
         self._ranks: dict[int, int] = {}
         """Ranks that are still running, keyed by process id."""
         self._sampler: Sampler | None = None
+        self._evidence: tuple[NodeMeter, RecordFile[NodeEvidence]] | None = None
         self._is_ending = self._ends_ranks = False
         self._kill_at_s = 0.0
         self._woken, self._wakes = os.pipe()
@@ -140,14 +144,16 @@ class Keeper:
     def _start(self, order: Order) -> None:
         self._order, self._ends_ranks = order, False
         seats, directory = order.seats.get(self._number, ()), RunDirectory(path=Path(order.folder))
+        # If each rank has a keeper, the keeper of a node's first rank acts for the node.
+        is_first = any(local_rank == 0 for _, local_rank in seats)
+        host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
+        uuids = () if gpus is None else gpus.uuids.get(host, ())
+        if is_first and order.job in _WITH_EVIDENCE:
+            self._evidence = NodeMeter(uuids), directory.node_evidence(host)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
-        sampled = (
-            directory.sampled.read_if_left() if any(local == 0 for _, local in seats) else None
-        )
-        host = socket.gethostname()
-        if sampled is not None and host in sampled.uuids:
-            self._sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))
+        if gpus is not None and gpus.are_sampled and uuids:
+            self._sampler = Sampler(uuids=uuids, output=directory.samples(host))
 
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
         """Fork a rank and return its process id."""
@@ -235,7 +241,13 @@ class Keeper:
             os.kill(process, number)
 
     def _clean_up(self) -> None:
-        """End the sampler, and any processes that ranks have left behind."""
+        """Leave the run's evidence; end the sampler, and any processes that ranks left behind."""
+        if self._evidence is not None:
+            meter, file = self._evidence
+            self._evidence = None
+            # If the launcher has ended, so has the folder.
+            with suppress(OSError):
+                file.write(meter.read())
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None

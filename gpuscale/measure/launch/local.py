@@ -1,6 +1,7 @@
 """The launcher for a single node, on which one process, the keeper, forks the ranks."""
 
 import contextlib
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from gpuscale.measure.launch.orders import Keepers, Seats
 from gpuscale.measure.launch.rendezvous import free_port
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.waits import RUN_S
-from gpuscale.records import Environment, Failure, Run, RunRequest
+from gpuscale.records import Environment, Failure, Run, RunGpus, RunRequest
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 _HERE = "here"
@@ -74,6 +75,10 @@ class LocalLauncher(Launcher):
         """Make one run. If a rank fails, no error is raised; `Run.failure` says why."""
         keeper = self._keeper_with(STRATEGIES[request.configuration.strategy].package)
         with self._directory(request) as directory:
+            gpus = (gpu for gpu in self.environment.gpus if gpu.index in request.devices)
+            if uuids := tuple(gpu.uuid for gpu in gpus if gpu.uuid):
+                here = {socket.gethostname(): uuids}
+                directory.gpus.write(RunGpus(uuids=here, are_sampled=False))
             started_at_s, started = time.time(), time.monotonic()
             failure = _launch(keeper, request, directory, request.job)
             wall_s = time.monotonic() - started

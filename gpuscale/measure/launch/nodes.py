@@ -14,7 +14,7 @@ import gpuscale.base.host
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
-from gpuscale.measure.launch.failures import failure_of
+from gpuscale.measure.launch.failures import failure_of, text_of
 from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import (
@@ -26,7 +26,7 @@ from gpuscale.measure.run_directory import (
 )
 from gpuscale.measure.schedulers.placement import Placement, place, without_excluded
 from gpuscale.measure.waits import RUN_S
-from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
+from gpuscale.records import Environment, NodeProbe, Run, RunGpus, RunRequest
 from gpuscale.records.request import NodeProbeRequest
 
 _START_S = _DESCRIBE_S = 180.0
@@ -87,7 +87,7 @@ class NodesLauncher(Launcher):
         directory = self._kept.enter_context(self._run_folder())
         placement = self._placement(request)
         directory.request.write(request)
-        self._ask_for_samples(directory, request, placement)
+        self._list_gpus(directory, request, placement)
         is_fresh = self._fresh_tasks or request.command is not None
         if not is_fresh:
             package = STRATEGIES[request.configuration.strategy].package
@@ -153,10 +153,10 @@ class NodesLauncher(Launcher):
             oversubscribed=oversubscribed,
         )
 
-    def _ask_for_samples(
+    def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Write a list of the GPUs to sample on each host, by UUID, for the keepers to read."""
+        """Write a list of the GPUs of the run on each host, by UUID, for the keepers to sample."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
         self._samples = []
@@ -166,8 +166,8 @@ class NodesLauncher(Launcher):
             if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
                 self._samples.append(NodeSamples(host=node.host, path=path, uuids=uuids))
         if self._samples:
-            sampled = {left.host: left.uuids for left in self._samples}
-            directory.sampled.write(SampledDevices(uuids=sampled))
+            uuids_of = {left.host: left.uuids for left in self._samples}
+            directory.gpus.write(RunGpus(uuids=uuids_of, are_sampled=True))
 
     def _perform(
         self,
@@ -277,7 +277,11 @@ def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Pa
     ranks = range(placement.ranks)
     if job == "describe":
         return [directory.environment(host).path for host in placement.hosts]
+    if job == "probe":
+        return [directory.probe(rank).path for rank in ranks]
+    hosts = {text_of(directory.host(rank)) for rank in ranks}
+    nodes = [directory.node_evidence(host).path for host in hosts]
     if job == "rank":
-        return [directory.outcome(rank).path for rank in ranks]
+        return [*nodes, *(directory.outcome(rank).path for rank in ranks)]
     # One rank of a command has reported for all.
-    return [directory.enough] if job == "command" else [directory.probe(r).path for r in ranks]
+    return [*nodes, directory.enough]

@@ -12,8 +12,8 @@ from importlib import metadata
 from gpuscale.base.counters import Reading
 from gpuscale.base.host import cpu_model
 from gpuscale.measure import nvml
+from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.telemetry.device import NvmlDevice, all_devices
-from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
 _BUSY_UTILIZATION = 0.5
@@ -87,7 +87,7 @@ def examine() -> Machine:
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
         shared_memory_bytes=shared_memory_bytes,
-        load=HostLoadMeter(()).read(),
+        load=HostLoadMeter().read(),
     )
     try:
         with nvml.open_nvml() as driver_version:

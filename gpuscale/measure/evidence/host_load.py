@@ -1,13 +1,9 @@
-"""CPU and GPU load of the host by other processes, before and during a run."""
+"""CPU load of the host by other processes, before and during a run."""
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from gpuscale.measure.nvml import DriverAbsentError, open_nvml
-from gpuscale.measure.telemetry.device import foreign_processes
 from gpuscale.records import HostLoad
 
 _STEAL = 8
@@ -19,23 +15,19 @@ _WITHOUT_GUESTS = 8
 class HostLoadMeter:
     """Measures the load of the host from the creation of the meter until the call of `read`."""
 
-    def __init__(self, gpu_uuids: Sequence[str]) -> None:
-        """Start to measure; `gpu_uuids` are the GPUs of the run."""
+    def __init__(self, *, root: Path = Path("/")) -> None:
+        self._root = root
         self._load_average = os.getloadavg()[0]
         # All cores of the host, like its load, even if this process may use only some.
         self._cores = os.cpu_count() or 1
-        self._gpu_processes: int | None = None
-        if gpu_uuids:
-            with suppress(DriverAbsentError), open_nvml():
-                self._gpu_processes = foreign_processes(gpu_uuids)
-        self._waited_s = _waited_s()
-        self._ticks = _ticks()
+        self._waited_s = _waited_s(root)
+        self._ticks = _ticks(root)
         self._began_s = time.monotonic()
 
     def read(self) -> HostLoad:
         """Return the load since the meter was created; values that are not reported are None."""
         lasted_s = time.monotonic() - self._began_s
-        waited_s, ticks = _waited_s(), _ticks()
+        waited_s, ticks = _waited_s(self._root), _ticks(self._root)
         pressure = steal = None
         if waited_s is not None and self._waited_s is not None and lasted_s > 0:
             pressure = min(1.0, max(0.0, (waited_s - self._waited_s) / lasted_s))
@@ -46,24 +38,23 @@ class HostLoadMeter:
             cores=self._cores,
             cpu_pressure=pressure,
             steal=steal,
-            gpu_processes=self._gpu_processes,
         )
 
 
-def _waited_s() -> float | None:
+def _waited_s(root: Path) -> float | None:
     """Seconds since boot during which at least one process of the host waited for a CPU."""
     try:
-        some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
+        some = (root / "proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, IndexError):
         # A kernel without pressure stall information, or before 4.20.
         return None
 
 
-def _ticks() -> tuple[int, int] | None:
+def _ticks(root: Path) -> tuple[int, int] | None:
     """Return the total ticks of the host's CPUs, and how many ticks went to other guests."""
     try:
-        first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+        first = (root / "proc/stat").read_text(encoding="ascii").splitlines()[0]
         ticks = [int(text) for text in first.split()[1:]]
         return sum(ticks[:_WITHOUT_GUESTS]), ticks[_STEAL - 1]
     except (OSError, ValueError, IndexError):

@@ -1,0 +1,63 @@
+"""Evidence of a node: what a run's ranks found on it, taken by a process beside them."""
+
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from gpuscale.records.record import Count, Line, Name, PositiveCount, Record, Share
+
+BUSY_LOAD_PER_CORE = 1.5
+"""Load average per core above which a host is busy; ranks of a finished run add at most 1."""
+
+
+class HostLoad(Record, frozen=True, kw_only=True):
+    """Load from other processes on a node."""
+
+    load_average: Annotated[float, Meta(ge=0, le=1e6)]
+    """Load average over the minute before the run."""
+    cores: PositiveCount
+    """All cores of the host, including those that this job may not use."""
+    cpu_pressure: Share | None = None
+    """Share of the run's time in which some process waited for a CPU."""
+    steal: Share | None = None
+    """Share of CPU time that a hypervisor gave to other virtual machines."""
+    gpu_processes: Count | None = None
+    """Other processes that computed on the run's GPUs before it began."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
+        return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)
+
+
+class NodeEvidence(Record, frozen=True, kw_only=True):
+    """Evidence of one node of a run, taken before the first rank began and after the last ended."""
+
+    host: Name
+    load: HostLoad | None = None
+    settings: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """Settings that bear on performance, such as `governor`."""
+    absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """Reasons why evidence could not be read."""
+
+
+class LoadedHost(NamedTuple):
+    """A host and the load from other processes on it."""
+
+    host: str
+    load: HostLoad
+
+    @property
+    def weight(self) -> tuple[bool, float, int]:
+        """Sort key: hosts with more other work have a greater one."""
+        load = self.load
+        return load.is_busy, load.load_average / load.cores, load.gpu_processes or 0
+
+
+def busiest(nodes: Iterable[NodeEvidence]) -> LoadedHost | None:
+    """Return the node with the most other work; None if no node's load is known."""
+    loaded = [LoadedHost(node.host, node.load) for node in nodes if node.load is not None]
+    return max(loaded, key=attrgetter("weight"), default=None)
