@@ -185,7 +185,11 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     axes = picture.figure.axes[0]
     dots: Any = next(line for line in axes.lines if line.get_label() == "night")
     now = compared["current"]["samples_per_s"]["value"]
-    assert dots.get_ydata()[-1] == pytest.approx(now) == 128 / row.last_step_time_s
+    assert (
+        dots.get_ydata()[-1]
+        == pytest.approx(now)
+        == (row.last.samples_per_s and row.last.samples_per_s.value)
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
 def budgets_of(entries: Iterable[Entry]) -> tuple[EfficiencyBudget, ...]:
     """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
 
+    A metric in place of the step time has no parts, and so no budget.
     Times are means over the valid runs. The parts and the rest add up to the efficiency loss of the
     entry's scaling point.
     """
-    valid = {entry.key: entry for entry in entries if entry.logs}
+    valid = {entry.key: entry for entry in entries if entry.point.step_time_s is not None}
     references = References(valid)
     return tuple(
         _budget(entry, valid[reference])
@@ -246,9 +247,9 @@ def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> d
     for key, runs in valid.items():
         for run in runs if key.configuration == point.configuration else ():
             if uuids := frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids):
-                repeated.setdefault((key, uuids), []).append(run.log_step_time)
+                repeated.setdefault((key, uuids), []).append(run.log_cost)
             for uuid in uuids if key == point else ():
-                devices.setdefault(uuid, []).append(run.log_step_time)
+                devices.setdefault(uuid, []).append(run.log_cost)
     if len(devices) < 2 or not _differ(devices.values(), *_noise(repeated.values())):
         return {}
     means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())

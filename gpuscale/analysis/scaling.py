@@ -17,6 +17,7 @@ from gpuscale.records import (
     PointKey,
     PublishedFigure,
     Run,
+    Scaling,
     ScalingPoint,
     Statement,
 )
@@ -54,7 +55,7 @@ class References:
     def __init__(self, points: Iterable[PointKey]) -> None:
         self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
         for key in points:
-            if key.gpus == 1:
+            if key.gpus == 1 and key.configuration.has_speedup:
                 self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
 
     def of(self, key: PointKey) -> PointKey | None:
@@ -83,7 +84,7 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
     samples = {
         key: log_sample(logs)
         for key, group in groups.items()
-        if (logs := [run.log_step_time for _, run in group if run.is_valid])
+        if (logs := [run.log_cost for _, run in group if run.is_valid])
     }
     references = References(samples)
     return tuple(_entry(key, group, samples, references.of(key)) for key, group in groups.items())
@@ -103,7 +104,7 @@ def _entry(
         key=key,
         point=_point(key, [run for _, run in group], samples, reference),
         runs=valid,
-        logs={name: tuple(run.log_step_time for run in runs) for name, runs in valid.items()},
+        logs={name: tuple(run.log_cost for run in runs) for name, runs in valid.items()},
         failed=[run for _, run in group if not run.is_valid],
     )
 
@@ -158,9 +159,8 @@ def _point(
     reference: PointKey | None,
 ) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
-    step_time = geometric_mean(samples[key]) if valid else None
+    level = level_of(key, geometric_mean(samples[key])) if valid else Scaling()
     speedup = _speedup(key, samples, reference) if valid else None
-    samples_per_s = None if step_time is None else step_time.inverse(key.global_batch)
     epoch = runs[0].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
@@ -171,9 +171,11 @@ def _point(
         nodes=_nodes(valid),
         valid_runs=len(valid),
         failed_runs=len(runs) - len(valid),
-        step_time_s=step_time,
-        samples_per_s=samples_per_s,
-        epoch_s=epoch / samples_per_s.value if epoch and samples_per_s else None,
+        value=level.value,
+        unit=level.unit,
+        step_time_s=level.step_time_s,
+        samples_per_s=level.samples_per_s,
+        epoch_s=epoch / level.samples_per_s.value if epoch and level.samples_per_s else None,
         samples_per_j=_samples_per_j(valid),
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
@@ -183,6 +185,15 @@ def _point(
         peak_memory_bytes=_largest(rank.peak_memory_bytes for rank in ranks),
         peak_host_memory_bytes=_largest(rank.peak_host_memory_bytes for rank in ranks),
     )
+
+
+def level_of(key: PointKey, cost: Estimate) -> Scaling:
+    """Return the step time and throughput of a point, or the value of the metric in their place."""
+    metric = key.configuration.metric
+    if metric is None:
+        return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
+    value = cost.inverse(key.global_batch) if metric.more_is_better else cost
+    return Scaling(value=value, unit=metric.unit)
 
 
 def geometric_mean(sample: Sample) -> Estimate:
@@ -200,7 +211,7 @@ def log_speedup(
 def _speedup(
     key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
 ) -> Estimate | None:
-    if key.gpus == 1:
+    if key.gpus == 1 and key.configuration.has_speedup:
         return Estimate(value=1.0)
     if reference is None:
         return None

@@ -64,7 +64,7 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
     missing = [abs(phases.total_s / time_s - 1) > SUM_TOLERANCE for time_s, phases in described]
     return TypicalStep(
         time_s=statistics.fmean(times_s),
-        typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
+        typical_s=geometric_mean(log_sample([run.log_cost for run in runs])).value,
         phases_s={
             "data": mean.data_s,
             "h2d": mean.h2d_s,

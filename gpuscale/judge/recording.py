@@ -346,4 +346,4 @@ def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, 
 
 
 def _identities(runs: Sequence[Run]) -> Counter[object]:
-    return Counter((r.step_time_s, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)
+    return Counter((r.log_cost, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)

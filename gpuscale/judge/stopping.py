@@ -45,7 +45,7 @@ class NarrowIntervals:
         point = points.get(key)
         if point is None or not self._is_known(point):
             return None
-        ones = References(key for key, other in points.items() if other.step_time_s is not None)
+        ones = References(key for key, other in points.items() if other.judged is not None)
         speedups = [
             at_n.speedup
             for other, at_n in points.items()
@@ -62,7 +62,7 @@ class NarrowIntervals:
         )
 
     def _is_known(self, point: ScalingPoint) -> bool:
-        estimates = (point.step_time_s, None if point.gpus == 1 else point.speedup)
+        estimates = (point.judged, None if point.gpus == 1 else point.speedup)
         return point.valid_runs >= self.minimum_runs and self._are_narrow(*estimates)
 
     def _are_narrow(self, *estimates: Estimate | None) -> bool:

@@ -78,7 +78,7 @@ def _stopping_lines(results: Results, rule: NarrowIntervals) -> Iterator[str]:
     for point in rule.unsettled_points(results.runs):
         widths = [
             f"{name} {spread_text(estimate)}"
-            for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
+            for name, estimate in (("T", point.judged), ("S", point.speedup))
             if estimate is not None and estimate.has_interval
         ]
         found = f": {', '.join(widths)}" if widths else ""

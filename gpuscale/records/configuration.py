@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from gpuscale.base.strategies import Schedule
 from gpuscale.base.units import counted
+from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -43,6 +44,8 @@ class Configuration(Record, frozen=True, kw_only=True):
     micro_batches: PositiveCount | None = None
     """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
     if the strategy is not a pipeline."""
+    metric: OpenMetric | None = None
+    """Metric that takes the place of the step time; None if steps are timed."""
     command: Line | None = None
     """Training command with placeholders; None if gpuscale itself trains the case."""
     accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
@@ -57,6 +60,11 @@ class Configuration(Record, frozen=True, kw_only=True):
     def is_loaded(self) -> bool:
         """True if a data loader supplies the batches."""
         return self.data in ("loader", "real")
+
+    @property
+    def has_speedup(self) -> bool:
+        """True if runs on different numbers of GPUs give a speedup."""
+        return self.metric is None or self.metric.scaling is not None
 
     @property
     def label(self) -> str:

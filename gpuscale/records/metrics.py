@@ -1,10 +1,18 @@
-"""The metrics of a run; a new metric needs an entry in `METRICS` and a function in `run.py`."""
+"""The metrics of a run: the table of those that gpuscale measures, and those that others name.
+
+A new metric needs an entry in `METRICS` and a function in `run.py`.
+"""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
+from gpuscale.base.errors import FieldError
+from gpuscale.records.record import Line, Name, Record
+
 STEP_TIME = "step_time_s"
+_LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +43,32 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
     """True if changes are relative to the baseline's step time because the metric may be 0."""
+
+
+class OpenMetric(Record, frozen=True, kw_only=True):
+    """A number that a program prints or another tool records, judged in place of the step time.
+
+    It is positive, and its name usually ends with the unit: `busbw_gb_s`.
+    """
+
+    name: Name
+    unit: Line = ""
+    more_is_better: bool
+    scaling: Literal["rate", "weak", "strong"] | None = None
+    """How values on different numbers of GPUs give a speedup: as a rate over all GPUs, or as a time
+    for the same work per GPU (weak) or in all (strong). None: there is no speedup."""
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None and self.more_is_better != (self.scaling == "rate"):
+            raise FieldError("scaling", "of a rate more is better, of a time less")
+
+    def work(self, gpus: int) -> int:
+        """Units of work on so many GPUs; `cost` is the time for them."""
+        return gpus if self.scaling in ("rate", "weak") else 1
+
+    def cost(self, value: float, gpus: int) -> float:
+        """Convert a value to a cost that is judged like a step time; also converts it back."""
+        return self.work(gpus) / value if self.more_is_better else value
 
 
 METRICS = (
@@ -81,9 +115,13 @@ METRICS = (
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def measured_problem(measured: Mapping[str, float]) -> str | None:
+def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
     """Return the first problem in measured values by metric name; None if all are valid."""
     for name, value in measured.items():
+        if own is not None and name == own.name:
+            if not 0 < value <= _LARGEST:
+                return f"{name} is expected above 0, found {value:.12g}"
+            continue
         metric = METRICS_BY_NAME.get(name)
         if metric is None:
             return f"unknown metric '{name}'; known are {', '.join(METRICS_BY_NAME)}"

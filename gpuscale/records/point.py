@@ -60,7 +60,9 @@ class PointKey(NamedTuple):
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs; the point must have a valid run."""
+        """Samples per step over all GPUs, or units of work; the point must have a valid run."""
+        if (metric := self.configuration.metric) is not None:
+            return metric.work(self.gpus)
         assert self.batch_per_gpu is not None, "a valid run knows its batch"
         return self.gpus * self.batch_per_gpu
 
@@ -69,12 +71,20 @@ class PointKey(NamedTuple):
 class Scaling:
     """The values of a scaling curve at one point; a field is None if unknown."""
 
+    value: Estimate | None = None
+    """Value of the metric that takes the place of the step time, in the metric's unit."""
+    unit: str = ""
     step_time_s: Estimate | None = None
     samples_per_s: Estimate | None = None
     """Throughput over all GPUs."""
     speedup: Estimate | None = None
     """Throughput relative to 1 GPU with the same configuration; exactly 1 on 1 GPU."""
     efficiency: Estimate | None = None
+
+    @property
+    def judged(self) -> Estimate | None:
+        """The metric's value, or else the step time."""
+        return self.value or self.step_time_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

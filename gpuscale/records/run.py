@@ -92,8 +92,9 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """True if the run has a step time and passed all checks."""
-        return self.failure is None and STEP_TIME in self.measured
+        """True if the run has a step time, or the metric in its place, and passed all checks."""
+        metric = self.configuration.metric
+        return self.failure is None and (metric.name if metric else STEP_TIME) in self.measured
 
     @property
     def step_time_s(self) -> float:
@@ -103,9 +104,11 @@ class Run(Record, frozen=True, kw_only=True):
         return self.measured[STEP_TIME]
 
     @property
-    def log_step_time(self) -> float:
-        """Natural logarithm of the step time, from which throughput and speedup are judged."""
-        return math.log(self.step_time_s)
+    def log_cost(self) -> float:
+        """Natural logarithm of the step time, or of the cost of a metric in its place."""
+        if (metric := self.configuration.metric) is None:
+            return math.log(self.step_time_s)
+        return math.log(metric.cost(self.measured[metric.name], self.gpus))
 
     @property
     def synchronization_s(self) -> float | None:
@@ -224,9 +227,9 @@ def without_windows(run: Run) -> Run:
 
 
 def _problems(run: Run) -> Iterator[FieldError]:
-    if problem := measured_problem(run.measured):
+    if problem := measured_problem(run.measured, run.configuration.metric):
         yield FieldError("", problem)
-    if run.is_valid and run.batch_per_gpu is None:
+    if STEP_TIME in run.measured and run.batch_per_gpu is None:
         problem = "a run with a step time says how many samples a step had"
         yield FieldError("batch_per_gpu", problem)
     numbers = [report.rank for report in run.ranks]

@@ -4,12 +4,13 @@ import csv
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpuscale.base.units import format_seconds, significant
-from gpuscale.records import Estimate
-from gpuscale.reports.phrases import UNKNOWN, bounds_text, spread_text
+from gpuscale.records import Configuration, Estimate, Scaling
+from gpuscale.reports.phrases import UNKNOWN, amount_text, bounds_text, spread_text
 from gpuscale.reports.screen import table
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
@@ -63,12 +64,36 @@ class Column(Generic[_Row]):
         return Cell(self.form(value.value), interval)
 
 
+class _ValueColumn(Column[Any]):
+    """The column of the metric that takes the place of the step time, each row with its unit."""
+
+    def cell(self, row: Any) -> Cell:
+        """Return the value for a row, with its unit."""
+        form = partial(amount_text, unit=row.unit)
+        column: Column[Any] = Column(self.field, self.header, form, self.interval)
+        return column.cell(row)
+
+
+VALUE = _ValueColumn("value", "value", interval="±")
 STEP_TIME: Column[Any] = Column("step_time_s", "step time", format_seconds, "±")
 SAMPLES: Column[Any] = Column("samples_per_s", "samples/s", significant, "±")
 SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "[]")
 EFFICIENCY: Column[Any] = Column("efficiency", "efficiency", "{:.2f}".format, "[]")
-SCALING = (STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
+SCALING = (VALUE, STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
 """Columns that apply to scaling points and to each side of a comparison."""
+
+
+def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, Column[Any]]:
+    """Return the columns of step times or of the metrics in their place, keyed by header."""
+    has_metric = {each is not None and each.metric is not None for each in configurations}
+    of_metrics = {"value": VALUE} if True in has_metric else {}
+    of_steps = {} if has_metric == {True} else {"step time": STEP_TIME, "samples/s": SAMPLES}
+    return {**of_metrics, **of_steps}
+
+
+def level_text(level: Scaling) -> str:
+    """Return a step time, or the metric's value in its place, with its spread."""
+    return (STEP_TIME if level.value is None else VALUE).cell(level).line
 
 
 def text_table(

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from gpuscale.analysis.history import History, HistoryEvent, Night, RowHistory
 from gpuscale.analysis.history.device_paces import DeviceChange
 from gpuscale.analysis.statistics.levels import REMEMBERED
-from gpuscale.base.units import format_percent, format_seconds
+from gpuscale.base.units import format_percent
 from gpuscale.records import PointKey
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
-from gpuscale.reports.columns import Cell, text_table
+from gpuscale.reports.columns import Cell, level_columns, level_text, text_table
 from gpuscale.reports.screen import Screen, wrapped
 
-STANDING = "samples/s against before"
+STANDING = "speed against before"
 _MOST_NAMED = 2
 """Maximum number of rows that the verdict names for each problem."""
 _MOST_ROWS = 4
@@ -30,7 +30,8 @@ def render(history: History, screen: Screen) -> str:
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
     yield from _head(history, screen)
-    yield text_table(standings(history), screen.columns, first=("step time", STANDING))
+    first = (level_header(history), STANDING)
+    yield text_table(standings(history), screen.columns, first=first)
     yield ""
     for event in reversed(history.events):
         text = event_text(event, history)
@@ -50,8 +51,8 @@ def notes(history: History) -> Iterator[str]:
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
             name, since = row_names[row.point], names[row.lost.since]
-            change = phrases.change_text(row.lost.throughput)
-            yield f"slower and slower since {since}: {name}, throughput in all {change}"
+            change, rate = phrases.change_text(row.lost.throughput), _rate(history)
+            yield f"slower and slower since {since}: {name}, {rate} in all {change}"
     last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
     alone = Counter(night for row in rows for night in {*row.outlying, *last[row.point]})
     if alone:
@@ -97,7 +98,7 @@ def nights_text(history: History) -> str:
 def verdict(history: History) -> tuple[str, str] | None:
     """Return the verdict and a text on the rows concerned; None without enough nightly runs."""
     rows, names, nights = history.rows, _row_names(history), night_names(history.nights)
-    last = len(nights) - 1
+    last, rate = len(nights) - 1, _rate(history)
     if all(row.nights_missing for row in rows):
         return None
     lost = sorted(
@@ -126,10 +127,10 @@ def verdict(history: History) -> tuple[str, str] | None:
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
-        ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
-        ("UNUSUAL", unusual, " unusual on the last night, throughput"),
+        ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
+        ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
-        ("UNCLEAR", unclear, " with too few nights to tell, throughput"),
+        ("UNCLEAR", unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
     verdicts = {
@@ -162,10 +163,22 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
     ]
 
 
+def _rate(history: History) -> str:
+    """Name what changes over the nights: the throughput, or performance if a row has a metric."""
+    words = {phrases.rate_word(row.point.configuration) for row in history.rows}
+    return "performance" if "performance" in words else "throughput"
+
+
+def level_header(history: History) -> str:
+    """Return the header of the latest night's step times, or of the metrics in their place."""
+    return next(iter(level_columns(row.point.configuration for row in history.rows)))
+
+
 def standings(history: History) -> list[dict[str, Cell]]:
     """Return a table comparing each row's latest nightly result with its earlier ones."""
     nights = night_names(history.nights)
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
+    level = level_header(history)
     rows = []
     for row in history.rows:
         if row.nights[-1] < len(nights) - 1:
@@ -178,8 +191,8 @@ def standings(history: History) -> list[dict[str, Cell]]:
         texts = {
             "case": cases[row.point.configuration],
             "GPUs": str(row.point.gpus),
-            "batch/GPU": str(row.point.batch_per_gpu),
-            "step time": format_seconds(row.last_step_time_s),
+            "batch/GPU": phrases.known_text(row.point.batch_per_gpu, str),
+            level: level_text(row.last),
             STANDING: standing,
             "last change": nights[row.changes[-1].onset] if row.changes else "none",
             "nights": str(len(row.nights)),
@@ -236,7 +249,8 @@ def event_text(event: HistoryEvent, history: History) -> EventText:
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     details = [
-        f"{names[change.point]}: throughput {phrases.change_text(change.throughput)}"
+        f"{names[change.point]}: {phrases.rate_word(change.point.configuration)} "
+        f"{phrases.change_text(change.throughput)}"
         for change in shown[:_MOST_ROWS]
     ]
     if len(shown) > _MOST_ROWS:

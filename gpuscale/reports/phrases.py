@@ -17,6 +17,7 @@ from gpuscale.base.units import (
 )
 from gpuscale.records import (
     Configuration,
+    EntryVerdict,
     Environment,
     Estimate,
     HostLoad,
@@ -220,11 +221,17 @@ def amount_text(value: float, unit: str) -> str:
     return format_bytes(value) if unit == "bytes" else f"{significant(value)} {unit}"
 
 
-def quantity_text(quantity: QuantityName, gpus: int) -> str:
-    """Name a quantity: `throughput on 1 GPU`, `throughput on 4 GPUs` or `E(4)`."""
+def quantity_text(quantity: QuantityName, entry: EntryVerdict) -> str:
+    """Name a row's quantity: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
     if quantity is QuantityName.EFFICIENCY:
-        return f"E({gpus})"
-    return f"throughput on {gpus_text(gpus)}"
+        return f"E({entry.key.gpus})"
+    return f"{rate_word(entry.configuration)} on {gpus_text(entry.key.gpus)}"
+
+
+def rate_word(configuration: Configuration | None) -> str:
+    """Name what is judged besides E: the throughput, or the performance by another metric."""
+    has_metric = configuration is not None and configuration.metric is not None
+    return "performance" if has_metric else "throughput"
 
 
 def change_texts(change: Estimate) -> list[str]:

@@ -25,6 +25,7 @@ from gpuscale.reports.phrases import (
     load_text,
     percent_text,
     quantity_text,
+    rate_word,
     row_texts,
     to_minutes,
 )
@@ -66,33 +67,33 @@ WORDS: Mapping[str, Words] = {
         "a loss of {allowed} is ruled out with 95 % confidence, one-sided; the two-sided "
         "interval reaches {bound}"
     ),
-    "moved": Words("the throughput on {gpus} {throughput}", is_in_table=True),
+    "moved": Words("the {rate} on {gpus} {throughput}", is_in_table=True),
     "moved_with_efficiency": Words(
-        "the throughput on {gpus} {throughput}; E({n}) {efficiency}", is_in_table=True
+        "the {rate} on {gpus} {throughput}; E({n}) {efficiency}", is_in_table=True
     ),
     "scaling_lost": Words(
-        "E({n}) {efficiency}: the throughput on {gpus} {throughput}, that on 1 GPU {reference}"
+        "E({n}) {efficiency}: the {rate} on {gpus} {throughput}, that on 1 GPU {reference}"
     ),
     "each_gpu_slower": Words(
-        "the throughput on {gpus} {throughput}, as that on 1 GPU {reference}: "
+        "the {rate} on {gpus} {throughput}, as that on 1 GPU {reference}: "
         "each GPU is slower, not the scaling"
     ),
     "reference_faster": Words(
-        "E({n}) {efficiency} only because the throughput on 1 GPU {reference}; "
-        "the throughput on {gpus} {throughput}"
+        "E({n}) {efficiency} only because the {rate} on 1 GPU {reference}; "
+        "the {rate} on {gpus} {throughput}"
     ),
     "metric_lost": Words("{metric}; otherwise {otherwise}"),
     "slow_allocation": Words(
-        "in {name} the throughput on {gpus} was {loss} below that of the other "
+        "in {name} the {rate} on {gpus} was {loss} below that of the other "
         "allocations; all together, {otherwise}"
     ),
     "level_lost": Words(
-        "the throughput on {gpus} is {loss} less from {since} on"
+        "the {rate} on {gpus} is {loss} less from {since} on"
         "{changed}; tonight against those nights alone, {otherwise}",
         short="against the nights before {since}; above: those since",
     ),
     "drifted": Words(
-        "the throughput on {gpus} fell slowly, by {loss} until {since}; tonight "
+        "the {rate} on {gpus} fell slowly, by {loss} until {since}; tonight "
         "against the last nights alone, {otherwise}",
         short="slowly, until {since}; above: the last nights",
     ),
@@ -473,6 +474,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> st
     texts = {name: _fact_text(name, fact, entry) for name, fact in statement.facts.items()}
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": gpus_text(entry.key.gpus)}
+        texts["rate"] = rate_word(entry.configuration)
     return sentence.format_map(texts)
 
 
@@ -499,7 +501,7 @@ def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)
     if fact == QuantityName.EFFICIENCY:
-        return quantity_text(QuantityName.EFFICIENCY, entry.key.gpus)
+        return quantity_text(QuantityName.EFFICIENCY, entry)
     if name == "published":
         return "the throughput"
-    return f"the {quantity_text(QuantityName(fact), entry.key.gpus)}"
+    return f"the {quantity_text(QuantityName(fact), entry)}"

@@ -20,6 +20,7 @@ from gpuscale.records.json_text import (
     to_json,
     validate_unique_keys,
 )
+from gpuscale.records.metrics import STEP_TIME
 from gpuscale.records.run import Header
 
 RESULTS_FORMAT = "gpuscale-results"
@@ -213,7 +214,9 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
             problem = f"{problem}; delete the line to use the others"
         raise DecodeError(place, problem, line=number) from None
     if run.failure is None and not run.is_valid:
-        problem = "a run without failure has a step_time_s; give it, or say in 'failure' why not"
+        metric = run.configuration.metric
+        wanted = STEP_TIME if metric is None else metric.name
+        problem = f"a run without failure has a {wanted}; give it, or say in 'failure' why not"
         raise DecodeError("measured", problem, line=number)
     return run
 

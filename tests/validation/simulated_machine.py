@@ -152,26 +152,26 @@ def recorded(machine: SimulatedMachine, nights: Sequence[Results]) -> Baseline:
 
 
 def log_run_times(
-    rng: np.random.Generator, machine: SimulatedMachine, log_step_times: Logs, runs: int
+    rng: np.random.Generator, machine: SimulatedMachine, log_costs: Logs, runs: int
 ) -> Logs:
     """Medians of the runs of one night, by run and then as the entries' own step times are.
 
     Args:
         rng: source of the night.
         machine: how they scatter.
-        log_step_times: of each entry; the last axis is the number of GPUs.
+        log_costs: of each entry; the last axis is the number of GPUs.
         runs: of each entry.
     """
-    shape = (runs, *log_step_times.shape)
+    shape = (runs, *log_costs.shape)
     # T differs by the whole deviation between allocations, a ratio of two T by half of it.
     own = machine.allocation_deviation / 2 / math.sqrt(2)
     shared = math.sqrt(machine.allocation_deviation**2 - own**2)
-    logs = log_step_times + rng.normal(0, shared) + rng.normal(0, own, log_step_times.shape)
+    logs = log_costs + rng.normal(0, shared) + rng.normal(0, own, log_costs.shape)
     logs = logs + rng.normal(0, machine.run_deviation, shape)
     logs = logs + math.log1p(OUTLYING_RUN) * (rng.random(shape) < machine.outlying_runs)
     passed = (np.arange(runs) + 0.5) / runs - 0.5
     drift = math.log1p(machine.drift) * passed
-    return logs + drift.reshape(-1, *[1] * log_step_times.ndim)
+    return logs + drift.reshape(-1, *[1] * log_costs.ndim)
 
 
 def log_window_times(rng: np.random.Generator, machine: SimulatedMachine, runs: int) -> Logs:

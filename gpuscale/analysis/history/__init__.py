@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpuscale.analysis.history.device_paces import DeviceChange, devices_that_changed
+from gpuscale.analysis.scaling import level_of
 from gpuscale.analysis.statistics.estimates import Sample, difference, exponential, log_sample
 from gpuscale.analysis.statistics.levels import (
     FEWEST_NIGHTS,
@@ -20,7 +21,15 @@ from gpuscale.analysis.statistics.levels import (
     suspect_nights,
 )
 from gpuscale.base.errors import UsageError
-from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
+from gpuscale.records import (
+    Environment,
+    EnvironmentChange,
+    Estimate,
+    PointKey,
+    Results,
+    Run,
+    Scaling,
+)
 from gpuscale.records.environment_diff import environment_changes, host_changes
 
 
@@ -33,7 +42,7 @@ class Night:
     environment: Environment
     runs: tuple[Run, ...]
     """Valid runs of the selected rows."""
-    log_step_times: Mapping[PointKey, float]
+    log_costs: Mapping[PointKey, float]
     """Mean logarithm of the step time of each row."""
 
 
@@ -86,8 +95,8 @@ class RowHistory:
     """Number of nights on the present level, including the latest night."""
     outlying: tuple[int, ...]
     """Indices of the outliers: nights that are far from the other nights on the same level."""
-    last_step_time_s: float
-    """Step time on the latest night."""
+    last: Scaling
+    """Mean step time and throughput, or metric in their place, on the latest night."""
     departure: float | None
     """Relative change of throughput from earlier nights to the latest night; None if there are too
     few nights."""
@@ -166,7 +175,7 @@ def history_of(
     if not machines:
         beside = f"; left out: {', '.join(left_out)}" if left_out else ""
         raise UsageError(f"the results hold no valid run of what was asked for{beside}")
-    points = dict.fromkeys(point for night in nights for point in night.log_step_times)
+    points = dict.fromkeys(point for night in nights for point in night.log_costs)
     rows = [_row(point, nights) for point in points]
     return History(
         machine=next(iter(machines)),
@@ -213,7 +222,7 @@ def nights_of(
             began_at=min(_began(run, result) for run, result in made),
             environment=made[0][1].environment,
             runs=tuple(run for run, _ in made),
-            log_step_times=_means(run for run, _ in made),
+            log_costs=_means(run for run, _ in made),
         )
         for name, made in placed.items()
     ]
@@ -233,13 +242,13 @@ def _created(result: Results) -> datetime:
 def _means(runs: Iterable[Run]) -> dict[PointKey, float]:
     logs: dict[PointKey, list[float]] = {}
     for run in runs:
-        logs.setdefault(PointKey.of(run), []).append(run.log_step_time)
+        logs.setdefault(PointKey.of(run), []).append(run.log_cost)
     return {point: log_sample(values).mean for point, values in logs.items()}
 
 
 def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
-    indices = [i for i, night in enumerate(nights) if point in night.log_step_times]
-    values = [nights[i].log_step_times[point] for i in indices]
+    indices = [i for i, night in enumerate(nights) if point in night.log_costs]
+    values = [nights[i].log_costs[point] for i in indices]
     found = level_changes(values)
     levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
     far = [
@@ -261,7 +270,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     before = nights_before(indices[-1], point, nights, changes)
     last = None
     if len(values) > FEWEST_NIGHTS:
-        last = departure([nights[i].log_step_times[point] for i in before], values[-1])
+        last = departure([nights[i].log_costs[point] for i in before], values[-1])
     alone = last is not None and stands_out(values[begin:-1], last)
     lost = _unrecovered_loss(found)
     if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
@@ -272,7 +281,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         changes=changes,
         level_nights=len(values) - begin,
         outlying=tuple(indices[i] for i in far),
-        last_step_time_s=exponential(values[-1]),
+        last=level_of(point, Estimate(value=exponential(values[-1]))),
         departure=None if last is None else exponential(-last) - 1,
         stands_out=alone,
         is_unclear=(
@@ -295,8 +304,8 @@ def nights_before(
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
-    before = tuple(i for i in range(begun, night) if point in nights[i].log_step_times)
-    suspect = suspect_nights([nights[i].log_step_times[point] for i in before])
+    before = tuple(i for i in range(begun, night) if point in nights[i].log_costs)
+    suspect = suspect_nights([nights[i].log_costs[point] for i in before])
     return before[: len(before) - suspect]
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import References
+from gpuscale.analysis.scaling import References, level_of
 from gpuscale.analysis.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.analysis.statistics.significance import benjamini_hochberg, detectable_loss
 from gpuscale.judge.compare.decision import (
@@ -138,9 +138,13 @@ class _Pairing:
         """Build the record of this verdict, with the baseline values that the change refers to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
-        step_time, batch = self._usual(1), self.row.before.key.global_batch
+        level = level_of(self.row.before.key, self._usual(1))
         shown = replace(
-            entry.baseline, step_time_s=step_time, samples_per_s=step_time.inverse(batch)
+            entry.baseline,
+            value=level.value,
+            unit=level.unit,
+            step_time_s=level.step_time_s,
+            samples_per_s=level.samples_per_s,
         )
         if self.batches is not None:
             speedup = self._usual(2).inverse(self.batches)
@@ -214,8 +218,9 @@ def _pairings(rows: Sequence[MatchedRow], sides: Sides) -> list[_Pairing]:
             same_ones[ones].append(keys)
     pairings = []
     for row, keys, ones in points:
-        why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
-        used = [keys] if row.key.gpus == 1 or why is not None else [keys, ones]
+        is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
+        why = None if is_alone else _why_without_speedup(*ones)
+        used = [keys] if is_alone or why is not None else [keys, ones]
         old, new = (
             SideSample(tuple(side[key] for key in of_side if key is not None))
             for side, of_side in zip((then, now), zip(*used, strict=True), strict=True)

@@ -8,7 +8,7 @@ from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
 from gpuscale.reports.columns import SCALING, Column, csv_text
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison.rows import Row, finding_of
 
 _SIDES = ("baseline", "current")
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
@@ -35,7 +35,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
     _of_key("gpus"),
     Column("name"),
     _of_entry("verdict"),
-    Column("finding", value=lambda row: row.entry.finding and finding_text(row.entry.finding)),
+    Column("finding", value=lambda row: finding_of(row.entry) or None),
     *map(_of_entry, ("since", "changed_quantity")),
     Column("change", interval="[]", value=attrgetter("entry.change")),
     *map(_of_entry, ("minimum_detectable_loss", "further_runs")),

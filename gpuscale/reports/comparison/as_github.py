@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import Row, detail_lines, finding_text
+from gpuscale.reports.comparison.rows import Row, detail_lines, finding_of
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000
@@ -42,8 +42,8 @@ def render(view: View) -> str:
 
 
 def _title(explanation: Explanation) -> str:
-    row, finding = explanation.rows[0], explanation.rows[0].entry.finding
-    why = row.short_reason or (finding_text(finding) if finding else "")
+    row = explanation.rows[0]
+    why = row.short_reason or finding_of(row.entry)
     return f"{explanation.subject}: {row.verdict} {why}".rstrip()
 
 

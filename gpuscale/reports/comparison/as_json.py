@@ -8,7 +8,7 @@ from gpuscale.records import Scaling
 from gpuscale.records.json_text import document_text
 from gpuscale.reports import cause_words
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison.rows import Row, finding_of
 from gpuscale.reports.reason_words import metric_reason
 
 _OF_ENTRY = ("since", "change", "changed_quantity", "minimum_detectable_loss", "further_runs")
@@ -47,7 +47,7 @@ def entry_of(row: Row) -> dict[str, object]:
         **entry.key._asdict(),
         "configuration": configuration,
         "verdict": entry.verdict,
-        "finding": None if entry.finding is None else finding_text(entry.finding),
+        "finding": finding_of(entry) or None,
         "baseline": _scaling(entry.baseline),
         "current": _scaling(entry.current),
         **{name: getattr(entry, name) for name in _OF_ENTRY},
@@ -81,5 +81,5 @@ def entry_of(row: Row) -> dict[str, object]:
 
 
 def _scaling(side: Scaling) -> dict[str, object]:
-    names = ("speedup", "efficiency", "step_time_s", "samples_per_s")
+    names = ("speedup", "efficiency", "step_time_s", "samples_per_s", "value")
     return {name: getattr(side, name) for name in names}

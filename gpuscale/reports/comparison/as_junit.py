@@ -92,7 +92,7 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
             estimates[f"step time (s){side}"] = of_side.step_time_s
             estimates[f"samples/s{side}"] = of_side.samples_per_s
         if entry.changed_quantity is not None:
-            quantity = quantity_text(entry.changed_quantity, entry.key.gpus)
+            quantity = quantity_text(entry.changed_quantity, entry)
             estimates[f"change of {quantity}"] = entry.change
         for metric in entry.metrics:
             unit = f"{metric.metric.words} ({metric.metric.unit})"

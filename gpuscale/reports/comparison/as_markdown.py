@@ -23,10 +23,6 @@ _ALL_BYTES = 60_000
 _FRAME_BYTES = 1_000
 """Space reserved for headers, legends and the lines that count omitted rows."""
 _LONGEST_TEXT = 600
-_HEADER = (
-    "| case | GPUs | step time | samples/s | E | change | verdict | |\n"
-    "|---|--:|---|---|---|---|---|---|"
-)
 _METRICS_HEADER = (
     "| case | GPUs | metric | baseline | now | change | verdict |\n" + "|---" * 7 + "|"
 )
@@ -48,7 +44,7 @@ def render(view: View) -> str:
     ]
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
-        blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
+        blocks.append(_table(_header(rows), map(_row, open_rows), _ROWS_BYTES))
     blocks += _within(_reasons(view.unsaid), _REASONS_BYTES, "more reason")
     if view.notes:
         lines = [f"- {_plain(note)}" for note in view.notes]
@@ -56,6 +52,12 @@ def render(view: View) -> str:
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
     return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
+
+
+def _header(rows: Sequence[Row]) -> str:
+    names = [name for row in rows[:1] for name in row.numbers]
+    rules = "|---|--:" + "|---" * (len(names) + 3) + "|"
+    return f"| case | GPUs | {' | '.join(names)} | change | verdict | |\n{rules}"
 
 
 def _row(row: Row) -> str:
@@ -87,7 +89,7 @@ def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
 
 def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
-    table = "\n\n".join((_table(_HEADER, map(_row, fine), size), losses_found(fine))).rstrip()
+    table = "\n\n".join((_table(_header(fine), map(_row, fine), size), losses_found(fine))).rstrip()
     return [_folded(f"{counted(len(fine), 'row')} without a loss", table)] if fine else []
 
 

@@ -10,7 +10,12 @@ from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
-_WITHOUT_COLUMN = {"step time": "{} a step", "samples/s": "{} samples/s", "E": "E {}"}
+_WITHOUT_COLUMN = {
+    "value": "{}",
+    "step time": "{} a step",
+    "samples/s": "{} samples/s",
+    "E": "E {}",
+}
 """Templates for numbers whose columns do not fit on the screen, keyed by header."""
 
 

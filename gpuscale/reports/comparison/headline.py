@@ -19,7 +19,14 @@ from gpuscale.records import (
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.rows import Row, likeness_of_cause, losses_found, subject_of
-from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
+from gpuscale.reports.phrases import (
+    counted,
+    counted_verdicts,
+    ends_text,
+    rate_word,
+    verdict_word,
+    worst_first,
+)
 from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
@@ -78,18 +85,20 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     """Describe the loss for each finding among the chosen rows, then say what has not changed."""
-    groups: dict[object, list[Row]] = {}
+    groups: dict[tuple[object, str], list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
-        groups.setdefault(row.entry.finding or of_speedup, []).append(row)
+        word = rate_word(row.entry.configuration)
+        groups.setdefault((row.entry.finding or of_speedup, word), []).append(row)
     for group in groups.values():
         count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
     scaled = [row.entry.verdict for row in rows if row.entry.key.gpus > 1]
-    if groups.keys() == {Finding.SINGLE_GPU_SLOWDOWN}:
+    findings = {found for found, _ in groups}
+    if findings == {Finding.SINGLE_GPU_SLOWDOWN}:
         if scaled and all(verdict.is_loss or verdict.is_pass for verdict in scaled):
             yield "scaling is unchanged"
-    elif groups.keys() == {Finding.SCALING_LOSS}:
+    elif findings == {Finding.SCALING_LOSS}:
         alone = [row for row in rows if row.entry.key.gpus == 1]
         if alone and all(row.entry.verdict is Verdict.OK for row in alone):
             yield "on 1 GPU training is as fast as before"
@@ -122,6 +131,8 @@ def _loss(rows: Sequence[Row]) -> str:
         return f"{entry.finding.words} {moved} by {by}{of_step}{within}{from_then}"
     if entry.finding is Finding.SCALING_LOSS:
         return f"scaling got worse, E fell by {by}{within}{from_then}"
+    if rate_word(entry.configuration) == "performance":
+        return f"performance fell by {by}{within}{from_then}"
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
         subject = "training on 1 GPU" if alone else "every GPU"
@@ -145,19 +156,18 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     """Return the verdict if all rows pass, with any gains and the loss that can be ruled out."""
     verdicts = {row.entry.verdict for row in rows}
-    gains: dict[bool, list[float]] = {}
+    gains: dict[str, list[float]] = {}
     for row in rows:
         if row.entry.verdict is Verdict.IMPROVED and row.change is not None:
             of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
-            gains.setdefault(of_speedup, []).append(row.change.value)
+            name = "E" if of_speedup else rate_word(row.entry.configuration)
+            gains.setdefault(name, []).append(row.change.value)
     if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
-        ((of_speedup, changes),) = gains.items()
-        by = _span(changes)
-        return Verdict.IMPROVED.value, f"E rose by {by}" if of_speedup else f"{by} more samples/s"
+        ((name, changes),) = gains.items()
+        return Verdict.IMPROVED.value, _gain(name, changes, "rose")
     parts = [
-        f"{counted(len(changes), 'row')} with "
-        f"{f'E up by {_span(changes)}' if of_speedup else f'{_span(changes)} more samples/s'}"
-        for of_speedup, changes in gains.items()
+        f"{counted(len(changes), 'row')} with {_gain(name, changes, 'up')}"
+        for name, changes in gains.items()
     ]
     if verdicts == {Verdict.IMPROVED}:
         return Verdict.IMPROVED.value, "; ".join(parts)
@@ -178,6 +188,12 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             parts.append("no loss was found")
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
     return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
+
+
+def _gain(name: str, changes: Sequence[float], verb: str) -> str:
+    """Describe gains: `E rose by 2 %`, `9.8 % to 10 % more samples/s`."""
+    by = _span(changes)
+    return f"{by} more samples/s" if name == "throughput" else f"{name} {verb} by {by}"
 
 
 def _first_cause(rows: Sequence[Row]) -> str:

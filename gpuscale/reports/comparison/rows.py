@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuscale.base.units import format_percent, rough_percent
 from gpuscale.records import (
@@ -25,7 +25,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
-from gpuscale.reports.columns import EFFICIENCY, SAMPLES, STEP_TIME, Cell
+from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
@@ -82,7 +82,7 @@ class Row:
     moved: Cell
     """Change with its interval, `E −7.6 %`; for a metric, also the baseline and current values."""
     numbers: Mapping[str, Pair]
-    """Step time, total samples/s and efficiency E, keyed by header; E is unknown on one GPU."""
+    """Step time, total samples/s, efficiency E and other metrics, keyed by header."""
     lost_metrics: tuple[str, ...]
     """Losses that the reason does not name: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
     causes: tuple[ShownCause, ...]
@@ -92,34 +92,34 @@ class Row:
     """Number of valid runs in the current results."""
 
 
-NUMBERS = {"step time": STEP_TIME, "samples/s": SAMPLES, "E": EFFICIENCY}
-"""Columns with values for the baseline and for the current results, keyed by header."""
-
-
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
     """Return a row for each entry, in the same order, with run durations taken from the results."""
     runs: defaultdict[object, list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
         runs[run.key, run.configuration].append(run)
+    columns = {**level_columns(each.configuration for each in entries), "E": EFFICIENCY}
     return [
-        _row(entry, name, runs[entry.key, entry.configuration])
+        _row(entry, name, runs[entry.key, entry.configuration], columns)
         for entry, name in zip(entries, _names(entries), strict=True)
     ]
 
 
-def _row(entry: EntryVerdict, name: str, runs: Sequence[Run]) -> Row:
+def _row(
+    entry: EntryVerdict, name: str, runs: Sequence[Run], columns: Mapping[str, Column[Any]]
+) -> Row:
     gpus = phrases.gpus_text(entry.key.gpus)
     # None if time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     moved = Cell("") if decided is None else _metric_cell(decided)
     if decided is None and entry.change is not None:
-        quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
+        of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+        quantity = "E" if of_speedup else phrases.rate_word(entry.configuration)
         value, *ends = phrases.change_texts(entry.change)
         moved = Cell(f"{quantity} {value}", (ends and f"[{', '.join(ends)}]") or "")
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     numbers = {
         name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
-        for name, column in NUMBERS.items()
+        for name, column in columns.items()
     }
     if entry.key.gpus == 1:
         numbers["E"] = Pair(UNKNOWN, UNKNOWN)
@@ -153,7 +153,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
-        return finding_text(entry.finding)
+        return finding_of(entry)
     if entry.verdict is Verdict.OK:
         return _allowed(entry.reason)
     if entry.verdict is not Verdict.INCONCLUSIVE:
@@ -212,9 +212,14 @@ def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> I
             yield f"   next: {cause.next_step}"
 
 
-def finding_text(finding: Finding | MetricSpec) -> str:
-    """Name a finding: `scaling loss` or `more memory`."""
-    return finding.value if isinstance(finding, Finding) else finding.worse
+def finding_of(entry: EntryVerdict) -> str:
+    """Name an entry's finding: `scaling loss` or `more memory`; empty without one."""
+    if isinstance(entry.finding, MetricSpec):
+        return entry.finding.worse
+    has_metric = entry.configuration is not None and entry.configuration.metric is not None
+    if has_metric and entry.finding in (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN):
+        return "lower performance"
+    return entry.finding.value if entry.finding else ""
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:

@@ -57,7 +57,7 @@ def _table(nights: Sequence[Night], columns: dict[PointKey, str]) -> str:
     for night in nights:
         machine = night.environment
         facts = (machine.host, machine.driver_version, machine.torch_version)
-        times_s = (exponential(night.log_step_times[point]) for point in columns)
+        times_s = (exponential(night.log_costs[point]) for point in columns)
         rows.writerow((night.began_at.isoformat(), night.allocation, *facts, *times_s))
     return text.getvalue()
 

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gpuscale.analysis.history import History, Night, RowHistory, environment_at
+from gpuscale.analysis.scaling import level_of
 from gpuscale.analysis.statistics.estimates import exponential
-from gpuscale.records import EnvironmentChange
+from gpuscale.records import EnvironmentChange, Estimate, PointKey
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
@@ -53,8 +54,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
     ]
     changed = [*_environment_changes(history.nights)]
     notes = [
-        "samples/s of each night; percentages are from level to level; outlying nights beyond the "
-        "axis lie at its end; dates in UTC",
+        "samples/s, or value, of each night; percentages are from level to level; outlying nights "
+        "beyond the axis lie at its end; dates in UTC",
         *(
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(environment_text, each))}"
             for night, each in changed[-MOST_ENVIRONMENTS:]
@@ -108,7 +109,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
     Nightly runs are evenly spaced: on a date axis, one wrong clock would squeeze all the others.
     """
     rates = {
-        index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
+        index: _shown(row.point, exponential(history.nights[index].log_costs[row.point]))
         for index in row.nights
     }
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
@@ -159,6 +160,14 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
     _draw_changes(axes, row, len(history.nights))
     label_ticks(axes.yaxis, MaxNLocator(_MOST_RATES, steps=[1, 2, 5, 10]).tick_values(low, high))
     axes.set_ylim(low, high)
+
+
+def _shown(point: PointKey, cost: float) -> float:
+    """Return the samples/s, or the value of the metric in their place."""
+    level = level_of(point, Estimate(value=cost))
+    shown = level.value or level.samples_per_s
+    assert shown is not None, "a level has one of the two"
+    return shown.value
 
 
 def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import chain
 
-from gpuscale.analysis.scaling import Entry, geometric_mean, published_points
+from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
 from gpuscale.analysis.statistics.estimates import log_sample
 from gpuscale.base.units import format_seconds, significant
 from gpuscale.judge.compare.hardware import hardware_label
@@ -18,13 +18,13 @@ from gpuscale.records import (
     Comparison,
     Configuration,
     EntryKey,
+    PointKey,
     PublishedFigure,
     Run,
     ScalingPoint,
 )
-from gpuscale.records.point import Scaling
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import STEP_TIME, Cell, text_table
+from gpuscale.reports.columns import Cell, level_columns, level_text, text_table
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, fitted
 from gpuscale.reports.show.scaling_table import (
@@ -114,19 +114,21 @@ def _measured_blocks(
 ) -> Iterator[list[str]]:
     runs = "runs (allocations)"
     made = [{runs: Cell(f"{entry.point.valid_runs} ({len(entry.runs)})")} for entry in entries]
-    headers = ["case", "GPUs", "batch/GPU", runs, "step time", *PAIR_HEADERS]
-    headers += ["GPU-hours"] if steps else []
     points = [entry.point for entry in entries]
+    levels = [*level_columns(point.configuration for point in points)]
+    levels = [name for name in levels if name != "samples/s"]
+    headers = ["case", "GPUs", "batch/GPU", runs, *levels, *PAIR_HEADERS]
+    headers += ["GPU-hours"] if steps else []
     cells = cells_under(headers, points, made, steps)
-    yield [text_table(cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
+    yield [text_table(cells, columns, first=(*levels, *PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(point.configuration for point in points)
     yield [f"{configurations}; intervals: 95 %, over runs", *wide_interval_note(points)]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """Return the mean step time of valid runs with its 95 % interval: `4.12 ms ±0.3 %`."""
-    mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
-    return STEP_TIME.cell(Scaling(step_time_s=mean)).line
+    """Return the mean step time of a row's valid runs with its 95 % interval: `4.12 ms ±0.3 %`."""
+    mean = geometric_mean(log_sample([run.log_cost for run in runs]))
+    return level_text(level_of(PointKey.of(runs[0]), mean))
 
 
 def _runs_text(runs: int, allocations: int) -> str:

@@ -18,14 +18,14 @@ from gpuscale.base.units import format_seconds
 from gpuscale.records import EntryKey, PointKey, Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import Cell, text_table
+from gpuscale.reports.columns import Cell, level_columns, text_table
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted
 from gpuscale.reports.show import columns_with
 from gpuscale.reports.show.step_time import budget_lines
 
-_FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
+_FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with templates for the note."""
@@ -61,7 +61,8 @@ def scaling_table(
     steps: int | None = None,
 ) -> str:
     """Return the table of measured points as text."""
-    return text_table(scaling_cells(points, runs, steps), columns, first=_FIRST)
+    rows = scaling_cells(points, runs, steps)
+    return text_table(rows, columns, first=[name for name in _FIRST if name in rows[0]])
 
 
 def scaling_cells(
@@ -76,7 +77,8 @@ def scaling_cells(
     Intervals are 95 %; a single run has none. `runs` are the runs behind the points; unsteady runs
     among them are counted separately from other failed runs.
     """
-    headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
+    levels = level_columns(point.configuration for point in points)
+    headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", *levels]
     if with_epoch or any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
