@@ -91,6 +91,7 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_pa
     assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
     (node,) = directory.nodes()
     assert (node.host, node.load is not None) == (host, True)
+    assert "TCP" in [port.name for port in node.ports]
     # What the rank started and left has ended with it.
     assert not any(
         b"sleep\x00611" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")

@@ -21,6 +21,7 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     """Device number in nvidia-smi, which counts all GPUs of the machine."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
+    numa_node: Number | None = None
     power_limit_w: Limit | None = None
     """Power limit that the driver enforces."""
     application_clock_mhz: Limit | None = None

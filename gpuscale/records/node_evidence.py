@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from gpuscale.records.port import Port
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record, Share
 
 BUSY_LOAD_PER_CORE = 1.5
@@ -40,6 +41,8 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     load: HostLoad | None = None
     settings: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Settings that bear on performance, such as `governor`."""
+    ports: tuple[Port, ...] = ()
+    """Network ports of the host, whose counters include the traffic of other jobs."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpuscale.measure.evidence.gpus import ask_gpus
 from gpuscale.measure.evidence.host_load import HostLoadMeter
+from gpuscale.measure.evidence.network import NetworkMeter
 from gpuscale.records import NodeEvidence
 
 
@@ -19,8 +20,14 @@ class NodeMeter:
         # Before the ranks start, so that all processes on the GPUs are others'.
         self._gpus = ask_gpus(gpu_uuids)
         self._load = HostLoadMeter(root=root)
+        self._network = NetworkMeter(root=root)
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
         load = replace(self._load.read(), gpu_processes=self._gpus.processes)
-        return NodeEvidence(host=socket.gethostname(), load=load, absent=self._gpus.absent)
+        return NodeEvidence(
+            host=socket.gethostname(),
+            load=load,
+            ports=self._network.read(),
+            absent=self._gpus.absent,
+        )

@@ -24,6 +24,7 @@ from gpuscale.base.host import (
     die_with_parent,
     end_at_interrupt,
 )
+from gpuscale.measure.evidence.numa import gpu_numa_node
 from gpuscale.measure.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -136,10 +137,20 @@ def _gpus() -> tuple[GpuDevice, ...]:
             name=gpu.name,
             uuid=str(gpu.uuid),
             memory_bytes=gpu.total_memory,
+            numa_node=numa_node_of(gpu),
             **known.get(str(gpu.uuid), {}),
         )
         for number, gpu in enumerate(found)
     )
+
+
+def numa_node_of(gpu: Any) -> int | None:
+    """Return the NUMA node of a GPU, given its properties; None if unknown."""
+    if not hasattr(gpu, "pci_bus_id"):
+        # Before torch 2.8.
+        return None
+    place = (gpu.pci_domain_id, gpu.pci_bus_id, gpu.pci_device_id)
+    return gpu_numa_node("{:04x}:{:02x}:{:02x}.0".format(*place))
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,25 @@
+"""Read on which NUMA nodes this machine's GPUs and the CPUs of a process are."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def cpu_numa_nodes(cpus: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """Return the NUMA nodes of these CPUs; empty if unknown."""
+    folders = (root / f"sys/devices/system/cpu/cpu{cpu}" for cpu in cpus)
+    names = {node.name for folder in folders for node in folder.glob("node[0-9]*")}
+    return tuple(sorted(int(name.removeprefix("node")) for name in names))
+
+
+def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
+    """Return the NUMA node of a GPU; None if unknown, or if the machine has only one.
+
+    `pci_address` is NVML's, such as `00000000:C1:00.0`; the kernel's has fewer zeros.
+    """
+    with suppress(OSError, ValueError):
+        domain, rest = pci_address.lower().split(":", 1)
+        place = root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+        numa_node = int((place / "numa_node").read_text(encoding="ascii"))
+        return None if numa_node < 0 else numa_node
+    return None

@@ -1,0 +1,79 @@
+"""Trees of files below `/sys` and `/proc`, as the kernel and HPE's driver lay them out."""
+
+from pathlib import Path
+
+from gpuscale.base.port_counters import PORT_COUNTERS, PortKind
+
+
+def write(root: Path, *files: tuple[str, object]) -> None:
+    """Write the text of each file below a root."""
+    for name, text in files:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def counter_files(kind: PortKind, folder: str) -> dict[str, str]:
+    """The file of each counter of a port, by the counter's name."""
+    found = (counter for counter in PORT_COUNTERS if kind in counter.kinds)
+    return {c.name: "/".join(filter(None, (folder, c.folder, c.name))) for c in found}
+
+
+def pci_device(root: Path, link: str, address: str, *, width: int = 16) -> None:
+    """A PCIe device behind `link`."""
+    place = f"sys/devices/pci0000:00/{address}"
+    write(
+        root,
+        (f"{place}/vendor", "0x15b3"),
+        (f"{place}/device", "0x1021"),
+        (f"{place}/numa_node", 1),
+        (f"{place}/current_link_speed", "32.0 GT/s PCIe"),
+        (f"{place}/current_link_width", width),
+        (f"{place}/max_link_speed", "32.0 GT/s PCIe"),
+        (f"{place}/max_link_width", 16),
+    )
+    (root / link).parent.mkdir(parents=True, exist_ok=True)
+    (root / link).symlink_to(root / place)
+
+
+def infiniband(
+    root: Path,
+    adapter: str = "mlx5_0",
+    *,
+    address: str = "0000:c1:00.0",
+    link_layer: str = "InfiniBand",
+    **counters: object,
+) -> str:
+    """A port of an adapter, with counters at 0 but for those given; its folder."""
+    folder = f"sys/class/infiniband/{adapter}/ports/1"
+    pci_device(root, f"sys/class/infiniband/{adapter}/device", address)
+    write(
+        root,
+        (f"{folder}/state", "4: ACTIVE"),
+        (f"{folder}/rate", "400 Gb/sec (4X NDR)"),
+        (f"{folder}/link_layer", link_layer),
+    )
+    count(root, "infiniband", folder, **counters)
+    return folder
+
+
+def slingshot(root: Path, **counters: object) -> str:
+    """The port `cxi0`, with counters at 0 but for those given; its folder."""
+    folder = "sys/class/cxi/cxi0"
+    pci_device(root, f"{folder}/device", "0000:d5:00.0")
+    properties = f"{folder}/device/properties"
+    write(
+        root,
+        (f"{properties}/speed", 200000),
+        (f"{properties}/link", 1),
+        (f"{properties}/current_esm_link_speed", "25.0 GT/s"),
+    )
+    times = {name: f"{value}@1795426392.000000731" for name, value in counters.items()}
+    count(root, "slingshot", folder, **times)
+    return folder
+
+
+def count(root: Path, kind: PortKind, folder: str, **counters: object) -> None:
+    """Set all counters of a port, those that are not given to 0."""
+    files = counter_files(kind, folder)
+    write(root, *((file, counters.get(name, 0)) for name, file in files.items()))
