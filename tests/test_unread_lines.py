@@ -68,7 +68,7 @@ def test_lines_that_count_no_steps_are_none(line: Callable[[int], str], seconds:
     assert unread.counting is None
 
 
-LINES = [(number * 1.0, f"step {number} loss 0.5") for number in range(40)]
+LINES = [(number * 1.0, f"round {number} loss 0.5") for number in range(40)]
 
 
 def test_a_command_is_not_waited_for_where_its_lines_are_of_a_training() -> None:
@@ -76,7 +76,7 @@ def test_a_command_is_not_waited_for_where_its_lines_are_of_a_training() -> None
         reader_of(None, LINES).validate_lines(0, is_late=False)
     assert error.value.failure.kind == "unread"
     assert error.value.failure.message == (
-        "no format knows lines like 'step 39 loss 0.5'; give --step-regex 'step (?P<step>\\d+)', "
+        "no format knows lines like 'round 39 loss 0.5'; give --step-regex 'round (?P<step>\\d+)', "
         "if that number counts steps"
     )
 

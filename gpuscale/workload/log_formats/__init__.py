@@ -54,9 +54,9 @@ class Recognition:
 
     @property
     def fitting(self) -> tuple[LogFormat, ...]:
-        """Formats that fit the lines so far; generic ones (progress bars) only if no other fits."""
-        special = tuple(one for one in self._fitting if not one.generic)
-        return special or tuple(self._fitting)
+        """Formats that fit the lines so far; of those, only the least generic ones."""
+        least = min((one.generic for one in self._fitting), default=0)
+        return tuple(one for one in self._fitting if one.generic == least)
 
 
 def by_regex(pattern: str) -> LogFormat:

@@ -57,9 +57,9 @@ class LogFormat:
     every_rank_prints: bool = False
     known_by: str = ""
     """Text that at least one line must contain, to distinguish the format from similar formats."""
-    generic: bool = False
-    """True if the format is used only when no specific one fits, as many scripts have such
-    lines."""
+    generic: int = 0
+    """0 if the format is specific; a format is used only if no less generic one fits, as many
+    scripts have such lines."""
 
 
 def number(value: Any) -> float | None:

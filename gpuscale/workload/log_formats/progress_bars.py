@@ -1,4 +1,4 @@
-"""Formats of progress bars: tqdm, scripts that print tqdm bars, and Keras."""
+"""Formats of many scripts: the bars of tqdm, scripts that print them, Keras; `step 50 loss 0.1`."""
 
 import re
 from dataclasses import replace
@@ -135,6 +135,20 @@ def read_keras_epoch(line: str) -> Mark | None:
     )
 
 
+STEP_LOSS = re.compile(
+    r"(?:\bepoch[\s:=\[#]*(?P<epoch>\d+)\b.{0,40}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
+    rf"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?.{{0,80}}?\bloss[\s:=]*(?P<loss>{NUMBER})",
+    re.IGNORECASE,
+)
+
+
+def read_step_loss(line: str) -> Mark | None:
+    """Read a line of a training loop that has a step and then a loss."""
+    if "oss" not in line or (found := STEP_LOSS.search(line)) is None:
+        return None
+    return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())
+
+
 FORMATS = (
     LogFormat(
         name="hf-trainer",
@@ -156,7 +170,7 @@ FORMATS = (
         unit="s/step",
         span="interval",
         every_rank_prints=True,
-        generic=True,
+        generic=1,
     ),
     LogFormat(
         name="tqdm-samples",
@@ -168,7 +182,7 @@ FORMATS = (
         span="interval",
         of_all_ranks=False,
         every_rank_prints=True,
-        generic=True,
+        generic=1,
     ),
     LogFormat(
         name="lightning-rich",
@@ -202,5 +216,12 @@ FORMATS = (
         since_last=True,
         unit="s/step",
         span="interval",
+    ),
+    LogFormat(
+        name="step-loss",
+        project="any script whose lines have a step or iteration, and then a loss",
+        example="Epoch [1/5], Step [100/600], Loss: 0.1234",
+        read=read_step_loss,
+        generic=2,
     ),
 )
