@@ -12,6 +12,7 @@ from gpuscale.records.environment_diff import (
     environment_changes,
     environment_text,
     field_differences,
+    node_changes,
 )
 
 HERE: Environment = environment()
@@ -100,3 +101,24 @@ def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> N
 )
 def test_a_change_shows_its_first_values(change: EnvironmentChange, text: str) -> None:
     assert environment_text(change) == text
+
+
+def test_a_value_that_only_some_nodes_have_is_said_with_those_nodes() -> None:
+    before = [(host, "performance") for host in ("n1", "n2", "n3")]
+
+    def said(**now: str | None) -> list[str]:
+        return [*map(environment_text, node_changes("governor", before, now.items()))]
+
+    assert said(n1="performance", n9="performance") == []
+    assert said(n1="powersave", n2="powersave") == ["governor performance → powersave"]
+    assert said(n1="performance", n3="powersave") == ["governor performance → powersave on n3"]
+    assert said(n1="performance", n2="powersave", n3="powersave", n4=None) == [
+        "governor performance → powersave on 2 of 3 nodes"
+    ]
+    assert said(n1="powersave", n2="ondemand") == [
+        "governor performance → ondemand on n2",
+        "governor performance → powersave on n1",
+    ]
+    assert said(n1=None) == []
+    unknown = [("n1", None)]
+    assert [*node_changes("governor", unknown, [("n1", "powersave")])] == []

@@ -58,7 +58,8 @@ def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
 def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[str, ...]) -> None:
     script = (
         "from gpuscale.measure.evidence.node_meter import NodeMeter\n"
-        f"print(NodeMeter(['{GPU_A}']).read().load.gpu_processes)"
+        "from pathlib import Path\n"
+        f"print(NodeMeter(['{GPU_A}'], logs=Path('{tmp_path}')).read().load.gpu_processes)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
     answer = subprocess.run(

@@ -128,3 +128,7 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...]
     host: str | None = None
     """Host that the change concerns; None if it concerns all hosts."""
+    nodes: tuple[str, ...] = ()
+    """Hosts with the new values; empty if all nodes have them."""
+    of_nodes: int | None = None
+    """Number of nodes whose value is known; None for a value that is not one of nodes."""

@@ -1,11 +1,11 @@
 """Differences between environments; `ENVIRONMENT_FIELDS` has one line for each compared field."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
-from gpuscale.records import Environment, EnvironmentChange
+from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 
 _Environments = Sequence[Environment]
 _MOST_NAMED = 4
@@ -122,12 +122,55 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
         yield from _new_values("host", sorted(before), sorted(after))
 
 
+def node_changes(
+    name: str, before: Iterable[tuple[str, object]], after: Iterable[tuple[str, object]]
+) -> Iterator[EnvironmentChange]:
+    """Yield a change for each value that no node had before; both sides are pairs (host, value).
+
+    Values that are None are unknown. If nothing is known of a side there is no change.
+    """
+    old = {str(value) for _, value in before if value is not None}
+    known = [(host, str(value)) for host, value in after if value is not None]
+    hosts = {host for host, _ in known}
+    for value in sorted({value for _, value in known} - old) if old else ():
+        having = {host for host, own in known if own == value}
+        yield EnvironmentChange(
+            name=name,
+            before=tuple(sorted(old)),
+            after=(value,),
+            nodes=() if having == hosts else tuple(sorted(having)),
+            of_nodes=len(hosts),
+        )
+
+
+def communicator_changes(
+    before: Collection[NodeEvidence], after: Collection[NodeEvidence]
+) -> Iterator[EnvironmentChange]:
+    """Yield what differs in how the nodes of two sides say that their ranks are connected."""
+    then, now = (
+        [(node.host, node.communicator.facts) for node in side if node.communicator is not None]
+        for side in (before, after)
+    )
+    for name in {name: None for _, facts in now for name in facts}:
+        yield from node_changes(
+            name,
+            [(host, facts.get(name)) for host, facts in then],
+            [(host, facts.get(name)) for host, facts in now],
+        )
+
+
 def environment_text(change: EnvironmentChange) -> str:
-    """Return a change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
+    """Return a change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`.
+
+    If only some nodes differ, say which, or how many: `governor performance → powersave on n3`.
+    """
     if change.host is not None:
         return f"{change.name} {listed(change.after)} of {change.host} is new"
     name = _WORDS.get(change.name) or change.name
-    return f"{name} {listed(change.before)} → {listed(change.after)}"
+    text = f"{name} {listed(change.before)} → {listed(change.after)}"
+    if len(change.nodes) > 1:
+        return f"{text} on {len(change.nodes)} of {change.of_nodes} nodes"
+    return " on ".join((text, *change.nodes))
 
 
 def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:

@@ -254,8 +254,8 @@ NEXT_STEPS: Mapping[str, str] = {
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"
     ),
     "gpu_links": (
-        "run 'gpuscale doctor' on each host, and measure again with NCCL_DEBUG=INFO, which "
-        "logs how NCCL connects the GPUs"
+        "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how NCCL connected the "
+        "GPUs"
     ),
     "network": (
         "test the network between the hosts without gpuscale, and look for its other users"

@@ -10,7 +10,11 @@ from gpuscale.judge.diagnose.devices import explaining_clocks
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
-from gpuscale.records.environment_diff import environment_changes, host_changes
+from gpuscale.records.environment_diff import (
+    communicator_changes,
+    environment_changes,
+    host_changes,
+)
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
@@ -24,7 +28,10 @@ def communication(row: RowEvidence, change: Change) -> Cause:
         kind=kind,
         code="communication",
         includes=demands.paused if demands else None,
-        evidence=tuple(links),
+        evidence=(
+            *links,
+            *communicator_changes(row.point.nodes_before, row.point.nodes_after),
+        ),
         remedy=_look_at_links(row),
     )
 

@@ -16,7 +16,7 @@ from gpuscale.records import (
     Run,
 )
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
-from gpuscale.records.node_evidence import LoadedHost, busiest
+from gpuscale.records.node_evidence import LoadedHost, NodeEvidence, busiest
 
 _TAKES_PART = 0.5
 """A rank shares a change if it changed by at least this fraction of the median rank's change."""
@@ -38,6 +38,9 @@ class PointEvidence:
     loads_before: tuple[LoadedHost, ...] = ()
     loads_after: tuple[LoadedHost, ...] = ()
     """The busiest host of each run whose load is known."""
+    nodes_before: tuple[NodeEvidence, ...] = ()
+    nodes_after: tuple[NodeEvidence, ...] = ()
+    """Evidence of the nodes of all runs."""
 
     @property
     def nodes(self) -> int:
@@ -110,6 +113,8 @@ def points_of(
             environments_after=tuple(sides.after.environments_of.get(key, ())),
             loads_before=tuple(filter(None, (busiest(run.nodes) for run in runs))),
             loads_after=tuple(filter(None, (busiest(run.nodes) for run in runs_after))),
+            nodes_before=tuple(node for run in runs for node in run.nodes),
+            nodes_after=tuple(node for run in runs_after for node in run.nodes),
         )
     return found
 

@@ -1,5 +1,6 @@
 """Take the evidence of a node, beside the ranks of a run."""
 
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuscale.measure.evidence.gpus import ask_gpus
 from gpuscale.measure.evidence.host_load import HostLoadMeter
+from gpuscale.measure.evidence.nccl_log import log_variables, read_logs
 from gpuscale.measure.evidence.network import NetworkMeter
 from gpuscale.records import NodeEvidence
 
@@ -15,19 +17,32 @@ from gpuscale.records import NodeEvidence
 class NodeMeter:
     """Takes the evidence of this node from the creation of the meter until the call of `read`."""
 
-    def __init__(self, gpu_uuids: Sequence[str] = (), *, root: Path = Path("/")) -> None:
-        """Start to measure; `gpu_uuids` are the GPUs of this node that the run uses."""
+    def __init__(
+        self, gpu_uuids: Sequence[str] = (), *, logs: Path, root: Path = Path("/")
+    ) -> None:
+        """Start to measure.
+
+        Args:
+            gpu_uuids: The GPUs of this node that the run uses.
+            logs: A folder on this node, in which NCCL may leave logs.
+            root: The folder below which `/proc` and `/sys` are read.
+        """
         # Before the ranks start, so that all processes on the GPUs are others'.
         self._gpus = ask_gpus(gpu_uuids)
         self._load = HostLoadMeter(root=root)
         self._network = NetworkMeter(root=root)
+        self._logs = logs
+        self.variables = log_variables(logs, os.environ)
+        """Environment variables that the ranks need for the evidence."""
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
         load = replace(self._load.read(), gpu_processes=self._gpus.processes)
+        communicator, problem = read_logs(self._logs)
         return NodeEvidence(
             host=socket.gethostname(),
             load=load,
             ports=self._network.read(),
-            absent=self._gpus.absent,
+            communicator=communicator,
+            absent=self._gpus.absent if problem is None else {**self._gpus.absent, "nccl": problem},
         )

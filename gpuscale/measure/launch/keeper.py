@@ -47,14 +47,16 @@ class Keeper:
         launcher: The name of the launcher that started this process.
         folder: A folder that disappears when the launcher ends. The keeper then ends too, even if
             the scheduler's daemon on this node has not ended it.
+        scratch: A folder on this node that disappears with this process.
     """
 
-    def __init__(self, launcher: str, folder: Path) -> None:
+    def __init__(self, launcher: str, folder: Path, scratch: Path) -> None:
         starter = process_starter(launcher)
         self._places = starter.place_variables if starter else {}
         self._number = int(os.environ[self._places["RANK"]]) if starter else 0
         self._node = os.environ.get(starter.node_variable, "") if starter else ""
         self._folder, self._looked_s = folder, time.monotonic()
+        self._scratch = scratch
         self._parent = os.getppid()
         # No rank reads the orders, and what libraries print goes to the errors.
         self._orders, self._answers = os.dup(0), os.dup(1)
@@ -149,7 +151,7 @@ class Keeper:
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
         uuids = () if gpus is None else gpus.uuids.get(host, ())
         if is_first and order.job in _WITH_EVIDENCE:
-            self._evidence = NodeMeter(uuids), directory.node_evidence(host)
+            self._evidence = NodeMeter(uuids, logs=self._scratch), directory.node_evidence(host)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
         if gpus is not None and gpus.are_sampled and uuids:
@@ -193,6 +195,8 @@ class Keeper:
             log = os.open(directory.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
                 os.dup2(log, stream)
+        if self._evidence is not None:
+            os.environ.update(self._evidence[0].variables)
         if order.variables:
             place = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
             own = {own: place[name] for name, own in self._places.items()}
@@ -258,12 +262,12 @@ def main(launcher: str, folder: str, preloads: str) -> NoReturn:
     """Serve the launcher as the keeper of this node, then end this process."""
     code = 1
     try:
-        with scratch_folder("gpuscale-keeper-") as sockets:
-            if len(str(sockets)) < _LONGEST_SOCKET_FOLDER:
+        with scratch_folder("gpuscale-keeper-") as scratch:
+            if len(str(scratch)) < _LONGEST_SOCKET_FOLDER:
                 # Loader processes of the ranks leave their sockets here, and not in /tmp.
                 config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-                config["tempdir"] = str(sockets)
-            Keeper(launcher, Path(folder)).serve(preloads=preloads == "preload")
+                config["tempdir"] = str(scratch)
+            Keeper(launcher, Path(folder), scratch).serve(preloads=preloads == "preload")
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -11,6 +11,7 @@ from gpuscale.reports.columns import text_table
 from gpuscale.reports.screen import fitted
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.baseline_text import baseline_text
+from gpuscale.reports.show.connections import connection_lines
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
 
@@ -37,6 +38,8 @@ def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
     yield from fitted(_origin(results, shown), columns)
     if shown.phases:
         yield from phase_lines(results.runs, columns)
+        if connections := [*connection_lines(results.runs)]:
+            yield from ("", *fitted(connections, columns))
         return
     if results.runs:
         yield from scaling_lines(results, columns, shown.steps)

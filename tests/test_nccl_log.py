@@ -1,0 +1,290 @@
+"""What NCCL and RCCL say in their logs: lines as the sources of several versions print them.
+
+Hosts, addresses and numbers are made up. Public reports with such lines: NVIDIA/nccl issues 392
+(2.5), 952 (2.14) and 1189 (2.19), NVIDIA/nccl-tests issues 228 (2.18) and 311 (2.23, SHARP),
+aws/aws-ofi-nccl issues 161 (2.10) and 715 (2.21), ROCm/rccl issues 419 (2.11) and 1026 (2.16).
+"""
+
+from pathlib import Path
+
+import pytest
+
+from gpuscale.measure.evidence.nccl_log import communicator_of, log_variables, read_logs
+from gpuscale.records import Communicator
+
+OTHERS = (
+    "Bootstrap : Using ib0:10.0.0.1<0>",
+    "Setting affinity for GPU 0 to ffff",
+    "threadThresholds 8/8/64 | 128/8/64 | 512 | 512",
+    "=== System : maxBw 48.0 totalBw 480.0 ===",
+    "Ring 00 : 15 -> 0 -> 1",
+    "Channel 00/24 : 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15",
+    "Connected all rings",
+    "NVLS Trees : 1/2/-1->0->-1 1/2/-1->0->-1",
+    "GPU Direct RDMA Enabled for GPU 0 / HCA 0 (distance 4 <= 5), read 1",
+    "NCCL_SOCKET_IFNAME set by environment to ib0",
+    "A line that some later version writes",
+)
+
+
+def log(*messages: str, process: int = 100, thread: int = 101) -> str:
+    """Return a log as a process writes it (src/debug.cc)."""
+    return "".join(f"n1:{process}:{thread} [0] NCCL INFO {text}\n" for text in messages)
+
+
+def said(*logs: str) -> Communicator:
+    """Return what logs say, if they say anything."""
+    found = communicator_of(logs)
+    assert found is not None
+    return found
+
+
+# src/init.cc, src/graph/search.cc and src/transport/*.cc of the versions named.
+V2_7 = (
+    "NCCL version 2.7.8+cuda11.0",
+    "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB ib0:10.0.0.1<0>",
+    "Using network IB",
+    "Pattern 4, crossNic 0, nChannels 2, speed 21.000000/12.000000, type NVL/PIX, sameChannels 1",
+    "Pattern 3, crossNic 0, nChannels 2, speed 21.000000/12.000000, type NVL/PIX, sameChannels 1",
+    "Channel 00 : 15[b1000] -> 0[7000] [receive] via NET/IB/0/GDRDMA",
+    "Channel 00 : 0[7000] -> 1[b000] via P2P/IPC/read",
+    "Channel 00 : 0[7000] -> 7[b1000] via direct shared memory",
+    "Channel 01 : 0[7000] -> 8[7000] [send] via NET/IB/1",
+    "4 coll channels, 4 p2p channels, 2 p2p channels per peer",
+    "comm 0x7f0000001000 rank 0 nranks 16 cudaDev 0 busId 7000 - Init COMPLETE",
+)
+V2_10_AWS = (
+    "NET/OFI Using aws-ofi-nccl 1.3.0aws",
+    "NET/OFI Selected Provider is efa",
+    "Using network AWS Libfabric",
+    "NCCL version 2.10.3+cuda11.3",
+    "Channel 00 : 8[101c0] -> 0[101c0] [receive] via NET/AWS Libfabric/0/GDRDMA",
+    "Channel 00 : 0[101c0] -> 1[101d0] via P2P/IPC/read",
+    "8 coll channels, 8 p2p channels, 2 p2p channels per peer",
+    "comm 0x7f0000001000 rank 0 nranks 16 cudaDev 0 busId 101c0 - Init COMPLETE",
+)
+V2_18_NVLS = (
+    "comm 0x5500 rank 0 nranks 16 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x45701 - Init START",
+    "NVLS multicast support is available on dev 0",
+    "Pattern 4, crossNic 0, nChannels 8, bw 48.000000/48.000000, type NVL/PIX, sameChannels 0",
+    "Pattern 1, crossNic 0, nChannels 8, bw 48.500000/24.000000, type NVL/PXB, sameChannels 0",
+    "Pattern 5, crossNic 0, nChannels 8, bw 20.000000/24.000000, type NVL/PIX, sameChannels 0",
+    "Channel 00/0 : 0[0] -> 7[7] via P2P/CUMEM/read",
+    "Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0(3)/GDRDMA/Shared",
+    "Connected NVLS tree",
+    "16 coll channels, 16 nvls channels, 16 p2p channels, 2 p2p channels per peer",
+    "comm 0x5500 rank 0 nranks 16 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x45701 - Init COMPLETE",
+)
+V2_23_SHARP = (
+    "NCCL version 2.23.4+cuda12.4",
+    "P2P plugin v8 IBext_v8",
+    "NET/IB : Using [0]mlx5_2:1/IB/SHARP [1]mlx5_0:1/IB/SHARP [RO]; OOB ib0:10.0.0.1<0>",
+    "ncclCommInitRank comm 0x5aa rank 0 nranks 8 cudaDev 0 nvmlDev 0 busId 7000 commId 0x457 - "
+    "Init START",
+    "comm 0x5aa rank 0 nRanks 8 nNodes 4 localRanks 2 localRank 0 MNNVL 0",
+    "CollNet 00/0 : 0 [receive] via COLLNET/SHARP/1/GDRDMA",
+    "3 coll channels, 3 collnet channels, 0 nvls channels, 4 p2p channels, 2 p2p channels per peer",
+    "ncclCommInitRank comm 0x5aa rank 0 nranks 8 cudaDev 0 nvmlDev 0 busId 7000 commId 0x457 - "
+    "Init COMPLETE",
+)
+V2_28_SOCKET = (
+    "NCCL version 2.28.9+cuda13.0",
+    "NET/IB : No device found.",
+    "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]ib0:fe80::ec0:ff:fe11:22%ib0<0>",
+    "Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/0",
+    "Channel 03 : 15[7] -> 14[6] via SHM/direct/direct",
+)
+RCCL_2_18 = (
+    "RCCL version 2.18.3+hip6.0 HEAD:2f6d59e+",
+    "NET/OFI Using aws-ofi-rccl 1.4.0",
+    "NET/OFI Selected Provider is cxi (found 4 nics)",
+    "Trees [0] 2/-1/-1->3->1 [1] 1/-1/-1->3->2 comm 0xaa09f20 nRanks 16 busId ce000",
+    "Channel 03/0 : 3[ce000] -> 6[c9000] [send] via NET/AWS Libfabric/2/GDRDMA comm 0xaa nRanks 16",
+    "Channel 02/0 : 1[c6000] -> 0[c1000] via P2P/IPC comm 0x9e4d8d0 nRanks 16",
+    "4 coll channels, 0 collnet channels, 0 nvls channels, 4 p2p channels, 4 p2p channels per peer",
+    "comm 0xaa rank 3 nranks 16 cudaDev 3 busId ce000 localSize 336 used 5 bytes - Init COMPLETE",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            V2_7,
+            Communicator(
+                version="NCCL 2.7.8+cuda11.0",
+                adapters=("mlx5_0:1/IB", "mlx5_1:1/IB"),
+                transports=("NET/IB", "P2P/IPC", "SHM"),
+                gpu_direct="partly",
+                ranks=16,
+                channels=4,
+                rings="2 × 21/12 GB/s over NVL/PIX",
+                trees="2 × 21/12 GB/s over NVL/PIX",
+            ),
+        ),
+        (
+            V2_10_AWS,
+            Communicator(
+                version="NCCL 2.10.3+cuda11.3",
+                plugin="aws-ofi-nccl 1.3.0aws",
+                adapters=("efa",),
+                transports=("NET/AWS Libfabric", "P2P/IPC"),
+                gpu_direct="on",
+                ranks=16,
+                channels=8,
+            ),
+        ),
+        (
+            V2_18_NVLS,
+            Communicator(
+                transports=("NET/IB", "P2P/CUMEM"),
+                gpu_direct="on",
+                ranks=16,
+                channels=16,
+                nvls_channels=16,
+                rings="8 × 48/48 GB/s over NVL/PIX",
+                trees="8 × 48.5/24 GB/s over NVL/PXB",
+            ),
+        ),
+        (
+            V2_23_SHARP,
+            Communicator(
+                version="NCCL 2.23.4+cuda12.4",
+                adapters=("mlx5_0:1/IB/SHARP", "mlx5_2:1/IB/SHARP"),
+                transports=("COLLNET/SHARP",),
+                gpu_direct="on",
+                ranks=8,
+                channels=3,
+                nvls_channels=0,
+            ),
+        ),
+        (
+            V2_28_SOCKET,
+            Communicator(
+                version="NCCL 2.28.9+cuda13.0",
+                adapters=("eth0", "ib0"),
+                transports=("NET/Socket", "SHM"),
+                gpu_direct="off",
+            ),
+        ),
+        (
+            RCCL_2_18,
+            Communicator(
+                version="RCCL 2.18.3+hip6.0",
+                plugin="aws-ofi-rccl 1.4.0",
+                adapters=("cxi (found 4 nics)",),
+                transports=("NET/AWS Libfabric", "P2P/IPC"),
+                gpu_direct="on",
+                ranks=16,
+                channels=4,
+                nvls_channels=0,
+            ),
+        ),
+    ],
+    ids=["2.7", "2.10-aws", "2.18-nvls", "2.23-sharp", "2.28-socket", "rccl-2.18"],
+)
+def test_a_version_says_how_it_connects_the_ranks(
+    lines: tuple[str, ...], expected: Communicator
+) -> None:
+    assert said(log(*lines)) == expected
+    between = [text for line in lines for text in (line, *OTHERS)]
+    assert said(log(*between)) == expected, "lines that are not known are passed over"
+
+
+@pytest.mark.parametrize(
+    ("line", "transport", "direct"),
+    [
+        ("Ring 00 : 3 -> 8 [send] via NET/IB/0/GDRDMA", "NET/IB", "on"),
+        ("Channel 00/1 : 0[0] -> 8[0] [send] via NET/IB/3(2)/GDRDMA(PCI)/Shared", "NET/IB", "on"),
+        ("Channel 00/1 : 0[0] -> 8[0] [send] via NET/IBext_v8/3", "NET/IBext_v8", "off"),
+        ("Coll 00 : 0 [send] via COLLNET/SHARP/0", "COLLNET/SHARP", "off"),
+        ("Channel 02/0 : 1[1] -> 0[0] via P2P/direct pointer/read", "P2P/direct pointer", None),
+        ("Channel 02/0 : 1[1] -> 0[0] via P2P/MNNVL", "P2P/MNNVL", None),
+        ("Channel 02/0 : 1[1] -> 0[0] via P2P/indirect/2[2]/read", "P2P/indirect", None),
+        ("Channel 02 : 1[1] -> 0[0] via SHM/CE/direct", "SHM", None),
+        ("Channel 02 : 1[1] -> 0[0] via SHM/direct", "SHM", None),
+    ],
+)
+def test_every_transport_has_its_name(line: str, transport: str, direct: str | None) -> None:
+    found = said(log(line))
+    assert found.transports == (transport,)
+    assert found.gpu_direct == direct
+
+
+def test_rccl_names_its_version_in_two_ways() -> None:
+    newer = log("RCCL version : 2.21.5-HEAD:0cbce2a+", "NET/Socket : Using [0]hsn0:10.0.0.1<0>")
+    assert said(newer).version == "RCCL 2.21.5"
+
+
+def test_time_stamps_of_newer_versions_are_passed_over() -> None:
+    stamped = "".join(f"[2026-01-02 03:04:05] {line}\n" for line in log(*V2_7).splitlines())
+    assert said(stamped) == said(log(*V2_7))
+
+
+def test_numbers_are_those_of_the_communicator_with_the_most_ranks() -> None:
+    pair = (
+        "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init START",
+        "24 coll channels, 24 nvls channels, 32 p2p channels, 32 p2p channels per peer",
+        "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init COMPLETE",
+    )
+    for logs in ([log(*pair, *V2_18_NVLS)], [log(*V2_18_NVLS, *pair)]):
+        assert said(*logs).channels == 16
+    # Two threads at a time, as one process with several GPUs has them.
+    one, other = log(*pair, thread=102), log(*V2_18_NVLS[:1], *V2_18_NVLS[-2:])
+    mixed = zip(one.splitlines(), other.splitlines(), strict=True)
+    assert said("".join(f"{a}\n{b}\n" for a, b in mixed)).channels == 16
+
+
+def test_what_the_processes_of_a_node_say_is_one_record() -> None:
+    other = log("Channel 00/0 : 1[1] -> 2[2] via SHM/direct/direct", process=200, thread=201)
+    both = said(log(*V2_18_NVLS), other)
+    assert both.transports == ("NET/IB", "P2P/CUMEM", "SHM")
+    assert both.channels == 16
+
+
+def test_a_log_that_is_cut_short_gives_what_is_there() -> None:
+    whole = log(*V2_7)
+    cut = whole[: whole.index("p2p channels,") - 9]
+    found = said(cut)
+    assert found.adapters == ("mlx5_0:1/IB", "mlx5_1:1/IB")
+    assert found.rings is not None
+    assert found.channels is None
+    for end in range(0, len(whole), 7):
+        communicator_of([whole[:end]])
+
+
+def test_a_log_that_is_not_understood_is_said(tmp_path: Path) -> None:
+    (tmp_path / "nccl.n1.1").write_text("Some other library\nspeaks here\n")
+    found, problem = read_logs(tmp_path)
+    assert found is None
+    assert problem is not None
+    assert "2 lines" in problem
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_logs_nothing_is_said(tmp_path: Path) -> None:
+    assert read_logs(tmp_path) == (None, None)
+    (tmp_path / "nccl.n1.1").touch()
+    assert read_logs(tmp_path) == (None, None)
+
+
+def test_what_no_terminal_can_print_is_escaped(tmp_path: Path) -> None:
+    text = log("NET/OFI Selected provider is c\x1bi", "NET/OFI Using aws-ofi-nccl 1.\xff")
+    (tmp_path / "nccl.n1.1").write_bytes(text.encode("latin-1"))
+    found, _ = read_logs(tmp_path)
+    assert found is not None
+    assert found.adapters == ("c\\x1bi",)
+    assert found.plugin is not None
+    assert found.plugin.isprintable()
+
+
+def test_variables_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
+        assert log_variables(tmp_path, {name: "WARN"}) == {}
+    found = log_variables(tmp_path, {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert found["NCCL_DEBUG_SUBSYS"] == "INIT,GRAPH,NET"
+
+
+def test_a_percent_sign_in_the_folder_is_doubled_as_nccl_reads_it(tmp_path: Path) -> None:
+    assert log_variables(tmp_path / "a%h", {})["NCCL_DEBUG_FILE"].endswith("/a%%h/nccl.%h.%p")
