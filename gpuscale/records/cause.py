@@ -17,6 +17,7 @@ class CauseKind(StrEnum):
     CLOCKS = "clocks"
     PCIE = "PCIe link"
     NVLINK = "NVLink"
+    FABRIC = "fabric"
     MEMORY_ERRORS = "memory errors"
     DRIVER_ERRORS = "driver errors"
     ENVIRONMENT = "environment"
@@ -57,6 +58,19 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     temperature_max_c: float | None = None
 
 
+class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
+    """A network port that is slower than usual, or down, or whose counter grows more than usual."""
+
+    host: str
+    port: str
+    fact: str
+    """Name of a field of `Port`, or of a counter, which grows by `now` in a run."""
+    now: float | str | None
+    usual: float | str | None
+    is_floor: bool = False
+    """True if the counter may have grown by more than `now`."""
+
+
 class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of efficiency on `gpus` GPUs, in total (`lost`) and due to one cause (`part`)."""
 
@@ -71,7 +85,9 @@ class LostMetric(msgspec.Struct, frozen=True):
     name: str
 
 
-Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | LostMetric
+Evidence = (
+    PhaseChange | DeviceSymptom | PortSymptom | EnvironmentChange | EfficiencyLoss | LostMetric
+)
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):

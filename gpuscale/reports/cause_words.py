@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from gpuscale.base.port_counters import PORT_COUNTERS_BY_NAME
 from gpuscale.base.units import counted, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
 from gpuscale.records.cause import (
@@ -13,6 +14,7 @@ from gpuscale.records.cause import (
     EfficiencyLoss,
     LostMetric,
     PhaseChange,
+    PortSymptom,
 )
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
@@ -67,6 +69,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     return (
         *([phases] if phases else []),
         *_device_facts(_of_type(DeviceSymptom, cause)),
+        *_port_facts(_of_type(PortSymptom, cause)),
         *map(environment_text, _of_type(EnvironmentChange, cause)),
     )
 
@@ -127,6 +130,10 @@ def _seen_in(cause: Cause) -> str:
 
 
 def _link(cause: Cause) -> str:
+    if cause.kind is CauseKind.FABRIC:
+        first, *more = _of_type(PortSymptom, cause)
+        others = f" and {len(more)} more" if more else ""
+        return f" ({first.host} {first.port}: {_port_fact(first)}{others})"
     return f" ({cause.kind})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
 
 
@@ -257,6 +264,9 @@ NEXT_STEPS: Mapping[str, str] = {
         "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how NCCL connected the "
         "GPUs"
     ),
+    "ports": (
+        "run 'gpuscale doctor --nodes', and check cables, switch ports and adapters of {hosts}"
+    ),
     "network": (
         "test the network between the hosts without gpuscale, and look for its other users"
     ),
@@ -302,6 +312,13 @@ _COUNTERS = {
     "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
 """For each counter, templates for a value that is too low and for the usual value."""
+_PORT_FACTS = {
+    "state": "{} → {}",
+    "rate_gbit_s": "rate {:g} → {:g} Gb/s",
+    "width": "{:g} → {:g} lanes",
+    "pcie_gt_s": "PCIe {:g} → {:g} GT/s",
+    "pcie_width": "PCIe x{:g} → x{:g}",
+}
 _BESIDE = {
     Beside.BASELINE: ", {} in the baseline",
     Beside.OTHER_GPUS: ", {} on the other GPUs",
@@ -346,6 +363,27 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
         f"{len(devices)} GPUs{f' on {listed([*hosts])}' if hosts else ''}"
         f"{f' ({names})' if len(devices) <= _NAMED_DEVICES else ''}"
     )
+
+
+def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
+    """Yield a text for each of the first ports: `n2 mlx5_1 port 1: rate 400 → 200 Gb/s, …`."""
+    facts: dict[str, list[str]] = {}
+    for symptom in symptoms:
+        facts.setdefault(f"{symptom.host} {symptom.port}", []).append(_port_fact(symptom))
+    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_DEVICES])
+    if len(facts) > _NAMED_DEVICES:
+        yield f"and {counted(len(facts) - _NAMED_DEVICES, 'more port')}"
+    if any(symptom.fact in PORT_COUNTERS_BY_NAME for symptom in symptoms):
+        yield "counters are the host's: traffic of other jobs may be in them"
+
+
+def _port_fact(symptom: PortSymptom) -> str:
+    if symptom.fact in _PORT_FACTS:
+        return _PORT_FACTS[symptom.fact].format(symptom.usual or "unknown", symptom.now)
+    least = "at least " if symptom.is_floor else ""
+    before = f"{symptom.usual:,} before" if symptom.usual else "none before"
+    words = PORT_COUNTERS_BY_NAME[symptom.fact].words
+    return f"{least}+{symptom.now:,} {words} a run, {before}"
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:

@@ -8,6 +8,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.judge.diagnose.devices import explaining_clocks
 from gpuscale.judge.diagnose.evidence import RowEvidence
+from gpuscale.judge.diagnose.fabric import port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.records.environment_diff import (
@@ -22,7 +23,9 @@ def communication(row: RowEvidence, change: Change) -> Cause:
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
-    kind = next(found, CauseKind.COMMUNICATION)
+    ports = port_symptoms(row)
+    kind = next(found, CauseKind.FABRIC if ports else CauseKind.COMMUNICATION)
+    hosts = tuple(dict.fromkeys(port.host for port in ports))
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
     return Cause(
         kind=kind,
@@ -30,9 +33,10 @@ def communication(row: RowEvidence, change: Change) -> Cause:
         includes=demands.paused if demands else None,
         evidence=(
             *links,
+            *ports,
             *communicator_changes(row.point.nodes_before, row.point.nodes_after),
         ),
-        remedy=_look_at_links(row),
+        remedy=Remedy("ports", hosts) if kind is CauseKind.FABRIC else _look_at_links(row),
     )
 
 
