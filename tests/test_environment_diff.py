@@ -104,21 +104,22 @@ def test_a_change_shows_its_first_values(change: EnvironmentChange, text: str) -
 
 
 def test_a_value_that_only_some_nodes_have_is_said_with_those_nodes() -> None:
-    before = [(host, "performance") for host in ("n1", "n2", "n3")]
+    well = {"governor": "performance"}
+    before = [(host, well) for host in ("n1", "n2", "n3")]
 
-    def said(**now: str | None) -> list[str]:
-        return [*map(environment_text, node_changes("governor", before, now.items()))]
+    def said(**now: str) -> list[str]:
+        after = [(host, {"governor": value} if value else {}) for host, value in now.items()]
+        return [*map(environment_text, node_changes(before, after))]
 
     assert said(n1="performance", n9="performance") == []
     assert said(n1="powersave", n2="powersave") == ["governor performance → powersave"]
     assert said(n1="performance", n3="powersave") == ["governor performance → powersave on n3"]
-    assert said(n1="performance", n2="powersave", n3="powersave", n4=None) == [
+    assert said(n1="performance", n2="powersave", n3="powersave", n4="") == [
         "governor performance → powersave on 2 of 3 nodes"
     ]
     assert said(n1="powersave", n2="ondemand") == [
         "governor performance → ondemand on n2",
         "governor performance → powersave on n1",
     ]
-    assert said(n1=None) == []
-    unknown = [("n1", None)]
-    assert [*node_changes("governor", unknown, [("n1", "powersave")])] == []
+    assert said(n1="") == []
+    assert [*node_changes([("n1", {})], before)] == []

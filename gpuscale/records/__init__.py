@@ -5,7 +5,6 @@ An unknown value is `None`, never 0. Units are in the field names. Nothing here 
 
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source
 from gpuscale.records.cause import Cause, CauseKind
-from gpuscale.records.communicator import Communicator
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec

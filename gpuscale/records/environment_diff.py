@@ -1,13 +1,15 @@
 """Differences between environments; `ENVIRONMENT_FIELDS` has one line for each compared field."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
-from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
+from gpuscale.records import Environment, EnvironmentChange
 
 _Environments = Sequence[Environment]
+_OfNodes = Sequence[tuple[str, Mapping[str, str]]]
+"""Hosts with what is known of them, by name."""
 _MOST_NAMED = 4
 
 
@@ -122,41 +124,22 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
         yield from _new_values("host", sorted(before), sorted(after))
 
 
-def node_changes(
-    name: str, before: Iterable[tuple[str, object]], after: Iterable[tuple[str, object]]
-) -> Iterator[EnvironmentChange]:
-    """Yield a change for each value that no node had before; both sides are pairs (host, value).
-
-    Values that are None are unknown. If nothing is known of a side there is no change.
-    """
-    old = {str(value) for _, value in before if value is not None}
-    known = [(host, str(value)) for host, value in after if value is not None]
-    hosts = {host for host, _ in known}
-    for value in sorted({value for _, value in known} - old) if old else ():
-        having = {host for host, own in known if own == value}
-        yield EnvironmentChange(
-            name=name,
-            before=tuple(sorted(old)),
-            after=(value,),
-            nodes=() if having == hosts else tuple(sorted(having)),
-            of_nodes=len(hosts),
-        )
-
-
-def communicator_changes(
-    before: Collection[NodeEvidence], after: Collection[NodeEvidence]
-) -> Iterator[EnvironmentChange]:
-    """Yield what differs in how the nodes of two sides say that their ranks are connected."""
-    then, now = (
-        [(node.host, node.communicator.facts) for node in side if node.communicator is not None]
-        for side in (before, after)
-    )
-    for name in {name: None for _, facts in now for name in facts}:
-        yield from node_changes(
-            name,
-            [(host, facts.get(name)) for host, facts in then],
-            [(host, facts.get(name)) for host, facts in now],
-        )
+def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
+    """Yield a change for each value that no node had before; a name missing is unknown."""
+    names = {name: None for _, facts in after for name in facts}
+    for name in names:
+        old = {facts[name] for _, facts in before if name in facts}
+        new = {facts[name] for _, facts in after if name in facts} - old
+        hosts = {host for host, facts in after if name in facts}
+        for value in sorted(new) if old else ():
+            having = {host for host, facts in after if facts.get(name) == value}
+            yield EnvironmentChange(
+                name=name,
+                before=tuple(sorted(old)),
+                after=(value,),
+                nodes=() if having == hosts else tuple(sorted(having)),
+                of_nodes=len(hosts),
+            )
 
 
 def environment_text(change: EnvironmentChange) -> str:

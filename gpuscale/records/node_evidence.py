@@ -7,7 +7,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from gpuscale.records.communicator import Communicator
 from gpuscale.records.port import Port
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record, Share
 
@@ -44,7 +43,8 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     """Settings that bear on performance, such as `governor`."""
     ports: tuple[Port, ...] = ()
     """Network ports of the host, whose counters include the traffic of other jobs."""
-    communicator: Communicator | None = None
+    connections: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """What NCCL's or RCCL's log says of how it connects the ranks, such as `channels`."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
 

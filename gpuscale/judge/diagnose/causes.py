@@ -12,9 +12,9 @@ from gpuscale.judge.diagnose.fabric import port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.records.environment_diff import (
-    communicator_changes,
     environment_changes,
     host_changes,
+    node_changes,
 )
 
 
@@ -34,7 +34,7 @@ def communication(row: RowEvidence, change: Change) -> Cause:
         evidence=(
             *links,
             *ports,
-            *communicator_changes(row.point.nodes_before, row.point.nodes_after),
+            *_connection_changes(row),
         ),
         remedy=Remedy("ports", hosts) if kind is CauseKind.FABRIC else _look_at_links(row),
     )
@@ -186,6 +186,12 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
                 evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
             )
     yield _open("published_figures", Remedy("record_own"))
+
+
+def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
+    """Yield what NCCL's or RCCL's own log says differently of the connections."""
+    sides = (row.point.nodes_before, row.point.nodes_after)
+    return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
 
 def _look_at_links(row: RowEvidence) -> Remedy:

@@ -8,11 +8,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 from gpuscale.base.printable import clean
 from gpuscale.base.units import counted
-from gpuscale.records import Communicator
 
 _LOG_BYTES = 1_000_000
 """Maximum part of a process's log that is read: it begins with what connects the ranks."""
@@ -58,8 +56,8 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     return dict(zip(_USERS, values, strict=True))
 
 
-def read_logs(folder: Path) -> tuple[Communicator | None, str | None]:
-    """Return what the logs in a folder say, or the reason why they say nothing; remove the logs."""
+def read_logs(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Return what the logs in a folder say, and why it is nothing if it is; remove the logs."""
     texts = []
     try:
         for path in sorted(folder.glob("nccl.*")):
@@ -67,76 +65,71 @@ def read_logs(folder: Path) -> tuple[Communicator | None, str | None]:
                 texts.append(log.read(_LOG_BYTES).decode(errors="replace"))
             path.unlink()
     except OSError as error:
-        return None, str(error)
-    found = communicator_of(texts)
-    if found is None and any(texts):
+        return {}, str(error)
+    found = connections_in(texts)
+    if not found and any(texts):
         lines = sum(text.count("\n") for text in texts)
-        return None, f"gpuscale knows none of the {counted(lines, 'line')} of NCCL's log"
+        return {}, f"gpuscale knows none of the {counted(lines, 'line')} of NCCL's log"
     return found, None
 
 
-def communicator_of(logs: Iterable[str]) -> Communicator | None:
-    """Return what the logs of a node's processes say; None if no line is known.
+def connections_in(logs: Iterable[str]) -> dict[str, str]:
+    """Return what the logs of a node's processes say, in words of NCCL; empty if nothing is known.
 
-    A process may have several communicators; each thread makes one at a time.
+    If there are several communicators, the numbers are those of the one with the most ranks. A
+    process may make several at a time, each in a thread.
     """
-    seen: dict[str, set[str]] = defaultdict(set)
-    made: list[dict[str, Any]] = []
+    said: dict[str, set[str]] = defaultdict(set)
+    made: list[dict[str, str]] = []
     for log in logs:
-        in_work: dict[str, dict[str, Any]] = defaultdict(dict)
+        in_work: dict[str, dict[str, str]] = defaultdict(dict)
         # The last line may be cut short.
         for line in log.split("\n")[:-1]:
             head, _, message = line.partition(_MARK)
             if known := _KNOWN.match(message):
-                said = {name: text for name, text in known.groupdict().items() if text}
+                parts = {name: text for name, text in known.groupdict().items() if text}
                 thread = "".join(_THREAD.findall(head))
-                _take_connection(said, seen)
-                in_work[thread] |= _numbers(said)
-                if "Init COMPLETE" in said.get("rest", ""):
+                _take_connection(parts, said)
+                in_work[thread] |= _numbers(parts)
+                if "Init COMPLETE" in parts.get("rest", ""):
                     made.append(in_work.pop(thread))
         made += in_work.values()
-    largest = max(made, key=lambda own: ("channels" in own, own.get("ranks", 0)), default={})
-    found = Communicator(
-        version=min(seen["version"], default=None),
-        plugin=min(map(clean, seen["plugin"]), default=None),
-        adapters=tuple(sorted(map(clean, seen["adapters"]))),
-        transports=tuple(sorted(map(clean, seen["transports"]))),
-        gpu_direct=_share(seen["direct"]),
-        **largest,
-    )
-    return None if found == Communicator(ranks=found.ranks) else found
+    largest = max(made, key=lambda own: ("channels" in own, int(own.get("ranks", 0))), default={})
+    if len(said["GDRDMA"]) > 1:
+        said["GDRDMA"] = {"partly"}
+    facts = {name: clean(", ".join(sorted(values))) for name, values in said.items() if values}
+    facts |= {name: text for name, text in largest.items() if name != "ranks"}
+    return dict(sorted(facts.items()))
 
 
-def _share(direct: set[str]) -> Literal["on", "partly", "off"] | None:
-    if not direct:
-        return None
-    return "partly" if len(direct) > 1 else "on" if "on" in direct else "off"
-
-
-def _take_connection(said: Mapping[str, str], seen: Mapping[str, set[str]]) -> None:
+def _take_connection(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> None:
     """Add what a line says about the library, its adapters and its connections."""
-    if "version" in said:
-        seen["version"].add(f"{said['library']} {said['version']}")
-    if "plugin" in said:
-        seen["plugin"].add(said["plugin"])
+    if "version" in parts:
+        said["library"].add(f"{parts['library']} {parts['version']}")
+    if "plugin" in parts:
+        said["network plugin"].add(parts["plugin"])
     # Without addresses, which differ from node to node.
-    names = (_ADDRESS.sub("", name) for name in _ADAPTER.findall(said.get("adapters", "")))
-    seen["adapters"].update(names, filter(None, [said.get("provider")]))
-    if transport := _TRANSPORT.match(said.get("via", "")):
-        seen["transports"].add(transport["inside"] or transport["between"] or "SHM")
-        if transport["between"]:
-            seen["direct"].add("on" if transport["direct"] else "off")
+    names = (_ADDRESS.sub("", name) for name in _ADAPTER.findall(parts.get("adapters", "")))
+    said["adapters"].update(names, filter(None, [parts.get("provider")]))
+    if transport := _TRANSPORT.match(parts.get("via", "")):
+        if between := transport["between"]:
+            said["transport between nodes"].add(between)
+            said["GDRDMA"].add("on" if transport["direct"] else "off")
+        else:
+            said["transport inside nodes"].add(transport["inside"] or "SHM")
 
 
-def _numbers(said: Mapping[str, str]) -> dict[str, Any]:
+def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
     """Return what a line says about the communicator that its thread makes."""
-    if "ranks" in said:
-        return {"ranks": int(said["ranks"])}
-    if "channels" in said:
-        nvls = int(said["nvls"]) if "nvls" in said else None
-        return {"channels": int(said["channels"]), "nvls_channels": nvls}
-    if (pattern := int(said.get("pattern", 0))) and pattern <= _RING:
-        rates = f"{float(said['inside']):g}/{float(said['between']):g} GB/s"
+    if "ranks" in parts:
+        return {"ranks": parts["ranks"]}
+    if nvls := parts.get("nvls"):
+        states = {"NVLS": "off"} if nvls == "0" else {"NVLS": "on", "NVLS channels": nvls}
+        return {"channels": parts["channels"], **states}
+    if "channels" in parts:
+        return {"channels": parts["channels"]}
+    if (pattern := int(parts.get("pattern", 0))) and pattern <= _RING:
+        rates = f"{float(parts['inside']):g}/{float(parts['between']):g} GB/s"
         name = "rings" if pattern == _RING else "trees"
-        return {name: f"{said['paths']} × {rates} over {said['kinds']}"}
+        return {name: f"{parts['paths']} × {rates} over {parts['kinds']}"}
     return {}

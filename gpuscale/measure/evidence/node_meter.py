@@ -38,11 +38,11 @@ class NodeMeter:
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
         load = replace(self._load.read(), gpu_processes=self._gpus.processes)
-        communicator, problem = read_logs(self._logs)
+        connections, problem = read_logs(self._logs)
         return NodeEvidence(
             host=socket.gethostname(),
             load=load,
             ports=self._network.read(),
-            communicator=communicator,
+            connections=connections,
             absent=self._gpus.absent if problem is None else {**self._gpus.absent, "nccl": problem},
         )

@@ -9,10 +9,11 @@ def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each way in which ranks were connected, with the rows that have it."""
     rows: dict[str, dict[str, None]] = {}
     for run in runs:
-        known = [node.communicator for node in run.nodes if node.communicator is not None]
-        library = next((own.version for own in known if own.version), "NCCL")
-        for own in known:
-            facts = ", ".join(f"{name} {value}" for name, value in own.facts.items())
-            rows.setdefault(f"{library}: {facts}", {})[run.key.label] = None
-    for text, labels in rows.items():
-        yield f"{'; '.join(labels)}: {text}"
+        # Often only rank 0 logs the library's version.
+        libraries = (node.connections.get("library") for node in run.nodes)
+        library = next(filter(None, libraries), "NCCL")
+        for node in run.nodes:
+            if facts := {**node.connections, "library": library} if node.connections else {}:
+                text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+                rows.setdefault(text, {})[run.key.label] = None
+    yield from (f"{'; '.join(labels)}: {text}" for text, labels in rows.items())

@@ -1,0 +1,107 @@
+"""Changes of NCCL's connections: evidence if communication takes longer, and shown with phases."""
+
+import pytest
+from builders import CNN, phased_run, phases, results, shown_text
+from changing import replace
+from test_diagnose_causes import row, step
+
+from gpuscale.judge.diagnose import lost_parts
+from gpuscale.judge.diagnose.attribution import Step
+from gpuscale.judge.diagnose.evidence import RowEvidence
+from gpuscale.records import NodeEvidence
+from gpuscale.reports import cause_words
+
+WELL = {
+    "GDRDMA": "on",
+    "NVLS": "on",
+    "NVLS channels": "16",
+    "adapters": "mlx5_0:1/IB, mlx5_1:1/IB",
+    "channels": "24",
+    "library": "NCCL 2.28.9+cuda13.0",
+    "rings": "12 × 22/22 GB/s over NVL/PIX",
+    "transport between nodes": "NET/IB",
+    "transport inside nodes": "P2P/CUMEM",
+}
+Said = dict[str, str]
+
+
+def nodes(**said: Said) -> tuple[NodeEvidence, ...]:
+    return tuple(NodeEvidence(host=host, connections=own) for host, own in said.items())
+
+
+def with_nodes(
+    after: Step, then: tuple[NodeEvidence, ...], now: tuple[NodeEvidence, ...]
+) -> RowEvidence:
+    known = row(after)
+    point = replace(known.point, nodes_before=then, nodes_after=now)
+    return replace(known, points={known.entry.key.gpus: point})
+
+
+def evidence(
+    then: tuple[NodeEvidence, ...], now: tuple[NodeEvidence, ...], after: Step | None = None
+) -> list[str]:
+    """What is said below the causes of a row."""
+    known = with_nodes(after or step(communication_s=3.0), then, now)
+    return [text for cause in lost_parts(known, ()) for text in cause_words.evidence(cause)]
+
+
+@pytest.mark.parametrize(
+    ("worse", "said"),
+    [
+        ({"NVLS": "off"}, ["NVLS on → off"]),
+        ({"NVLS channels": "8"}, ["NVLS channels 16 → 8"]),
+        ({"GDRDMA": "partly"}, ["GDRDMA on → partly"]),
+        ({"channels": "16"}, ["channels 24 → 16"]),
+        (
+            {"transport between nodes": "NET/Socket", "GDRDMA": "off"},
+            ["GDRDMA on → off", "transport between nodes NET/IB → NET/Socket"],
+        ),
+        (
+            {"rings": "6 × 11/11 GB/s over PHB/SYS"},
+            ["rings 12 × 22/22 GB/s over NVL/PIX → 6 × 11/11 GB/s over PHB/SYS"],
+        ),
+        (
+            {"library": "NCCL 2.29.3+cuda13.1"},
+            ["library NCCL 2.28.9+cuda13.0 → NCCL 2.29.3+cuda13.1"],
+        ),
+        ({}, []),
+    ],
+)
+def test_what_changed_is_evidence_if_communication_lost_time(worse: Said, said: list[str]) -> None:
+    then, now = nodes(n1=WELL, n2=WELL), nodes(n1=WELL | worse, n2=WELL | worse)
+    assert evidence(then, now) == said
+    of_data = evidence(then, now, step(data_s=3.0))
+    assert not {*said} & {*of_data}
+    assert evidence(nodes(n1={}), now) == [], "nothing is known of the baseline"
+
+
+def test_what_a_log_does_not_say_is_no_change() -> None:
+    without = {name: text for name, text in WELL.items() if name != "library"}
+    assert evidence(nodes(n1=WELL, n2=without), nodes(n1=WELL, n2=without)) == []
+    assert evidence(nodes(n1=WELL), nodes(n1={"adapters": WELL["adapters"]})) == []
+    assert evidence(nodes(n1=WELL), nodes(n1={})) == []
+
+
+def test_a_change_on_some_nodes_names_them() -> None:
+    off = {**WELL, "GDRDMA": "off"}
+    then = nodes(**{f"n{n}": WELL for n in range(1, 9)})
+    assert evidence(then, nodes(n1=WELL, n2=WELL, n3=off)) == ["GDRDMA on → off on n3"]
+    now = nodes(n1=WELL, n2=off, n3=off, n9=WELL)
+    assert evidence(then, now) == ["GDRDMA on → off on 2 of 4 nodes"]
+    assert evidence((*then, *nodes(n3=off)), now) == [], "it was so in an earlier run"
+
+
+def test_the_phases_show_how_the_ranks_were_connected() -> None:
+    other = {name: text for name, text in WELL.items() if name != "library"}
+    made = phased_run([phases(forward_s=0.01)] * 2, communication_s=0.01)
+    known = replace(made, nodes=nodes(n1=WELL, n2=other))
+    text = " ".join(shown_text(results(known), phases=True).split())
+    assert text.count("GDRDMA on, NVLS on, NVLS channels 16, ") == 1
+    assert f"{known.key.label}: GDRDMA on" in text
+    assert "library NCCL 2.28.9+cuda13.0" in text
+    without = shown_text(results(replace(known, nodes=nodes(n1={}))), phases=True)
+    assert "library" not in without
+    # A command has no phases.
+    by_command = replace(CNN, strategy="command")
+    alone = replace(known, configuration=by_command, ranks=(), windows=(), unsynced_windows=())
+    assert "channels 24" in shown_text(results(alone), phases=True)
