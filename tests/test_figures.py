@@ -14,14 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
-from test_over_nights import write_nights
+from test_over_nights import moved, write_nights
 
-from gpuscale.analysis.history import history_of
+from gpuscale.analysis.history import history_of, left_out_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
+from gpuscale.reports.figures.picture import LOG_SCALE
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
+from gpuscale.reports.history_text import night_names
 from gpuscale.store import read_results
 
 PACKAGE = Path(__file__).parent.parent
@@ -82,7 +84,10 @@ def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_coun
     ]
     picture = drawn("scaling", Measurements(runs=runs))
     words = ["time per epoch (s)", "throughput (samples/s)", "speedup"]
-    assert [axes.get_ylabel() for axes in picture.figure.axes] == words * 4
+    assert [axes.get_ylabel().splitlines()[0] for axes in picture.figure.axes] == words * 4
+    for axes in picture.figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            assert (axis.get_scale() == "log") == (LOG_SCALE in axis.label.get_text())
     assert "2 more cases" in notes_below(picture)
 
 
@@ -191,6 +196,17 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     assert "torch 2.11 → 2.12" in notes_below(picture)
     # Laid out with room for all of it, which matplotlib warns of.
     content_of(picture, "svg")
+
+
+def test_nights_of_one_date_are_told_apart_by_their_times(nights: Path) -> None:
+    results = [read_results(path) for path in sorted(nights.rglob("*.jsonl"))[:6]]
+    history = history_of([moved(each, -0.7 * at) for at, each in enumerate(results)])
+    names = night_names(history.nights)
+    ticks = drawn("history", Measurements(history=history)).figure.axes[-1].get_xticklabels()
+    assert len({tick.get_text() for tick in ticks}) == 3
+    assert {" ".join(tick.get_text().split()) for tick in ticks} <= {*names}
+    left_out = [replace(moved(each, -0.7 * at), left_out="x") for at, each in enumerate(results)]
+    assert left_out_of(left_out) == tuple(f"{name} (x)" for name in names)
 
 
 def test_pictures_of_one_page_share_no_id_and_say_what_they_show() -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpuscale.analysis.history import History, HistoryEvent, Night, RowHistory
+from gpuscale.analysis.history import History, HistoryEvent, Night, RowHistory, date_texts
 from gpuscale.analysis.history.device_paces import DeviceChange
 from gpuscale.analysis.statistics.levels import REMEMBERED
 from gpuscale.base.units import format_percent
@@ -155,12 +155,7 @@ def _missed(row: RowHistory, nights: int) -> Iterator[int]:
 
 def night_names(nights: tuple[Night, ...]) -> list[str]:
     """Return the UTC date of each nightly run, with the time if several runs share a date."""
-    dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
-    counts = Counter(dates)
-    return [
-        date if counts[date] == 1 else f"{night.began_at:%Y-%m-%d %H:%M}"
-        for date, night in zip(dates, nights, strict=True)
-    ]
+    return date_texts([night.began_at for night in nights])
 
 
 def _rate(history: History) -> str:

@@ -188,17 +188,22 @@ def history_of(
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
     """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first."""
-    found = (
-        (result, [_began(run, result) for run in result.runs])
+    found = sorted(
+        (min((_began(run, result) for run in result.runs), default=_created(result)), reason)
         for result in results
-        if result.left_out
+        if (reason := result.left_out)
     )
-    return tuple(
-        sorted(
-            f"{min(began, default=_created(result)):%Y-%m-%d} ({result.left_out})"
-            for result, began in found
-        )
-    )
+    names = date_texts([began for began, _ in found])
+    return tuple(f"{name} ({reason})" for name, (_, reason) in zip(names, found, strict=True))
+
+
+def date_texts(moments: Sequence[datetime]) -> list[str]:
+    """Return the date of each moment, with its time if several moments share a date."""
+    dates = [f"{moment:%Y-%m-%d}" for moment in moments]
+    return [
+        date if dates.count(date) == 1 else f"{moment:%Y-%m-%d %H:%M}"
+        for date, moment in zip(dates, moments, strict=True)
+    ]
 
 
 def nights_of(

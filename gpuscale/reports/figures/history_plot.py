@@ -26,6 +26,7 @@ from gpuscale.reports.figures.picture import (
     names_beside,
     row_text,
 )
+from gpuscale.reports.history_text import night_names
 from gpuscale.reports.phrases import counted, percent_text
 
 MOST_ROWS = 8
@@ -52,12 +53,12 @@ def history_picture(measurements: Measurements) -> Picture | None:
         row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
         for row in shown
     ]
-    changed = [*_environment_changes(history.nights)]
+    changed, dates = [*_environment_changes(history.nights)], night_names(history.nights)
     notes = [
         "samples/s, or value, of each night; percentages are from level to level; outlying nights "
         "beyond the axis lie at its end; dates in UTC",
         *(
-            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(environment_text, each))}"
+            f"{dates[night]}: {'; '.join(map(environment_text, each))}"
             for night, each in changed[-MOST_ENVIRONMENTS:]
         ),
         *(
@@ -74,8 +75,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
             axes.set_title(label, loc="left")
         last = len(history.nights) - 1
         named = sorted({0, last // 2, last})
-        dates = [f"{history.nights[index].began_at:%Y-%m-%d}" for index in named]
-        grid[-1][0].set_xticks(named, dates)
+        # On two lines, so that times of successive nights do not touch.
+        grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
         figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=2)
     return Picture(
         figure=figure,
@@ -205,7 +206,6 @@ def _sentence(row: RowHistory, history: History) -> str:
     if not row.changes:
         return f"no change of level over {counted(len(row.nights), 'night')}"
     return ", ".join(
-        f"{percent_text(change.throughput.value)} from "
-        f"{history.nights[change.onset].began_at:%Y-%m-%d}"
+        f"{percent_text(change.throughput.value)} from {night_names(history.nights)[change.onset]}"
         for change in row.changes
     )

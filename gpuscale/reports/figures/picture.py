@@ -54,6 +54,7 @@ _FONT = "DejaVu Sans"
 """A wide font that comes with matplotlib: text laid out with it still fits in other fonts."""
 _MOST_CHARACTERS = 28
 """Maximum length of the name of a row or case."""
+LOG_SCALE = "log scale"
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -198,11 +199,12 @@ def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
 
 
 def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
-    """Make the y axis logarithmic for positive values, with round numbers as ticks."""
+    """Make the labelled y axis logarithmic for positive values, with round numbers as ticks."""
     known = [*values]
     low, high = min(known), max(known)
     room = max(1.1, (high / low) ** 0.08)
     axes.set_yscale("log")
+    axes.set_ylabel(f"{axes.get_ylabel()}\n{LOG_SCALE}")
     axes.set_ylim(low / room, high * room)
     label_ticks(axes.yaxis, _round_numbers(low / room, high * room))
 

@@ -13,6 +13,7 @@ from gpuscale.records import Configuration, Estimate, ScalingPoint
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
+    LOG_SCALE,
     PAGE_IN,
     SURFACE,
     Measurements,
@@ -262,6 +263,7 @@ def _draw_curve(
 def _gpus_text(curves: Sequence[_Curve]) -> str:
     """Return the x axis label: `GPUs`, then weak or strong scaling if all curves have the same."""
     word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
+    word += f" ({LOG_SCALE})"
     modes = {
         curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
     }

@@ -80,7 +80,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
         Column("samples_per_j", "samples/J", significant, "±"),
         Column("gpu_utilization", "GPU util", format_percent),
         Column("peak_memory_bytes", "peak memory", format_bytes),
-        Column("peak_host_memory_bytes", "peak host memory", format_bytes),
+        Column("peak_host_memory_bytes", "peak RAM", format_bytes),
         Column("timed", value=of_figure("timed")),
         Column("time_s", value=of_figure("mean_time_s")),
         Column(

@@ -86,7 +86,7 @@ def scaling_cells(
     if any(point.samples_per_j is not None for point in points):
         headers.append("samples/J")
     on_cpu = all(point.configuration.device == "cpu" for point in points)
-    headers += ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
+    headers += ["peak RAM"] if on_cpu else ["GPU util", "peak memory"]
     unsteady = Counter(
         PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
     )

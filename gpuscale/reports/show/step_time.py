@@ -174,7 +174,7 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
             "run": Cell(str(skew.run.index)),
             "slowest rank": Cell(_rank_text(skew)),
             "own pace": Cell(format_seconds(skew.pace_s)),
-            "behind the median rank": Cell(format_percent(skew.skew_s / skew.median_pace_s)),
+            "behind median": Cell(format_percent(skew.skew_s / skew.median_pace_s)),
         }
         for skew in skews
     ]
