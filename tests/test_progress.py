@@ -128,8 +128,14 @@ def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int)
     screen.feed(output)
     # The id and the verdict, and nothing that a redraw has scrolled up.
     shown = "".join(screen.text).replace(" ", "")
-    words = r"(PASSED[\d.]+.{1,2}/step(?:,\d+\w+left)?|XFAIL(?:\(.*?\))?)"
+    words = r"(PASSED[\d.]+.{1,2}/step(?:,\d+\w+left)?|UNSTEADY(?:\(.*?\))?)"
     assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
+
+
+def test_a_terminal_hears_at_once_that_a_session_begins(session: tuple[Path, str]) -> None:
+    said, begins, _ = session[1].partition("test session starts")
+    assert begins
+    assert "examining this machine" in said
 
 
 def test_a_session_says_how_long_it_still_takes(session: tuple[Path, str]) -> None:

@@ -3,6 +3,8 @@
 The modules that take measurements are imported only if `--gpus` is given.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -37,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
             require_packages("--gpus", (*READING, *MEASURING))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
+        if sys.stderr.isatty() or os.environ.get("CI"):
+            sys.stderr.write("gpuscale: importing torch and examining this machine ...\n")
+            sys.stderr.flush()
         from gpuscale.plugin.session import start_session
 
         start_session(config)

@@ -69,8 +69,8 @@ def start_session(config: pytest.Config) -> None:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
-        # Print a line for each item, with its step time, instead of a dot.
-        config.option.verbose = 1
+        # Print a line for each item, with its step time, instead of a dot; 1 would cut reasons.
+        config.option.verbose = 2
     # If CI is set, pytest would repeat whole tracebacks above the session's table.
     config.option.force_short_summary = True
     keep_tables_narrow(config)
@@ -218,7 +218,8 @@ class _MeasuringSession:
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Neither passed nor failed: nothing is broken, but there is no number.
-                pytest.xfail(f"{plan.key.label}: {run.failure.message}")
+                self._words[item.nodeid] = "UNSTEADY"
+                pytest.xfail(run.failure.message)
             self._failed_runs.add(item.nodeid)
             if self._maker.would_all_fail([plan_of(other) for other in later]):
                 more = counted(len(later), "more run")
@@ -249,9 +250,12 @@ class _MeasuringSession:
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-        if report.when == "call" and report.passed and report.nodeid in self._words:
-            return "passed", ".", (self._words[report.nodeid], {"green": True})
-        return None
+        if report.when != "call" or report.failed or report.nodeid not in self._words:
+            return None
+        word = self._words[report.nodeid]
+        if hasattr(report, "wasxfail"):
+            return "xfailed", "x", (word, {"yellow": True})
+        return "passed", ".", (word, {"green": True})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
