@@ -79,6 +79,7 @@ def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_kn
 def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> None:
     # Hosts, devices and variables are compared in ways of their own; jobs never are.
     left_out = {"host", "gpus", "nodes", "variables", "scheduler", "job_id"}
+    left_out |= {"packages", "packages_absent"}
     assert {field.name for field in ENVIRONMENT_FIELDS} >= set(
         Environment.__struct_fields__
     ) - left_out

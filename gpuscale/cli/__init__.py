@@ -23,6 +23,7 @@ _COMMANDS = (
     ("run", "measure an unchanged training script"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
+    ("env", "show the software of measurements, or what differs between two of them"),
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),

@@ -27,6 +27,7 @@ from gpuscale.records.request import (
     RankFailure,
     RankOutcome,
 )
+from gpuscale.records.software import ProcessSoftware
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -105,6 +106,8 @@ class RunDirectory:
     outcome = _record("rank-{}.outcome.json", RankOutcome)
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
     """Present instead of `outcome` if the rank ran a command."""
+    software = _record("rank-{}.software.json", ProcessSoftware)
+    """Software of the processes of the rank's command."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's measurements of its node and of the links to other nodes."""

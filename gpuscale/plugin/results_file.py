@@ -9,14 +9,17 @@ from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
+from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
+from gpuscale.records.software import Software, software_in
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
+_MOST_NAMED = 8
 _REMEDY = (
     "measure into a new file, without --resume; gpuscale compare and baseline record take several"
 )
@@ -38,6 +41,8 @@ class Recorder:
         self.resumed = resumed
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
+        self.is_of_commands = False
+        """True if commands make all runs: the file then describes their interpreter's software."""
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -53,14 +58,27 @@ class Recorder:
         """Contents of the results file, including runs of earlier sessions."""
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
-    def append(self, run: Run, sampling: RunSampling | None) -> Run:
-        """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk."""
+    def append(
+        self, run: Run, sampling: RunSampling | None, software: Software | None = None
+    ) -> Run:
+        """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk.
+
+        `software` is that of a command's interpreter, which is known only now. Raise a UsageError
+        if it differs from that of the runs in a resumed file.
+        """
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)
+        if self.resumed is not None and _is_of_commands(self._before):
+            software = software or software_in(self.environment)
+            faults = self._before.injections
+            validate_environment(self.path, self._before, self.environment, faults, software)
         if self._writer is None:
-            self._before = replace(self._before, environment=self.environment)
+            environment = self.environment
+            if self.is_of_commands and software is not None:
+                environment = software.put_into(environment)
+            self._before = replace(self._before, environment=environment)
             self._writer = ResultsWriter(self.path, self._before)
         self._writer.append(run)
         self.new_runs.append(run)
@@ -91,9 +109,21 @@ def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
 
 
 def validate_environment(
-    path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
+    path: Path,
+    recorded: Results,
+    environment: Environment,
+    injections: tuple[str, ...],
+    software: Software | None = None,
 ) -> None:
-    """Raise a UsageError if runs in this environment cannot be pooled with runs in the file."""
+    """Raise a UsageError if runs in this environment cannot be pooled with runs in the file.
+
+    `software` is that of a command's interpreter, known after a run.
+    """
+    if _is_of_commands(recorded):
+        known = software_in(recorded.environment)
+        if software is not None and software.packages and known.packages:
+            known = software
+        environment = known.put_into(environment)
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -101,6 +131,7 @@ def validate_environment(
     changes = (
         *environment_diff.field_differences(then, now, environment_diff.IN_SESSION),
         *environment_diff.variable_changes([then], [now]),
+        *environment_diff.package_changes([then], [now]),
     )
     found = _changes(
         ("gpuscale", recorded.gpuscale_version, __version__),
@@ -108,9 +139,15 @@ def validate_environment(
         *((change.name, change.before[0], change.after[0]) for change in changes),
     )
     if found:
+        named = environment_diff.listed(found, _MOST_NAMED, "; ")
         raise UsageError(
-            f"--resume: {path} was measured in another environment ({'; '.join(found)}); {_REMEDY}"
+            f"--resume: {path} was measured in another environment ({named}); {_REMEDY}"
         )
+
+
+def _is_of_commands(results: Results) -> bool:
+    """True if commands made all runs, so that the header describes their interpreter."""
+    return bool(results.runs) and all(run.key.strategy == COMMAND for run in results.runs)
 
 
 def validate_configurations(

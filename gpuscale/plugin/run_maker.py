@@ -7,7 +7,7 @@ from typing import TextIO
 
 import pytest
 
-from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError
+from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
 from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
@@ -105,7 +105,10 @@ class RunMaker:
                 progress_line(self.terminal, self.launcher, text_after),
                 sample_run(request, environment, self.launcher.samples) as sampling,
             ):
-                return self.recorder.append(self.launcher.run(request), sampling)
+                run = self.launcher.run(request)
+                return self.recorder.append(run, sampling, self.launcher.command_software)
+        except UsageError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (RunTerminated, FileError) as error:
             # Later runs would be killed or lost as this one is.
             kept = "no run was recorded"

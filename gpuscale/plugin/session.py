@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.printable import spell_out
+from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
 from gpuscale.judge.stopping import DecidedVerdict
@@ -158,6 +159,7 @@ class _MeasuringSession:
             if options.batches and problems:
                 raise UsageError(f"--batch: {'; '.join(problems)}")
             validate_partitioning(plans, requests, options)
+            recorder.is_of_commands = all(plan.strategy == COMMAND for plan in plans)
             if (resumed := recorder.resumed) is not None:
                 runs = resumed.results.runs
                 results_file.validate_configurations(resumed.path, runs, requests)

@@ -59,6 +59,10 @@ class Environment(Record, frozen=True, kw_only=True):
     miopen_version: Line | None = None
     rccl_version: Line | None = None
     driver_version: Line | None = None
+    packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
+    """Version, and origin if not an index, of each package of the interpreter that trains."""
+    packages_absent: Line | None = None
+    """Reason why `packages` is empty; None if there are some."""
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
     """Relevant environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""

@@ -1,11 +1,12 @@
 """Differences between environments; `ENVIRONMENT_FIELDS` has one line for each compared field."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
-from gpuscale.records import Environment, EnvironmentChange
+from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 
 _Environments = Sequence[Environment]
 _OfNodes = Sequence[tuple[str, Mapping[str, str]]]
@@ -77,6 +78,14 @@ ENVIRONMENT_FIELDS = (
 )
 IN_SESSION = tuple(field for field in ENVIRONMENT_FIELDS if field.in_session)
 ON_NODES = tuple(field for field in ENVIRONMENT_FIELDS if field.on_nodes)
+_STACK = [
+    re.compile(part, re.IGNORECASE)
+    for part in (
+        *("^torch$", r"\b[nr]ccl\b", r"\b(cudnn|miopen)\b", "^(pytorch-)?triton", "aotriton"),
+        *("flash[-_]attn", "transformer[-_]engine", "^(pytorch-)?lightning$", "^apex$", "^driver$"),
+    )
+]
+"""Parts of a training stack that matter most, as they occur in names, most important first."""
 _WORDS = {field.name: field.words for field in ENVIRONMENT_FIELDS}
 
 
@@ -96,6 +105,31 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
     for name in sorted(names - JOB_VARIABLES - CACHE_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
         yield from _new_values(name, *sides)
+
+
+def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
+    """Yield the packages whose version occurs in no earlier environment, known parts first.
+
+    Environments with unknown packages are ignored.
+    """
+    sides = [[one.packages for one in side if one.packages] for side in (before, after)]
+    if not all(sides):
+        return
+    names = {name for side in sides for packages in side for name in packages}
+    for name in sorted(names, key=lambda name: (stack_rank(name), name)):
+        old, new = ([packages.get(name, "not installed") for packages in side] for side in sides)
+        yield from _new_values(name, old, new)
+
+
+def stack_rank(name: str) -> int:
+    """Return the place of a field, library or package in a list of the parts that matter most."""
+    name = _WORDS.get(name) or name
+    return next((rank for rank, part in enumerate(_STACK) if part.search(name)), len(_STACK))
+
+
+def is_of_stack(name: str) -> bool:
+    """True for a field, library or package that is known to matter for training."""
+    return stack_rank(name) < len(_STACK)
 
 
 def environment_changes(
@@ -142,6 +176,26 @@ def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChang
             )
 
 
+def library_changes(
+    before: Collection[NodeEvidence], after: Collection[NodeEvidence]
+) -> Iterator[EnvironmentChange]:
+    """Yield the libraries that the processes of two sides had loaded in different versions."""
+    known = [[node for node in side if node.libraries] for side in (before, after)]
+    names = sorted({library.name for side in known for node in side for library in node.libraries})
+    yield from node_changes(
+        *(
+            [(node.host, {f"{name} loaded": loaded(node, name) for name in names}) for node in side]
+            for side in known
+        )
+    )
+
+
+def loaded(node: NodeEvidence, name: str) -> str:
+    """Return the versions of a library that a node's processes had loaded: `2.27.7`."""
+    labels = {library.label for library in node.libraries if library.name == name}
+    return ", ".join(sorted(labels)) or "none"
+
+
 def environment_text(change: EnvironmentChange) -> str:
     """Return a change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`.
 
@@ -156,10 +210,10 @@ def environment_text(change: EnvironmentChange) -> str:
     return " on ".join((text, *change.nodes))
 
 
-def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:
+def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", ") -> str:
     """Return the first values and the number of further values: `node1, node2 and 3 more`."""
     more = len(values) - most
-    shown = ", ".join(values[:most])
+    shown = separator.join(values[:most])
     return f"{shown} and {more} more" if more > 0 else shown
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from gpuscale.records.port import Port
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record, Share
+from gpuscale.records.software import Library
 
 BUSY_LOAD_PER_CORE = 1.5
 """Load average per core above which a host is busy; ranks of a finished run add at most 1."""
@@ -45,6 +46,8 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     """Network ports of the host, whose counters include the traffic of other jobs."""
     connections: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """What NCCL's or RCCL's log says of how it connects the ranks, such as `channels`."""
+    libraries: tuple[Library, ...] = ()
+    """Libraries that the run's processes on the node had loaded near the end of the run."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
 

@@ -8,6 +8,7 @@ import msgspec
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
+from gpuscale.records.software import Library
 
 _WITH_UNSYNCED = 4 / 3
 """Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
@@ -172,6 +173,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     joined_at_s: float
     """Unix time at which the rank joined the process group."""
     measurement: Measurement
+    libraries: tuple[Library, ...] = ()
 
 
 class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):

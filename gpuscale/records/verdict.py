@@ -70,6 +70,7 @@ class Facts(TypedDict, total=False):
     other_rows: int
     other_runs: int
     others: int
+    packages: int
     ranks: int
     run: int
     runs: int

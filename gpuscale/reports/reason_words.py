@@ -272,6 +272,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "failed_runs": Words("{rows}: {failed} of {made} failed ({failure})"),
     "environment_changed": Words("changed since the baseline: {changes}"),
+    "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
     "busy_host": Words(
         "a host was busy in {busy} of {made} ({on}: {load})",
@@ -444,6 +445,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     ),
     "changes": lambda changes: "; ".join(map(environment_text, changes)),
     "count": lambda count: counted(count, "allocation"),
+    "packages": lambda count: f"{counted(count, 'package')} differ{'s' if count == 1 else ''}",
     "days": lambda count: "yesterday" if count == 1 else f"{count} days ago",
     **dict.fromkeys(("deviation", "usual"), rough_percent),
     "difference": percent_text,

@@ -29,7 +29,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.environment_diff import environment_changes
+from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
 from gpuscale.records.tolerances import THROUGHPUT
 
@@ -73,6 +73,9 @@ def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Compa
     notes = [expiry_note(sides.baseline, today), foreign_note(sides.baseline.hardware, after)]
     if changed := environment_changes(before, after):
         notes.append(Statement.of("environment_changed", changes=changed))
+    packages = [*package_changes(before, after)]
+    if packages and any(entry.verdict.is_loss for entry in comparison.entries):
+        notes.append(Statement.of("packages_changed", packages=len(packages)))
     return replace(comparison, notes=(*comparison.notes, *filter(None, notes)))
 
 

@@ -14,6 +14,7 @@ from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric,
 from gpuscale.records.environment_diff import (
     environment_changes,
     host_changes,
+    library_changes,
     node_changes,
 )
 
@@ -131,7 +132,8 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         or {where.host for where in environments if where.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
-    found = (*environment_changes(before, after), *host_changes(*hosts))
+    libraries = library_changes(row.point.nodes_before, row.point.nodes_after)
+    found = (*environment_changes(before, after), *libraries, *host_changes(*hosts))
     if found:
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)

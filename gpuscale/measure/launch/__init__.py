@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
     from gpuscale.measure.schedulers.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
+    from gpuscale.records.software import Software
 
 # A launcher across nodes is a ProcessStarter and its line here.
 ACROSS_NODES: Mapping[str, str] = {
@@ -64,6 +65,8 @@ class Launcher(Protocol):
 
     running: "RunDirectory | None" = None
     """The folder of the run in progress; None between runs."""
+    command_software: "Software | None" = None
+    """Software of the last run's interpreter; None if gpuscale itself trained."""
 
     @property
     def environment(self) -> "Environment":

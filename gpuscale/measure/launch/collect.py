@@ -11,10 +11,11 @@ from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, Usage
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch.failures import text_of
 from gpuscale.measure.run_directory import RecordFile, RunDirectory
-from gpuscale.records import Environment, Node, NodeProbe, RunRequest
+from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment_diff import ON_NODES, field_differences
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
+from gpuscale.records.software import ProcessSoftware, Software, merged
 from gpuscale.records.step_time import median_window_s, window_of_ranks
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -52,6 +53,7 @@ def collect_run(
     outcomes = failure or left_by_ranks(request, directory.outcome)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
+    loaded = [ProcessSoftware(host=each.report.host, libraries=each.libraries) for each in outcomes]
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
     # The others wait for the rank with the slowest pace.
@@ -69,6 +71,7 @@ def collect_run(
         windows=tuple(windows[True]),
         unsynced_windows=tuple(windows[False]),
         ranks=reports,
+        nodes=_with_libraries(empty.nodes, loaded),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
         # Unknown if the wall clock was set back meanwhile.
@@ -82,6 +85,8 @@ def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
     """Return the run of a command, based on the steps found in the command's output."""
+    found = (directory.software(rank).read_if_left() for rank in range(request.processes))
+    empty = replace(empty, nodes=_with_libraries(empty.nodes, [*filter(None, found)]))
     left = map(directory.command_outcome, range(request.processes))
     outcome = next(filter(None, (file.read_if_left() for file in left)), None)
     if outcome is None and failure is None:
@@ -106,6 +111,28 @@ def _command_run(
         failure=failure,
     )
     return with_measured(run) if failure is None else run
+
+
+def _with_libraries(
+    nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
+) -> tuple[NodeEvidence, ...]:
+    """Return the nodes with the libraries that their processes had loaded, each library once."""
+    known = []
+    for node in nodes:
+        here = [processes for processes in found if processes.host == node.host]
+        libraries = merged(library for processes in here for library in processes.libraries)
+        reasons = [("libraries", processes.absent) for processes in here if processes.absent]
+        known.append(replace(node, libraries=libraries, absent={**node.absent, **dict(reasons)}))
+    return tuple(known)
+
+
+def command_software(request: RunRequest, directory: RunDirectory) -> Software | None:
+    """Return the software of a command's interpreter; None if gpuscale itself trained."""
+    if request.command is None:
+        return None
+    left = directory.software(0).read_if_left()
+    reason = "the process that watched the command did not record it"
+    return Software(packages_absent=reason) if left is None else left.software
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:

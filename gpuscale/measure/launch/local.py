@@ -13,7 +13,7 @@ from gpuscale.base.errors import MachineError
 from gpuscale.base.host import python_environment
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, terminations_raised
-from gpuscale.measure.launch.collect import collect_run, left_by_ranks
+from gpuscale.measure.launch.collect import collect_run, command_software, left_by_ranks
 from gpuscale.measure.launch.failures import failure_of, text_of
 from gpuscale.measure.launch.orders import Keepers, Seats
 from gpuscale.measure.launch.rendezvous import free_port
@@ -82,6 +82,7 @@ class LocalLauncher(Launcher):
             started_at_s, started = time.time(), time.monotonic()
             failure = _launch(keeper, request, directory, request.job)
             wall_s = time.monotonic() - started
+            self.command_software = command_software(request, directory)
             return collect_run(
                 request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
             )

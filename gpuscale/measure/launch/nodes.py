@@ -13,7 +13,12 @@ from msgspec.structs import replace
 import gpuscale.base.host
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
-from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
+from gpuscale.measure.launch.collect import (
+    collect_run,
+    command_software,
+    job_environment,
+    probes_left,
+)
 from gpuscale.measure.launch.failures import failure_of, text_of
 from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
 from gpuscale.measure.launch.rendezvous import rank_variables
@@ -103,6 +108,7 @@ class NodesLauncher(Launcher):
         finally:
             self.running = None
         wall_s = time.monotonic() - started
+        self.command_software = command_software(request, directory)
         has_lost = len(outcome.exit_codes) < request.processes
         failure = failure_of(
             request,

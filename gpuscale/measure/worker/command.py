@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from gpuscale.base.foreign_texts import LOST_PEER_LINES
 from gpuscale.base.host import (
     adopt_orphans,
+    descendants,
     end_descendants,
     living_descendants,
     signal_at_parent_death,
 )
 from gpuscale.base.units import counted
+from gpuscale.measure.evidence.interpreter import software_of
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.waits import COMMAND_S
 from gpuscale.measure.worker.command_process import (
@@ -98,6 +100,7 @@ class _Watch:
         self._output = Output()
         self._reader = LogReader(request, shared_pipe=request.gpus > 1 and rank is None)
         self._has_valid_ranks = rank is not None
+        self._has_software = False
         self._clock_s = time.time() - time.monotonic()
         self._started_s = time.monotonic()
         self._processes = start_command(request, directory, rank, self._output)
@@ -115,6 +118,7 @@ class _Watch:
             # A rank whose lines count no steps leaves the report to others.
             if self._rank is None or reader.has_steps:
                 _report(directory, found, wanted)
+        self._record_software()
         if state is _State.ENDED:
             self._explain_end()
         elif state is _State.LATE:
@@ -145,6 +149,9 @@ class _Watch:
         if self._reader.has_steps and not self._has_valid_ranks:
             self._validate_rank_count()
             self._has_valid_ranks = True
+        if self._reader.has_steps and not self._has_software:
+            # While warming up: the command may end by itself after its last window.
+            self._record_software()
         self._codes = [process.poll() for process in self._processes]
         has_failed = any(self._codes)
         has_ended = has_failed or None not in self._codes
@@ -162,6 +169,13 @@ class _Watch:
         if has_ended:
             return _State.ENDED
         return _State.LATE if is_late else _State.RUNNING
+
+    def _record_software(self) -> None:
+        """Record the software of the processes; if they have ended, keep what was recorded."""
+        found = software_of(descendants(), with_packages=not self._rank)
+        if found.software.packages or found.libraries or not self._has_software:
+            self._directory.software(self._rank or 0).write(found)
+            self._has_software = True
 
     def _validate_rank_count(self) -> None:
         """Raise CommandError if the command started a different number of ranks than requested.

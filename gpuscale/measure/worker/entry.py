@@ -19,6 +19,7 @@ from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SHARDS, SYSTEM
 from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
+from gpuscale.measure.evidence.libraries import own_libraries
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
@@ -178,7 +179,12 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     strategy.verify(training)
     strategy.barrier()
     _keep_to_the_end(training, strategy)
-    outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
+    outcome = RankOutcome(
+        report=report,
+        joined_at_s=joined_at_s,
+        measurement=measurement,
+        libraries=own_libraries(),
+    )
     files.directory.outcome(strategy.rank).write(outcome)
 
 

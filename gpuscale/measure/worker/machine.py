@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import socket
+import sys
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
@@ -25,6 +26,7 @@ from gpuscale.base.host import (
     end_at_interrupt,
 )
 from gpuscale.measure.evidence.numa import gpu_numa_node
+from gpuscale.measure.evidence.packages import installed_packages
 from gpuscale.measure.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -86,6 +88,7 @@ def describe_to(path: str, device: str) -> None:
         torchvision_version=_torchvision_version(),
         lightning_version=_lightning_version(),
         **libraries,
+        packages=installed_packages(map(Path, sys.path)),
         kernel=platform.release(),
         variables={
             name: value

@@ -1,0 +1,144 @@
+"""`gpuscale env`: the software of measurements, and what differs between two of them."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+from builders import baseline, environment, measured
+from changing import replace
+from command_line import gpuscale
+
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.notes import with_validity
+from gpuscale.judge.sides import sides_of
+from gpuscale.records import NodeEvidence, Results
+from gpuscale.records.environment_diff import environment_text, library_changes
+from gpuscale.records.software import Library
+from gpuscale.store import write_baseline
+from gpuscale.store.codec import encode_header, encode_run
+
+OTHERS = {f"p{number}": "1" for number in range(17)}
+
+
+def library(version: str | None = "2.28.3", file: str = "libnccl.so.2") -> Library:
+    return Library(name="NCCL", path=f"/opt/{file}", version=version)
+
+
+def node(host: str, *libraries: Library) -> NodeEvidence:
+    return NodeEvidence(host=host, libraries=libraries)
+
+
+def of(version: str, loaded: Library, *, torch: str = "2.14", **packages: str) -> Results:
+    """Results with these versions of NCCL, all other packages and torch."""
+    found = measured({1: [0.1], 2: [0.1]})
+    runs = [replace(run, nodes=(node("n1", loaded),)) for run in found.runs]
+    others = dict.fromkeys(OTHERS, version)
+    where = replace(
+        environment(),
+        torch_version=torch,
+        nccl_version="2.27.7",
+        packages={"torch": torch, **others, **packages},
+    )
+    return replace(found, environment=where, runs=tuple(runs))
+
+
+OLD = of("1", library("2.27.7"), triton="3.5", six="1")
+NEW = of("2", library(), torch="2.15", triton="3.6", six="1")
+
+
+def file_of(path: Path, content: Results) -> Path:
+    lines = [encode_header(content), *map(encode_run, content.runs)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def env(*arguments: object) -> str:
+    answer = gpuscale("env", *map(str, arguments))
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return file_of(tmp_path / "old.jsonl", OLD), file_of(tmp_path / "new.jsonl", NEW)
+
+
+def test_what_matters_comes_first_and_the_rest_is_counted(files: tuple[Path, Path]) -> None:
+    lines = env("diff", *files).splitlines()
+    assert lines == [
+        "torch 2.14 → 2.15",
+        "NCCL loaded 2.27.7 → 2.28.3",
+        "triton 3.5 → 3.6",
+        "and 17 more packages; --all lists them",
+    ]
+    every = env("diff", *files, "--all").splitlines()
+    assert len(every) == 3 + 17
+    assert "p16 1 → 2" in every
+    assert env("diff", files[0], files[0]) == "no difference\n"
+
+
+def test_json_has_all_that_differs(files: tuple[Path, Path]) -> None:
+    told = json.loads(env("diff", *files, "--format", "json"))
+    assert [change["name"] for change in told["changes"]] == ["torch_version", "NCCL loaded"]
+    assert len(told["packages"]) == 18
+    one = json.loads(env(files[0], "--format", "json"))
+    assert one["environments"][0]["packages"]["six"] == "1"
+    assert one["libraries"] == [{"name": "NCCL", "path": "/opt/libnccl.so.2", "version": "2.27.7"}]
+
+
+def test_a_library_that_is_not_the_one_torch_was_built_with_has_both_versions(
+    files: tuple[Path, Path],
+) -> None:
+    swapped = "NCCL 2.28.3 (loaded from /opt/libnccl.so.2; torch was built with 2.27.7)"
+    assert swapped in env(files[1])
+    assert "NCCL 2.27.7 (loaded from /opt/libnccl.so.2)" in env(files[0])
+    assert "and 18 more packages" in env(files[0])
+
+
+def test_baselines_and_folders_of_nights_have_software_too(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    file_of(nights / "new.jsonl", NEW)
+    recorded = tmp_path / "base.json"
+    made = baseline({1: [0.1], 2: [0.1]})
+    write_baseline(recorded, replace(made, environments={"then": OLD.environment}))
+    assert "torch 2.14 → 2.15" in env("diff", recorded, nights)
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    for arguments in (("diff", "a"), ("a", "b"), ("absent.jsonl",)):
+        answer = gpuscale("env", *arguments)
+        assert answer.returncode == 2
+        assert len(answer.stderr.splitlines()) == 1
+    absent = replace(OLD.environment, packages={}, packages_absent="process 7 cannot be read")
+    path = file_of(tmp_path / "r.jsonl", replace(OLD, environment=absent))
+    assert "unknown: process 7 cannot be read" in env(path)
+
+
+def test_libraries_that_differ_on_some_nodes_are_named_with_them() -> None:
+    old, new = library("2.27.7"), library()
+    before = [node("n1", old), node("n2", old)]
+    (change,) = library_changes(before, [node("n1", old), node("n2", new)])
+    assert environment_text(change) == "NCCL loaded 2.27.7 → 2.28.3 on n2"
+    plugin = Library(name="NCCL network plugin", path="/opt/libnccl-net-ofi.so")
+    (change,) = library_changes([node("n1", old)], [node("n1", old, plugin)])
+    assert environment_text(change) == "NCCL network plugin loaded none → libnccl-net-ofi.so"
+    # Nothing is known of old results.
+    assert not [*library_changes([node("n1")], [node("n1", new)])]
+
+
+def test_packages_are_counted_beside_a_loss_only() -> None:
+    def codes(step_s: float) -> list[str]:
+        slow = measured({1: [step_s] * 6, 2: [step_s] * 6})
+        after = replace(slow, environment=NEW.environment)
+        before = baseline({1: [0.1] * 6, 2: [0.1] * 6})
+        before = replace(before, environments={"then": OLD.environment})
+        sides = sides_of(before, [after])
+        noted = with_validity(compare(before, [after]), sides, today=date(2026, 11, 23))
+        return [note.code for note in noted.notes]
+
+    assert "packages_changed" in codes(0.2)
+    assert "packages_changed" not in codes(0.1)

@@ -1,0 +1,154 @@
+"""The libraries that ranks have loaded, asked for their versions; the tests' own are made of C."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import skip_unless_required
+from measuring import run_pytest, write_case
+from test_run_command import DDP, QUICK, RANKS_OF_TORCH, gpuscale, script
+
+from gpuscale.records import NodeEvidence
+from gpuscale.records.software import Library
+from gpuscale.store import read_results
+
+SOURCES = {
+    "libnccl-x.so.2": "int ncclGetVersion(int *v) { *v = 22803; return 0; }",
+    "librccl.so.1": "int ncclGetVersion(int *v) { *v = 2804; return 0; }",
+    "libnccl-net-ofi.so": "int unused;",
+    "libcudart-0a1b2c3d.so.13": "int cudaRuntimeGetVersion(int *v) { *v = 13020; return 0; }",
+    "libamdhip64.so.7": "int hipRuntimeGetVersion(int *v) { *v = 60443484; return 0; }",
+    "libcublas.so.12": "int cublasGetProperty(int p, int *v) { *v = 12 - p; return 0; }",
+    "libcudnn.so.9": "unsigned long cudnnGetVersion(void) { return 91900; }",
+    "libcudnn_graph.so.9": "int unused;",
+    "libmpi.so.40": """#include <string.h>
+int MPI_Get_library_version(char *t, int *n) { strcpy(t, "Open MPI v5.0.9, package x"); return 0; }
+""",
+    "libfabric.so.1": "unsigned fi_version(void) { return 2 << 16 | 4; }",
+    "libibverbs.so.1.14.50.0": "int unused;",
+    # A build that lacks its function, and one whose function fails.
+    "libmpich.so.12": "int unused;",
+    "libmpi_cray.so.12": "int MPI_Get_library_version(char *t, int *n) { return 1; }",
+    # Not what is looked for.
+    "libcublasLt.so.12": "int unused;",
+}
+VERSIONS = {
+    "RCCL": "2.8.4",
+    "NCCL network plugin": None,
+    "CUDA runtime": "13.2",
+    "HIP runtime": "6.4.43484",
+    "cuBLAS": "12.11.10",
+    "cuDNN": "9.19.0",
+    "libfabric": "2.4",
+    "libibverbs": None,
+}
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A folder with a library for each of the sources."""
+    if shutil.which("gcc") is None:
+        skip_unless_required("needs gcc")
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    for name, source in SOURCES.items():
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-o", folder / name, "-x", "c", "-"],
+            input=source.encode(),
+            check=True,
+        )
+    return folder
+
+
+def preloaded(folder: Path) -> Path:
+    """The library that stands in for NCCL, by a name that no torch needs."""
+    place = folder / "libnccl.so.2.28.3"
+    shutil.copy(folder / "libnccl-x.so.2", place)
+    return place
+
+
+def of_name(node: NodeEvidence, name: str, folder: Path) -> Library:
+    (found,) = (
+        library
+        for library in node.libraries
+        if library.name == name and library.path.startswith(str(folder))
+    )
+    return found
+
+
+ASK = """
+import ctypes, sys
+from gpuscale.measure.evidence.libraries import own_libraries
+for name in sys.argv[1:]:
+    ctypes.CDLL(name)
+for library in own_libraries():
+    print(library.name, library.path, library.version, sep="\\t")
+"""
+
+
+def asked(*files: Path) -> list[list[str]]:
+    answer = subprocess.run(
+        [sys.executable, "-c", ASK, *files], capture_output=True, text=True, check=True
+    )
+    return [line.split("\t") for line in answer.stdout.splitlines()]
+
+
+def test_each_library_is_asked_for_its_version(built: Path) -> None:
+    found = asked(*(built / name for name in SOURCES))
+    versions = {name: version for name, _, version in found if name != "MPI"}
+    assert versions == {name: str(version) for name, version in VERSIONS.items()}
+    mpi = {Path(path).name: version for name, path, version in found if name == "MPI"}
+    assert mpi == {
+        "libmpi.so.40": "Open MPI v5.0.9",
+        "libmpich.so.12": "None",
+        "libmpi_cray.so.12": "None",
+    }
+
+
+def test_a_library_whose_parts_are_not_loaded_is_not_asked_to_load_them(built: Path) -> None:
+    ((name, _, version),) = asked(built / "libcudnn.so.9")
+    assert (name, version) == ("cuDNN", "None")
+
+
+def test_a_file_that_was_replaced_since_it_was_loaded_is_still_asked(built: Path) -> None:
+    code = ASK.replace("for library", "import os; os.remove(sys.argv[1])\nfor library", 1)
+    path = preloaded(built)
+    answer = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert answer.stdout.split("\t") == ["NCCL", str(path), "2.28.3\n"], answer.stderr
+
+
+def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
+    built: Path, tmp_path: Path
+) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    session = run_pytest(
+        tmp_path,
+        *("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK),
+        environment=[f"LD_PRELOAD={preloaded(built)}"],
+    )
+    (run,) = read_results(tmp_path / "r.jsonl").runs
+    assert run.is_valid, session
+    (node,) = run.nodes
+    assert of_name(node, "NCCL", built).version == "2.28.3"
+    assert len(set(node.libraries)) == len(node.libraries)
+
+
+def test_the_preloaded_nccl_of_a_commands_ranks_is_recorded(built: Path, tmp_path: Path) -> None:
+    starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}", "--nproc-per-node", "{gpus}")
+    # Only the command's: gpuscale's own processes have it not.
+    command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))
+    options = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
+    process = gpuscale(tmp_path, "run", *options, "--", *command)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    results = read_results(tmp_path / "r.jsonl")
+    (node,) = results.runs[0].nodes
+    loaded = of_name(node, "NCCL", built)
+    assert (loaded.version, loaded.label) == (None, "libnccl.so.2.28.3")
+    # The interpreter that gpuscale runs in too, whose torch has its own name for its version.
+    import torch
+
+    assert results.environment.torch_version == torch.__version__
+    assert results.environment.packages

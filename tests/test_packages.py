@@ -1,0 +1,147 @@
+"""The packages of the interpreter that trains, which for a command may be another environment."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import environment
+from changing import replace
+from commands import PRELUDE
+from test_run_command import QUICK, gpuscale
+
+from gpuscale.measure.evidence.interpreter import software_of
+from gpuscale.measure.evidence.packages import installed_packages
+from gpuscale.records.environment_diff import package_changes
+from gpuscale.store import read_results
+
+
+def install(folder: Path, name: str, version: str, origin: object = None) -> Path:
+    """A package as pip leaves it, without its code."""
+    metadata = folder / f"{name}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    if origin is not None:
+        (metadata / "direct_url.json").write_text(json.dumps(origin))
+    return metadata
+
+
+def other_environment(folder: Path) -> Path:
+    """The packages of a new virtual environment, among them a torch in name only."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    install(packages, "torch", "2.9.1")
+    (packages / "torch").mkdir()
+    told = "__version__ = '2.9.1+cu126'\ncuda: Optional[str] = '12.6'\nhip: str | None = None\n"
+    (packages / "torch" / "version.py").write_text(told)
+    return packages
+
+
+def test_names_versions_local_tags_and_origins_are_read(tmp_path: Path) -> None:
+    install(tmp_path, "Flash_Attn", "2.8.0+cu13")
+    commit = {"vcs": "git", "commit_id": "0123456789abcdef"}
+    told = {"url": "https://me:secret@host/x/apex.git?token=1", "vcs_info": commit}
+    install(tmp_path, "apex", "0.1", told)
+    mine = {"url": "file:///home/me/job-17/site", "dir_info": {"editable": True}}
+    install(tmp_path, "site", "1.0", mine)
+    old = tmp_path / "old.egg-info"
+    old.mkdir()
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 3.0\n")
+    (tmp_path / "debian-1.2-py3.11.egg-info").write_text("Version: 1.2\n")
+    assert installed_packages([tmp_path, tmp_path / "absent"]) == {
+        "apex": "0.1 (https://host/x/apex.git@0123456789ab)",
+        "debian": "1.2",
+        "flash-attn": "2.8.0+cu13",
+        "old": "3.0",
+        "site": "1.0 (editable, folder site)",
+    }
+
+
+def test_what_is_damaged_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    (install(tmp_path, "half", "1.0") / "METADATA").unlink()
+    for number, content in enumerate(("{", "[]", '{"url": 1}', '{"url": "x", "vcs_info": 1}')):
+        (install(tmp_path, f"odd{number}", "1.0") / "direct_url.json").write_text(content)
+    install(tmp_path / "first", "twice", "1.0")
+    install(tmp_path / "second", "twice", "2.0")
+    (tmp_path / "-.dist-info").mkdir()
+    found = installed_packages([tmp_path, tmp_path / "first", tmp_path / "second"])
+    assert found["half"] == "1.0 (no METADATA)"
+    assert found["twice"] == "1.0, 2.0"
+    assert {found[f"odd{number}"] for number in range(4)} == {
+        "1.0 (direct_url.json cannot be read)"
+    }
+    # Whatever is found can be recorded.
+    assert replace(environment(), packages=found).packages == found
+
+
+def test_the_results_of_a_command_carry_the_software_of_its_own_environment(
+    tmp_path: Path,
+) -> None:
+    packages = other_environment(tmp_path / "other")
+    (tmp_path / "train.py").write_text(PRELUDE + "steps(range(10**6))\n")
+    # By a name in a path that only the command has.
+    command = ("sh", "-c", f"PATH={tmp_path}/other/bin:$PATH; cd . && python train.py")
+    asked = ("--gpus", "1", "--batch", "4", *QUICK)
+    measure = gpuscale(
+        tmp_path, "run", *asked, "--runs", "1", "--results", "r.jsonl", "--", *command
+    )
+    output, _ = measure.communicate(timeout=200)
+    assert measure.returncode == 0, output
+    found = read_results(tmp_path / "r.jsonl").environment
+    assert (found.torch_version, found.cuda_version) == ("2.9.1+cu126", "12.6")
+    assert found.packages["torch"] == "2.9.1"
+    assert found.lightning_version is None
+    assert found.packages_absent is None
+    before = (tmp_path / "r.jsonl").read_bytes()
+    install(packages, "triton", "3.6")
+    resume = gpuscale(tmp_path, "run", *asked, "--runs", "2", "--resume", "r.jsonl", "--", *command)
+    output, _ = resume.communicate(timeout=200)
+    assert "another environment (triton: not installed → 3.6)" in output
+    assert resume.returncode != 0
+    assert (tmp_path / "r.jsonl").read_bytes() == before
+
+
+def test_an_interpreter_that_cannot_be_examined_is_named(tmp_path: Path) -> None:
+    found = software_of([])
+    assert found.software.packages_absent == found.absent == "no process of the command was left"
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    gone = software_of([ended.pid])
+    assert gone.software.packages_absent is not None
+    assert str(ended.pid) in gone.software.packages_absent
+    with subprocess.Popen(["sleep", "60"]) as shell:
+        try:
+            within_s = time.monotonic() + 20
+            while time.monotonic() < within_s:
+                absent = software_of([shell.pid]).software.packages_absent
+                if absent is not None and "sleep" in absent:
+                    break
+        finally:
+            shell.kill()
+    assert absent is not None
+    assert "no packages" in absent
+    # None of it is gpuscale's own.
+    here = replace(environment(), torch_version="2.15", nccl_version="2.28")
+    put = found.software.put_into(here)
+    assert (put.torch_version, put.nccl_version, put.host) == (None, None, here.host)
+
+
+def test_parts_of_the_stack_come_first_and_unknown_packages_are_no_change() -> None:
+    here = environment()
+    old = replace(here, packages={"torch": "2.14", "absl-py": "1", "apex": "0.1", "six": "1"})
+    new = replace(here, packages={"torch": "2.15", "absl-py": "2", "triton": "3", "six": "1"})
+    changes = [*package_changes([old], [new])]
+    assert [change.name for change in changes] == ["torch", "triton", "apex", "absl-py"]
+    assert [change.after for change in changes[:3]] == [("2.15",), ("3",), ("not installed",)]
+    assert not [*package_changes([old, new], [new])]
+    assert not [*package_changes([here], [new])]
+
+
+@pytest.mark.parametrize("name", ["torch", "pytorch-triton", "nvidia-nccl-cu13", "NCCL loaded"])
+def test_names_of_the_stack_are_recognised(name: str) -> None:
+    old, new = (replace(environment(), packages={name: v, "a": v}) for v in ("1", "2"))
+    first, _ = package_changes([old], [new])
+    assert first.name == name
