@@ -188,6 +188,7 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     levels = [line for line in axes.lines if line.get_label() == "level"]
     first, second = (at_of(line)[0, 1] for line in levels)
     assert (first, second) == pytest.approx((128 / 0.1, 128 / 0.108), rel=0.01)
+    assert axes.get_ylabel() == "samples/s"
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
     assert 11 < at_of(changed)[0, 0] < 12
     (environment,) = (line for line in axes.lines if line.get_label() == "environment changed")

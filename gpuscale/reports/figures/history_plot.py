@@ -55,8 +55,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
     ]
     changed, dates = [*_environment_changes(history.nights)], night_names(history.nights)
     notes = [
-        "samples/s, or value, of each night; percentages are from level to level; outlying nights "
-        "beyond the axis lie at its end; dates in UTC",
+        "percentages are from level to level; outlying nights beyond the axis lie at its end; "
+        "dates in UTC",
         *(
             f"{dates[night]}: {'; '.join(map(environment_text, each))}"
             for night, each in changed[-MOST_ENVIRONMENTS:]
@@ -73,6 +73,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, history, [night for night, _ in changed])
             axes.set_title(label, loc="left")
+            metric = row.point.configuration.metric
+            axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
         last = len(history.nights) - 1
         named = sorted({0, last // 2, last})
         # On two lines, so that times of successive nights do not touch.
