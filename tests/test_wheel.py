@@ -23,10 +23,12 @@ USES = {
     "compare": f"{REPOSITORY}/baselines/arc4.json {RESULTS}",
     "show": f"{RESULTS}",
     "history": f"{RESULTS}",
+    "env": f"{RESULTS}",
     "export": f"otava x.csv {RESULTS}",
     "baseline": f"record {RESULTS} --cluster X -o b.json",
     "submit": "generic-slurm --gpus-per-node 2 --gpus 1,2 --cases made --print",
     "schema": "results",
+    "import": "reframe Img.log -o nights",
     "leave-out": "two_cpu_ranks.jsonl --because cooling",
 }
 """Arguments of the commands that need no further package."""
@@ -95,6 +97,8 @@ def test_the_wheel_judges_without_torch(light: Path, tmp_path: Path) -> None:
 
 def test_every_command_of_the_wheel_runs_or_says_what_it_lacks(light: Path, tmp_path: Path) -> None:
     shutil.copy(RESULTS, tmp_path)
+    columns = "result|job_completion_time_unix|name|throughput_value|throughput_unit"
+    (tmp_path / "Img.log").write_text(f"{columns}\npass|1790000000|Img|97|img/s\n")
     for name, _ in _COMMANDS:
         answer = gpuscale(light, name, *USES.get(name, "").split(), cwd=tmp_path)
         assert "Traceback" not in answer.stderr

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
@@ -27,6 +28,7 @@ _COMMANDS = (
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),
+    ("import", "make nights of what ReFrame and other tools have recorded"),
     ("leave-out", "exclude a bad night from comparisons, or include it again"),
     ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
@@ -146,5 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
     for name, summary in _COMMANDS:
-        commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name.replace('-', '_')}"
+        # A keyword is no name of a module.
+        module = f"{name.replace('-', '_')}{'_' * iskeyword(name)}"
+        commands.add_parser(name, help=summary).module = f"gpuscale.cli.{module}"
     return parser

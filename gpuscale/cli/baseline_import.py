@@ -108,4 +108,5 @@ def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
 
 def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:
     """Build a record from the command-line options with the same names as the record's fields."""
-    return record(**{name: getattr(arguments, name) for name in record.__struct_fields__})
+    given = vars(arguments)
+    return record(**{name: given[name] for name in record.__struct_fields__ if name in given})

@@ -246,14 +246,16 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
     devices = {environment.device for environment in environments}
     gpu_names = {name for environment in environments for name in environment.gpu_names}
     cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
-    for found in (devices, gpu_names if devices != {"cpu"} else set(), cpu_models):
+    systems = {e.system for e in environments if e.system is not None}
+    for found in (devices, gpu_names if devices != {"cpu"} else set(), cpu_models, systems):
         if len(found) > 1:
             raise UsageError(
                 f"the results come from different hardware ({', '.join(sorted(found))}); "
                 "make one baseline for each"
             )
     (device,) = devices
-    hardware = Hardware(device=device, cpu_model=next(iter(cpu_models), None))
+    system = next(iter(systems), None)
+    hardware = Hardware(device=device, cpu_model=next(iter(cpu_models), None), system=system)
     if device == "cpu":
         return hardware
     # A job may see fewer GPUs than its node has, never more.

@@ -35,6 +35,8 @@ class Hardware(Record, frozen=True, kw_only=True):
     """GPU name as published or as CUDA reports it; comparisons use only the model (`V100`)."""
     gpus_per_node: Gpus | None = None
     cpu_model: Line | None = None
+    system: Line | None = None
+    """System and partition that another tool measured, such as `lumi:gpu`."""
 
     def __post_init__(self) -> None:
         if self.device == "cpu" and self.gpu_name is not None:

@@ -44,6 +44,8 @@ class Environment(Record, frozen=True, kw_only=True):
 
     device: Name
     host: Name | None = None
+    system: Line | None = None
+    """System and partition of imported results, as the other tool named them: `lumi:gpu`."""
     cpu_model: Line | None = None
     cpu_count: PositiveCount | None = None
     gpus: tuple[GpuDevice, ...] = ()
@@ -105,6 +107,8 @@ class Environment(Record, frozen=True, kw_only=True):
     @property
     def hardware_label(self) -> str:
         """Short description: `4× Tesla V100`, `2 nodes with 4× A100` or `2 CPU cores (Xeon …)`."""
+        if self.system is not None:
+            return self.system
         across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""
         if self.gpus:
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"

@@ -163,7 +163,8 @@ def history_of(
     nights, left_out = nights_of(results, cases=cases, gpus=gpus), left_out_of(results)
     machines: dict[str, list[Night]] = {}
     for night in nights:
-        name = ", ".join(night.environment.gpu_names) or night.environment.cpu_model or "CPU"
+        machine = night.environment
+        name = ", ".join(machine.gpu_names) or machine.cpu_model or machine.system or "CPU"
         machines.setdefault(name, []).append(night)
     if len(machines) > 1:
         found = "; ".join(

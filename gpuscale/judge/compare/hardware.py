@@ -70,6 +70,8 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
     """Return the current and the baseline name of hardware that differs; None if none does."""
+    if environment.system != baseline.system:
+        return environment.system or environment.hardware_label, baseline.system or baseline.device
     if environment.device != baseline.device:
         return environment.device, baseline.device
     if baseline.device == "cpu":
@@ -86,7 +88,9 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
 
 def hardware_label(cluster: str, hardware: Hardware) -> str:
     """Describe the baseline's machine, such as `ARC4, 4× V100 per node`."""
-    if hardware.device == "cpu":
+    if hardware.system is not None:
+        machine = hardware.system
+    elif hardware.device == "cpu":
         machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
     elif hardware.gpu_name is None:
         machine = "GPUs of unknown model"

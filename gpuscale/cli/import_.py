@@ -1,0 +1,112 @@
+"""`gpuscale import`: make nights of what other tools have recorded."""
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.printable import visible
+from gpuscale.base.units import counted
+from gpuscale.cli.inputs import is_folder, remark
+from gpuscale.records.environment_diff import listed
+from gpuscale.reports.screen import can_redraw, progress_text, redrawn
+from gpuscale.store.files import read_with
+from gpuscale.store.imports import SOURCES, Source
+from gpuscale.store.imports.folder import ImportFolder
+
+_MOST_NAMED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sources = "; ".join(f"{name}: {source.words}" for name, source in SOURCES.items())
+    parser.description = (
+        "Make nights of what other tools have recorded, which compare --history, history and "
+        f"report then read. {sources}. Files that were imported before are passed over."
+    )
+    parser.add_argument("source", metavar="SOURCE", choices=SOURCES, help=", ".join(SOURCES))
+    parser.add_argument("files", metavar="FILE|DIR", nargs="+", help="files, or folders of them")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder of the nights")
+    text = "the system (and partition) to import, if the files are of several"
+    parser.add_argument("--system", metavar="NAME", help=text)
+    text = "which way of a metric is better, if nothing else says so; may be given several times"
+    what = "METRIC=more|less"
+    parser.add_argument("--better", metavar=what, type=_direction, action="append", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import the files, and print how many nights and values were new."""
+    source, place = SOURCES[arguments.source], visible(arguments.output)
+    paths = [path for text in arguments.files for path in _files(Path(text), source)]
+    if not paths:
+        named = " or ".join(source.endings)
+        raise FileError(arguments.files[0], f"has no files that end in {named}")
+    found = _Found()
+    with ImportFolder(Path(arguments.output), dict(arguments.better or ())) as folder:
+        new = [path for path in paths if not folder.has(path)]
+        stream = sys.stderr if can_redraw(sys.stderr) else None
+        with redrawn(stream, lambda: progress_text("file", found.files, len(new))):
+            for path in new:
+                _import(path, source, folder, found, arguments.system)
+    if new and found.unread == len(new):
+        raise UsageError(f"none of the {counted(len(new), 'file')} could be read; see above")
+    known = f"; {counted(len(paths) - len(new), 'file')} known before" if paths != new else ""
+    sys.stdout.write(
+        f"{place}: {counted(found.nights, 'new night')} with {counted(found.values, 'value')}, "
+        f"from {counted(len(new) - found.unread, 'file')}{known}\n"
+    )
+    if found.without:
+        named = listed([f"{name}: {n} ×" for name, n in found.without.most_common()], _MOST_NAMED)
+        sys.stdout.write(f"without a value: {named}\n")
+    if found.nights:
+        sys.stdout.write(f"next: gpuscale history {place}, or gpuscale compare --history {place}\n")
+    return ExitCode.OK
+
+
+@dataclass(slots=True)
+class _Found:
+    files: int = 0
+    unread: int = 0
+    nights: int = 0
+    values: int = 0
+    without: Counter[str] = field(default_factory=Counter)
+
+
+def _import(
+    path: Path, source: Source, folder: ImportFolder, found: _Found, system: str | None
+) -> None:
+    """Import one file; name it if it cannot be read."""
+    found.files += 1
+    try:
+        sessions = read_with(path, lambda text: [*source.sessions(path, text)])
+    except FileError as error:
+        found.unread += 1
+        remark(f"left out: {error}")
+        return
+    for session in sessions:
+        if system is not None and session.system != system:
+            continue
+        found.without.update(session.without_value)
+        if session.values and folder.add(session):
+            found.nights += 1
+            found.values += len(session.values)
+    folder.remember(path)
+
+
+def _files(path: Path, source: Source) -> Iterator[Path]:
+    if not is_folder(path):
+        yield path
+        return
+    for here, folders, names in os.walk(path, followlinks=True):
+        folders.sort()
+        yield from (Path(here, name) for name in sorted(names) if name.endswith(source.endings))
+
+
+def _direction(text: str) -> tuple[str, bool]:
+    name, _, way = text.partition("=")
+    if not name or way not in ("more", "less"):
+        raise UsageError(f"--better: '{text}' is not like throughput=more or latency=less")
+    return name, way == "more"

@@ -1,0 +1,25 @@
+"""What other tools recorded, as sessions of values; `SOURCES` has a module for each tool."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuscale.store.imports import reframe
+from gpuscale.store.imports.session import Session
+
+
+class Source(NamedTuple):
+    """A tool whose records can be imported."""
+
+    words: str
+    sessions: Callable[[Path, str], Iterator[Session]]
+    """Function that reads a file's text; raises a DecodeError if the tool writes no such files."""
+    endings: tuple[str, ...]
+    """Endings of the files that are looked for in folders."""
+
+
+SOURCES: Mapping[str, Source] = {
+    "reframe": Source(
+        "run reports (JSON) and performance logs of ReFrame", reframe.sessions, (".json", ".log")
+    ),
+}

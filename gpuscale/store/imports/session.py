@@ -1,0 +1,123 @@
+"""Values that another tool recorded, and the results that are made of them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from gpuscale import __version__
+from gpuscale.base.errors import UsageError
+from gpuscale.records import Configuration, Environment, Results, Run
+from gpuscale.records.metrics import OpenMetric
+from gpuscale.records.node_evidence import NodeEvidence
+
+_UNRECORDED = "unrecorded"
+_TIME = re.compile(r"([num]?s|µs|sec(onds?)?|min(utes?)?|h(ours?)?)", re.IGNORECASE)
+_RATE = re.compile(r".+/ ?(s|sec|second|h|hour|min)|[kMGTPE]?flops?(/s)?|.*hz", re.IGNORECASE)
+_OVER_ALL_GPUS = re.compile(
+    r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
+    re.IGNORECASE,
+)
+"""Rates of training, which are over all GPUs; a bandwidth or a latency has no speedup."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedValue:
+    """One value of one test, as another tool recorded it; a field is None if it did not."""
+
+    case: str
+    metric: str
+    value: float
+    unit: str = ""
+    more_is_better: bool | None = None
+    gpus: int = 1
+    hosts: tuple[str, ...] = ()
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Everything that a tool recorded in one session on one system; it becomes one night."""
+
+    key: str
+    """Identifier that the tool gave the session, by which it is imported only once."""
+    began_at: datetime
+    system: str | None = None
+    """Name of the system and its partition, such as `lumi:gpu`."""
+    host: str | None = None
+    values: tuple[RecordedValue, ...]
+    without_value: tuple[str, ...] = ()
+    """Tests that failed or recorded no usable value, each with the reason."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the results file; the names of a folder sort by age."""
+        return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
+
+
+class Directions:
+    """Which way of each metric is better: as given, as the tool says, or by the unit."""
+
+    def __init__(self, given: Mapping[str, bool]) -> None:
+        """Take the known directions by name of metric; True if more is better."""
+        self.known = dict(given)
+
+    def metric_of(self, value: RecordedValue) -> OpenMetric:
+        """Return the metric of a value, whose direction is known."""
+        more = self.known[value.metric]
+        is_rate = more and _OVER_ALL_GPUS.fullmatch(value.unit)
+        scaling: Literal["rate"] | None = "rate" if is_rate else None
+        return OpenMetric(name=value.metric, unit=value.unit, more_is_better=more, scaling=scaling)
+
+    def learn(self, values: Iterable[RecordedValue]) -> None:
+        """Find the directions of new metrics; raise a UsageError that names all unknown ones."""
+        unknown = {}
+        for value in values:
+            if value.metric in self.known:
+                continue
+            more = value.more_is_better
+            if more is None and _TIME.fullmatch(value.unit):
+                more = False
+            if more is None and _RATE.fullmatch(value.unit):
+                more = True
+            if more is None:
+                unknown[value.metric] = value
+            else:
+                self.known[value.metric] = more
+        if left := [each for name, each in unknown.items() if name not in self.known]:
+            named = ", ".join(f"{each.metric} ({each.value:g} {each.unit})" for each in left)
+            options = " ".join(f"--better {each.metric}=more|less" for each in left)
+            raise UsageError(
+                f"nothing says whether more or less is better of {named}; say so once: {options}"
+            )
+
+
+def results_of(session: Session, directions: Directions) -> Results:
+    """Return the results of a session, with a run for each value."""
+    directions.learn(session.values)
+    environment = Environment(device=_UNRECORDED, host=session.host, system=session.system)
+    return Results(
+        created_at=session.began_at.isoformat(timespec="seconds"),
+        gpuscale_version=__version__,
+        environment=environment,
+        runs=tuple(_runs(session, directions)),
+    )
+
+
+def _runs(session: Session, directions: Directions) -> Iterator[Run]:
+    made: Counter[tuple[str, str, int]] = Counter()
+    for value in session.values:
+        metric = directions.metric_of(value)
+        made[value.case, value.metric, value.gpus] += 1
+        yield Run(
+            configuration=Configuration(
+                case=value.case, strategy=metric.name, device=_UNRECORDED, metric=metric
+            ),
+            gpus=value.gpus,
+            index=made[value.case, value.metric, value.gpus],
+            started_at_s=value.at_s,
+            measured={metric.name: value.value},
+            nodes=tuple(NodeEvidence(host=host) for host in value.hosts),
+        )

@@ -1,0 +1,206 @@
+"""`gpuscale import`: what other tools recorded becomes nights that are judged like any others."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuscale.cli import main
+from gpuscale.store import read_results
+
+CASE = {
+    "name": "Img %n=4",
+    "system": "site",
+    "partition": "gpu",
+    "environ": "builtin",
+    "result": "pass",
+    "num_tasks": 4,
+    "job_nodelist": ["n1"],
+}
+
+
+def report(day: int, values: Mapping[str, list[Any]], **changes: object) -> dict[str, Any]:
+    """A run report with one test case, as ReFrame 4.10 writes it, without what is not read."""
+    at_s = 1.79e9 + day * 86400
+    case = {**CASE, "job_completion_time_unix": at_s, "perfvalues": values, **changes}
+    info = {"uuid": f"uuid-{day}", "hostname": "login1", "time_start_unix": at_s - 60}
+    return {"session_info": info, "runs": [{"run_index": 0, "testcases": [case]}]}
+
+
+def images(value: float, unit: str = "img/s") -> dict[str, list[Any]]:
+    return {"site:gpu:throughput": [value, 380, -0.1, None, unit, "pass"]}
+
+
+def write(folder: Path, *reports: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, content in enumerate(reports):
+        (folder / f"r{number}.json").write_text(json.dumps(content))
+    return folder
+
+
+def imported(*arguments: str | Path) -> int:
+    return main(["import", "reframe", *map(str, arguments)])
+
+
+def test_reports_become_nights_in_which_a_loss_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(3)
+    days = [images(1500 * rng.gauss(1, 0.003) * (0.94 if day >= 8 else 1)) for day in range(11)]
+    reports = write(tmp_path / "reports", *(report(day, each) for day, each in enumerate(days)))
+    nights = tmp_path / "nights"
+    assert imported(reports, "-o", nights) == 0
+    assert "11 new nights with 11 values" in capsys.readouterr().out
+    (first, *_) = sorted(nights.glob("*.jsonl"))
+    (run,) = read_results(first).runs
+    metric = run.configuration.metric
+    assert metric is not None
+    assert (metric.unit, metric.more_is_better, metric.scaling) == ("img/s", True, "rate")
+    assert (run.gpus, run.nodes[0].host, run.batch_per_gpu) == (4, "n1", None)
+    assert main(["history", str(nights)]) == 0
+    assert "SLOWER" in capsys.readouterr().out
+    assert main(["compare", "--history", str(nights)]) == 1
+
+
+def test_what_was_imported_is_passed_over_and_what_is_new_is_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports, nights = write(tmp_path / "reports", report(0, images(100))), tmp_path / "nights"
+    imported(reports, "-o", nights)
+    before = {path: path.read_bytes() for path in nights.glob("*.jsonl")}
+    # The same session under another name is known by its uuid.
+    (reports / "copy.json").write_text(json.dumps(report(0, images(100))))
+    imported(reports, "-o", nights)
+    assert {path: path.read_bytes() for path in nights.glob("*.jsonl")} == before
+    (reports / "r2.json").write_text(json.dumps(report(1, images(101))))
+    imported(reports, "-o", nights)
+    assert len([*nights.glob("*.jsonl")]) == 2
+    assert "1 new night with 1 value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "unit", "more"),
+    [
+        ((-0.1, None), "widgets", True),
+        ((None, 0.1), "widgets", False),
+        ((-0.1, 0.1), "s", False),
+        ((None, None), "GB/s", True),
+        ((None, None), "GFLOPS", True),
+        ((None, None), "us", False),
+    ],
+)
+def test_the_better_direction_comes_from_the_thresholds_or_the_unit(
+    tmp_path: Path, thresholds: tuple[float | None, float | None], unit: str, more: bool
+) -> None:
+    values = {"site:gpu:figure": [5.0, 5.0, *thresholds, unit]}
+    imported(write(tmp_path / "reports", report(0, values)), "-o", tmp_path / "nights")
+    (file,) = (tmp_path / "nights").glob("*.jsonl")
+    metric = read_results(file).runs[0].configuration.metric
+    assert metric is not None
+    assert metric.more_is_better is more
+
+
+def test_an_unknown_direction_is_asked_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = write(tmp_path / "reports", report(0, {"a:b:score": [5.0, 0, None, None, None]}))
+    nights = tmp_path / "nights"
+    assert imported(reports, "-o", nights) == 2
+    assert "--better score=more|less" in capsys.readouterr().err
+    assert imported(reports, "-o", nights, "--better", "score=less") == 0
+    (reports / "r2.json").write_text(
+        json.dumps(report(1, {"a:b:score": [5.1, 0, None, None, None]}))
+    )
+    assert imported(reports, "-o", nights) == 0
+    assert len([*nights.glob("*.jsonl")]) == 2
+
+
+def test_failed_and_unusable_cases_are_named_and_never_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = write(
+        tmp_path / "reports",
+        report(0, images(100)),
+        report(1, {}, result="fail", fail_phase="sanity"),
+        report(2, images(0.0)),
+        report(3, images(-4.0)),
+        report(4, images(100), result="skip"),
+    )
+    (reports / "broken.json").write_text(json.dumps(report(5, images(1)))[:300])
+    assert imported(reports, "-o", tmp_path / "nights") == 0
+    said = capsys.readouterr()
+    assert "broken.json" in said.err
+    assert "Img %n=4 (fail in sanity)" in said.out
+    assert len([*(tmp_path / "nights").glob("*.jsonl")]) == 1
+
+
+def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reports = write(
+        tmp_path / "reports", report(0, images(100)), report(1, images(50), system="other")
+    )
+    assert imported(reports, "-o", tmp_path / "nights") == 2
+    assert "--system" in capsys.readouterr().err
+    assert imported(reports, "-o", tmp_path / "other", "--system", "other:gpu") == 0
+    (file,) = (tmp_path / "other").glob("*.jsonl")
+    assert read_results(file).environment.system == "other:gpu"
+
+
+def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
+    folder = tmp_path / "perflogs" / "site" / "gpu"
+    folder.mkdir(parents=True)
+    head = "result|job_completion_time_unix|name|num_tasks|throughput_value|throughput_unit"
+    head += "|throughput_lower_thres|throughput_upper_thres"
+    lines = [f"pass|{1.79e9 + day * 86400}|Img|4|{100 + day}|img/s|-0.1|None" for day in range(3)]
+    (folder / "Img.log").write_text("\n".join((head, *lines, "")))
+    assert imported(tmp_path / "perflogs", "-o", tmp_path / "nights") == 0
+    files = sorted((tmp_path / "nights").glob("*.jsonl"))
+    assert [read_results(file).runs[0].measured["throughput"] for file in files] == [100, 101, 102]
+    assert read_results(files[0]).environment.system == "site:gpu"
+
+
+SITE = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+
+
+@rfm.simple_test
+class Img(rfm.RunOnlyRegressionTest):
+    n = parameter([1, 2])
+    valid_systems = valid_prog_environs = ["*"]
+    executable = "echo"
+    reference = {"*": {"throughput": (90, -0.9, None, "img/s")}}
+
+    @run_before("run")
+    def prepare(self):
+        self.num_tasks = self.n
+        self.executable_opts = [f"Images/sec: {97 * self.n}"]
+
+    @sanity_function
+    def has_images(self):
+        return sn.assert_found("Images", self.stdout)
+
+    @performance_function("img/s")
+    def throughput(self):
+        return sn.extractsingle(r"sec: (\\S+)", self.stdout, 1, float)
+"""
+
+
+@pytest.mark.skipif(find_spec("reframe") is None, reason="ReFrame-HPC is not installed")
+def test_reports_and_logs_of_a_real_reframe_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "site.py").write_text(SITE)
+    command = [str(Path(sys.executable).with_name("reframe")), "-c", "site.py", "-r"]
+    variables = {**os.environ, "RFM_REPORT_FILE": str(tmp_path / "report.json")}
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True, stdout=subprocess.DEVNULL)
+    for number, source in enumerate(("report.json", "perflogs")):
+        nights = tmp_path / f"nights{number}"
+        assert imported(tmp_path / source, "-o", nights) == 0
+        runs = [run for file in nights.glob("*.jsonl") for run in read_results(file).runs]
+        found = sorted((run.gpus, run.measured["throughput"]) for run in runs)
+        assert found == [(1, 97.0), (2, 194.0)]
