@@ -19,7 +19,6 @@ from gpuscale.judge.diagnose.causes import busy_host
 from gpuscale.judge.sides import sides_of
 from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
-from gpuscale.records.node_evidence import LoadedHost
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
@@ -59,14 +58,32 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
     script = (
         "from gpuscale.measure.evidence.node_meter import NodeMeter\n"
         "from pathlib import Path\n"
-        f"print(NodeMeter(['{GPU_A}'], logs=Path('{tmp_path}')).read().load.gpu_processes)"
+        f"print(NodeMeter(['{GPU_A}'], logs=Path('{tmp_path}')).read().load.gpu_processes)\n"
+        # The keeper forks ranks: they must not find a driver that is open already.
+        "print('libnvidia-ml' in open('/proc/self/maps').read())"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
     answer = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     # The library of the tests has two on every device.
-    assert answer.stdout == "2\n"
+    assert answer.stdout == "2\nFalse\n"
+
+
+@pytest.mark.parametrize("driver", ["time.sleep(600)", "os.abort()", "1 / 0"])
+def test_a_driver_that_hangs_or_dies_costs_its_patience_and_nothing_else(driver: str) -> None:
+    script = (
+        "import os, time\n"
+        "from gpuscale.measure import nvml\n"
+        "from gpuscale.measure.evidence import gpus\n"
+        f"gpus._PATIENCE_S, nvml.open_nvml = 0.5, lambda: {driver}\n"
+        "print(gpus.count_foreign_processes(['GPU']))\n"
+        "os.waitpid(-1, 0) if 'sleep' in '" + driver + "' else None\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.stdout == "None\n"
 
 
 def on_second_node(load: HostLoad | None) -> NodeEvidence:
@@ -119,8 +136,7 @@ def test_other_work_is_a_cause_where_most_runs_have_it_that_few_had_before(
     then: tuple[HostLoad, ...], now: tuple[HostLoad, ...], is_cause: bool
 ) -> None:
     row = row_of([], [], gpus=4)
-    sides = ([LoadedHost("n2", load) for load in side] for side in (then, now))
-    before, after = map(tuple, sides)
+    before, after = (tuple(("n2", load) for load in side) for side in (then, now))
     point = replace(row.point, loads_before=before, loads_after=after)
     causes = [*busy_host(replace(row, points={4: point}), ())]
     assert [cause.hosts for cause in causes] == [("n2",)] * is_cause

@@ -15,6 +15,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.records.environment_diff import environment_changes, environment_text, listed
+from gpuscale.records.run import nodes_of
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
@@ -81,7 +82,8 @@ def _shown(value: object) -> str:
 
 def _environments(before: Baseline, after: Baseline) -> Iterator[str]:
     old, new = tuple(before.environments.values()), tuple(after.environments.values())
-    yield from map(environment_text, environment_changes(old, new))
+    nodes = map(nodes_of, (before.runs, after.runs))
+    yield from map(environment_text, environment_changes(old, new, *nodes))
     hosts, others = (
         sorted({environment.host for environment in side if environment.host})
         for side in (old, new)

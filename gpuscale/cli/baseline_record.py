@@ -72,9 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     runs = counted(len(baseline.runs), "run")
     sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}{until}\n")
     if busy := busy_hosts(baseline.runs):
+        host, load = busy[0]
         remark(
             f"warning: a host was busy in {len(busy)} of {len(baseline.runs)} runs "
-            f"({busy[0].host}: {load_text(busy[0].load)}), which blurs what later nights are "
+            f"({host}: {load_text(load)}), which blurs what later nights are "
             "compared with; measure them again while nothing else runs"
         )
     text = range_text(losses)

@@ -9,12 +9,14 @@ from gpuscale.records import (
     Baseline,
     EntryKey,
     Environment,
+    NodeEvidence,
     Origin,
     PointKey,
     Results,
     Run,
     ScalingPoint,
 )
+from gpuscale.records.run import nodes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,11 @@ class Side:
     by_allocation: Mapping[str, Environment]
     written_at: str | None
     """Time at which the file was written (ISO 8601); its UTC offset applies to the side's times."""
+
+    @property
+    def nodes(self) -> list[NodeEvidence]:
+        """Evidence of the nodes of all valid runs."""
+        return nodes_of(run for entry in self.entries for run in entry.valid)
 
     def origin_of(self, entries: Iterable[Entry]) -> Origin:
         """Return where and when these entries were measured."""

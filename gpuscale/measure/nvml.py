@@ -81,6 +81,15 @@ def ask_or_none(call: str, *arguments: Any) -> Any:
     return None
 
 
+def firmware(handle: Any) -> str | None:
+    """Return the versions of a GPU's firmware, `VBIOS 96.00.74, GSP 575.57`; None if unknown."""
+    calls = {"VBIOS": "nvmlDeviceGetVbiosVersion", "GSP": "nvmlDeviceGetGspFirmwareVersion"}
+    found = {part: ask_or_none(call, handle) for part, call in calls.items()}
+    # The binding leaves some texts as bytes.
+    texts = {p: v.decode() if isinstance(v, bytes) else v for p, v in found.items() if v}
+    return ", ".join(map(" ".join, texts.items())) or None
+
+
 def field_value(field: Any) -> float:
     """Return the number in a result of nvmlDeviceGetFieldValues; NvmlError if the query failed."""
     if field.nvmlReturn != pynvml.NVML_SUCCESS:

@@ -28,6 +28,8 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     """SM clock set for applications (`nvidia-smi -ac`); newer drivers may not report it."""
     max_clock_mhz: Limit | None = None
     """Highest SM clock that the GPU supports."""
+    firmware: Line | None = None
+    """Versions of its firmware: `VBIOS 96.00.74, GSP 575.57`."""
 
 
 class Node(Record, frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
-        return f"{', '.join(f'{value:g}' for value in sorted(values))} {unit}" if values else None
+        texts = (f"{value:g}" if unit else value for value in sorted(values))
+        return f"{', '.join(texts)} {unit}".rstrip() if values else None
 
     return value
 
@@ -69,6 +70,7 @@ ENVIRONMENT_FIELDS = (
             ("power_limit_w", "power limit of GPUs", "W"),
             ("application_clock_mhz", "application clock of GPUs", "MHz"),
             ("max_clock_mhz", "highest clock of GPUs", "MHz"),
+            ("firmware", "firmware of GPUs", ""),
         )
     ),
     EnvironmentField("cpu_model", "CPU"),
@@ -133,7 +135,10 @@ def is_of_stack(name: str) -> bool:
 
 
 def environment_changes(
-    before: _Environments, after: _Environments
+    before: _Environments,
+    after: _Environments,
+    nodes_before: Sequence[NodeEvidence] = (),
+    nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
     """Return the changes that may explain a loss, except new hosts; none if a side is empty.
 
@@ -149,6 +154,8 @@ def environment_changes(
         )
         if old and field.words is not None:
             changes += _new_values(field.name, old, new)
+    sides = ([(node.host, node.settings) for node in side] for side in (nodes_before, nodes_after))
+    changes += (*node_changes(*sides), *library_changes(nodes_before, nodes_after))
     return (*changes, *_new_gpus(before, after), *variable_changes(before, after))
 
 
@@ -204,6 +211,8 @@ def environment_text(change: EnvironmentChange) -> str:
     if change.host is not None:
         return f"{change.name} {listed(change.after)} of {change.host} is new"
     name = _WORDS.get(change.name) or change.name
+    if change.of_nodes is not None:
+        name = name.replace("_", " ")
     text = f"{name} {listed(change.before)} → {listed(change.after)}"
     if len(change.nodes) > 1:
         return f"{text} on {len(change.nodes)} of {change.of_nodes} nodes"

@@ -1,8 +1,7 @@
 """Evidence of a node: what a run's ranks found on it, taken by a process beside them."""
 
-from collections.abc import Iterable, Mapping
-from operator import attrgetter
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +33,11 @@ class HostLoad(Record, frozen=True, kw_only=True):
         """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
         return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)
 
+    @property
+    def weight(self) -> tuple[bool, float, int]:
+        """Sort key: the more other work, the greater."""
+        return self.is_busy, self.load_average / self.cores, self.gpu_processes or 0
+
 
 class NodeEvidence(Record, frozen=True, kw_only=True):
     """Evidence of one node of a run, taken before the first rank began and after the last ended."""
@@ -50,22 +54,3 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     """Libraries that the run's processes on the node had loaded near the end of the run."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
-
-
-class LoadedHost(NamedTuple):
-    """A host and the load from other processes on it."""
-
-    host: str
-    load: HostLoad
-
-    @property
-    def weight(self) -> tuple[bool, float, int]:
-        """Sort key: hosts with more other work have a greater one."""
-        load = self.load
-        return load.is_busy, load.load_average / load.cores, load.gpu_processes or 0
-
-
-def busiest(nodes: Iterable[NodeEvidence]) -> LoadedHost | None:
-    """Return the node with the most other work; None if no node's load is known."""
-    loaded = [LoadedHost(node.host, node.load) for node in nodes if node.load is not None]
-    return max(loaded, key=attrgetter("weight"), default=None)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
 
 import msgspec
 
@@ -11,7 +10,7 @@ from gpuscale.base.strategies import COMMAND, STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
-from gpuscale.records.node_evidence import LoadedHost, NodeEvidence, busiest
+from gpuscale.records.node_evidence import HostLoad, NodeEvidence
 from gpuscale.records.record import (
     Count,
     Duration,
@@ -91,6 +90,12 @@ class Run(Record, frozen=True, kw_only=True):
         return sorted(self.ranks, key=lambda report: report.rank)
 
     @property
+    def busiest_host(self) -> tuple[str, HostLoad] | None:
+        """The host with the most other work, and its load; None if no load is known."""
+        loads = ((node.host, node.load) for node in self.nodes if node.load is not None)
+        return max(loads, key=lambda host: host[1].weight, default=None)
+
+    @property
     def is_valid(self) -> bool:
         """True if the run has a step time, or the metric in its place, and passed all checks."""
         metric = self.configuration.metric
@@ -122,11 +127,15 @@ class Run(Record, frozen=True, kw_only=True):
         return added_s / self.steps_per_window
 
 
-def busy_hosts(runs: Iterable[Run]) -> list[LoadedHost]:
+def nodes_of(runs: Iterable[Run]) -> list[NodeEvidence]:
+    """Return the evidence of all nodes of all runs."""
+    return [node for run in runs for node in run.nodes]
+
+
+def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
     """Return the busiest host of each run that had a busy host, the busiest first."""
-    hosts = [busiest(run.nodes) for run in runs]
-    busy = [host for host in hosts if host is not None and host.load.is_busy]
-    return sorted(busy, key=attrgetter("weight"), reverse=True)
+    busy = [host for run in runs if (host := run.busiest_host) and host[1].is_busy]
+    return sorted(busy, key=lambda host: host[1].weight, reverse=True)
 
 
 class Header(Record, frozen=True, kw_only=True):

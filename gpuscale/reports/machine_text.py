@@ -38,6 +38,8 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
         f"/dev/shm  {shared}",
         f"Python    {machine.python_version}",
         f"torch     {machine.torch_version or 'not installed: pip install torch'}",
+        "settings",
+        *_setting_lines(machine),
         f"driver    {machine.driver_absent or machine.driver_version or 'of unknown version'}",
     ]
     if machine.driver_absent is None and not machine.gpus:
@@ -159,11 +161,19 @@ def _rate(rate: Rate | None) -> str:
     return UNKNOWN if rate is None else f"{rate.count} of {rate.of}, {coarse_rate_text(rate)}"
 
 
+def _setting_lines(machine: Machine) -> list[str]:
+    absent = {name: f"absent: {reason}" for name, reason in machine.absent.items()}
+    values = {name.replace("_", " "): text for name, text in {**machine.settings, **absent}.items()}
+    return [f"  {name:<{max(map(len, values))}}  {text}" for name, text in values.items()]
+
+
 def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
     yield f"GPU {gpu.number}  {gpu.name or 'of unknown name'}  {gpu.uuid or ''}".rstrip()
     if gpu.unreachable is not None:
         yield f"  cannot be reached: {gpu.unreachable}"
         return
+    if gpu.firmware:
+        yield f"  {'firmware':<13} {gpu.firmware}"
     absent = gpu.reading.absent
     labels = dict.fromkeys(field.label for field in FIELDS)
     for label in labels:

@@ -9,7 +9,6 @@ from gpuscale.records.environment_diff import (
     environment_changes,
     environment_text,
     is_of_stack,
-    library_changes,
     listed,
     package_changes,
     stack_rank,
@@ -47,7 +46,7 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes,
     A package that is also a field of the environment, such as torch, is not repeated.
     """
     sides = before.environments, after.environments
-    found = [*environment_changes(*sides), *library_changes(before.nodes, after.nodes)]
+    found = environment_changes(*sides, before.nodes, after.nodes)
     names = {change.name.removesuffix("_version") for change in found}
     packages = [change for change in package_changes(*sides) if change.name not in names]
     return sorted(found, key=lambda change: stack_rank(change.name)), packages

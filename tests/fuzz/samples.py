@@ -54,6 +54,7 @@ def _results() -> Results:
         "power_limit_w": 250.0,
         "application_clock_mhz": 1312.0,
         "max_clock_mhz": 1530.0,
+        "firmware": "VBIOS 88.00.01",
     }
     gpus = (replace(results.environment.gpus[0], **found_by_driver),)
     versions = {"cudnn_version": "9.1", "lightning_version": "2.6"}

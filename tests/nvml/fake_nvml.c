@@ -179,6 +179,19 @@ int nvmlDeviceGetName(device *d, char *name, uint length) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetVbiosVersion(device *d, char *version, uint length) {
+    snprintf(version, length, "88.00.%02u", number_of(d));
+    return SUCCESS;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetGspFirmwareVersion(device *d, char *version) {
+    (void)d;
+    strcpy(version, "575.57.08");
+    return SUCCESS;
+}
+#endif
+
 int nvmlDeviceGetUUID(device *d, char *uuid, uint length) {
     snprintf(uuid, length, "%s", d->uuid);
     return SUCCESS;

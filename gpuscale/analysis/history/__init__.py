@@ -31,6 +31,7 @@ from gpuscale.records import (
     Scaling,
 )
 from gpuscale.records.environment_diff import environment_changes, host_changes
+from gpuscale.records.run import nodes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,8 +392,9 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
 def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
     """Return the changes of the environment from the previous night to the given one."""
     before, now = nights[night - 1].environment, nights[night].environment
+    nodes = (nodes_of(nights[at].runs) for at in (night - 1, night))
     hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
-    return (*environment_changes([before], [now]), *hosts)
+    return (*environment_changes([before], [now], *nodes), *hosts)
 
 
 def _changed_devices(

@@ -71,7 +71,8 @@ def with_validity(comparison: Comparison, sides: Sides, *, today: date) -> Compa
     """Add notes on an expired baseline, a different machine or different software."""
     before, after = sides.environments
     notes = [expiry_note(sides.baseline, today), foreign_note(sides.baseline.hardware, after)]
-    if changed := environment_changes(before, after):
+    nodes = sides.before.nodes, sides.after.nodes
+    if changed := environment_changes(before, after, *nodes):
         notes.append(Statement.of("environment_changed", changes=changed))
     packages = [*package_changes(before, after)]
     if packages and any(entry.verdict.is_loss for entry in comparison.entries):

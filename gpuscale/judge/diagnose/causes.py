@@ -14,7 +14,6 @@ from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric,
 from gpuscale.records.environment_diff import (
     environment_changes,
     host_changes,
-    library_changes,
     node_changes,
 )
 
@@ -132,8 +131,8 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         or {where.host for where in environments if where.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
-    libraries = library_changes(row.point.nodes_before, row.point.nodes_after)
-    found = (*environment_changes(before, after), *libraries, *host_changes(*hosts))
+    nodes = row.point.nodes_before, row.point.nodes_after
+    found = (*environment_changes(before, after, *nodes), *host_changes(*hosts))
     if found:
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
@@ -142,12 +141,12 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Report new load from other processes on the hosts: most baseline runs had none."""
     before, after = row.point.loads_before, row.point.loads_after
-    busy = [each.host for each in after if each.load.is_busy]
-    had = sum(each.load.is_busy for each in before)
+    busy = [host for host, load in after if load.is_busy]
+    had = sum(load.is_busy for _, load in before)
     if before and had < len(before) / 2 and len(busy) > len(after) / 2:
         hosts = tuple(sorted({*busy}))
         then, now = (
-            statistics.median(each.load.load_average for each in side) for side in (before, after)
+            statistics.median(load.load_average for _, load in side) for side in (before, after)
         )
         yield Cause(
             kind="busy host",
@@ -155,7 +154,7 @@ def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
             hosts=hosts,
             evidence=(
                 EnvironmentChange(
-                    name=f"load on {after[0].load.cores} cores",
+                    name=f"load on {after[0][1].cores} cores",
                     before=(f"{then:.1f}",),
                     after=(f"{now:.1f}",),
                 ),

@@ -16,7 +16,8 @@ from gpuscale.records import (
     Run,
 )
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
-from gpuscale.records.node_evidence import LoadedHost, NodeEvidence, busiest
+from gpuscale.records.node_evidence import HostLoad, NodeEvidence
+from gpuscale.records.run import nodes_of
 
 _TAKES_PART = 0.5
 """A rank shares a change if it changed by at least this fraction of the median rank's change."""
@@ -35,8 +36,8 @@ class PointEvidence:
     """Change of each part; empty if either side has no run whose step is divided into parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
-    loads_before: tuple[LoadedHost, ...] = ()
-    loads_after: tuple[LoadedHost, ...] = ()
+    loads_before: tuple[tuple[str, HostLoad], ...] = ()
+    loads_after: tuple[tuple[str, HostLoad], ...] = ()
     """The busiest host of each run whose load is known."""
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
@@ -111,10 +112,10 @@ def points_of(
             changes=changes_of(before, after, deviation),
             environments_before=tuple(sides.before.environments_of[key]),
             environments_after=tuple(sides.after.environments_of.get(key, ())),
-            loads_before=tuple(filter(None, (busiest(run.nodes) for run in runs))),
-            loads_after=tuple(filter(None, (busiest(run.nodes) for run in runs_after))),
-            nodes_before=tuple(node for run in runs for node in run.nodes),
-            nodes_after=tuple(node for run in runs_after for node in run.nodes),
+            loads_before=tuple(filter(None, (run.busiest_host for run in runs))),
+            loads_after=tuple(filter(None, (run.busiest_host for run in runs_after))),
+            nodes_before=tuple(nodes_of(runs)),
+            nodes_after=tuple(nodes_of(runs_after)),
         )
     return found
 

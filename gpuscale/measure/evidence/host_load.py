@@ -15,8 +15,8 @@ _WITHOUT_GUESTS = 8
 class HostLoadMeter:
     """Measures the load of the host from the creation of the meter until the call of `read`."""
 
-    def __init__(self, *, root: Path = Path("/")) -> None:
-        self._root = root
+    def __init__(self, gpu_processes: int | None = None, *, root: Path = Path("/")) -> None:
+        self._root, self._gpu_processes = root, gpu_processes
         self._load_average = os.getloadavg()[0]
         # All cores of the host, like its load, even if this process may use only some.
         self._cores = os.cpu_count() or 1
@@ -38,6 +38,7 @@ class HostLoadMeter:
             cores=self._cores,
             cpu_pressure=pressure,
             steal=steal,
+            gpu_processes=self._gpu_processes,
         )
 
 

@@ -5,12 +5,11 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from gpuscale.measure.evidence.gpus import ask_gpus
+from gpuscale.measure.evidence.gpus import count_foreign_processes
 from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.evidence.nccl_log import log_variables, read_logs
 from gpuscale.measure.evidence.network import NetworkMeter
+from gpuscale.measure.evidence.settings import read_settings
 from gpuscale.records import NodeEvidence
 
 
@@ -28,21 +27,21 @@ class NodeMeter:
             root: The folder below which `/proc` and `/sys` are read.
         """
         # Before the ranks start, so that all processes on the GPUs are others'.
-        self._gpus = ask_gpus(gpu_uuids)
-        self._load = HostLoadMeter(root=root)
+        self._load = HostLoadMeter(count_foreign_processes(gpu_uuids), root=root)
         self._network = NetworkMeter(root=root)
-        self._logs = logs
+        self._logs, self._root = logs, root
         self.variables = log_variables(logs, os.environ)
         """Environment variables that the ranks need for the evidence."""
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
-        load = replace(self._load.read(), gpu_processes=self._gpus.processes)
+        settings, absent = read_settings(self._root)
         connections, problem = read_logs(self._logs)
         return NodeEvidence(
             host=socket.gethostname(),
-            load=load,
+            load=self._load.read(),
+            settings=settings,
             ports=self._network.read(),
             connections=connections,
-            absent=self._gpus.absent if problem is None else {**self._gpus.absent, "nccl": problem},
+            absent=absent if problem is None else {**absent, "nccl": problem},
         )

@@ -74,6 +74,7 @@ class NvmlDevice:
     def __init__(self, handle: Any) -> None:
         self.name: str | None = ask_or_none("nvmlDeviceGetName", handle)
         self.uuid: str | None = ask_or_none("nvmlDeviceGetUUID", handle)
+        self.firmware = nvml.firmware(handle)
         self._handle = self._gpu = handle
         self._never_offered: dict[str, str] = {}
         self._gone: str | None = None

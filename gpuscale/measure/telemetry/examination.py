@@ -13,6 +13,7 @@ from gpuscale.base.counters import Reading
 from gpuscale.base.host import cpu_model
 from gpuscale.measure import nvml
 from gpuscale.measure.evidence.host_load import HostLoadMeter
+from gpuscale.measure.evidence.settings import read_settings
 from gpuscale.measure.telemetry.device import NvmlDevice, all_devices
 from gpuscale.records import HostLoad
 
@@ -40,6 +41,7 @@ class ExaminedGpu:
     name: str | None = None
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
+    firmware: str | None = None
     unreachable: str | None = None
     """The reason why NVML cannot reach the GPU; None if NVML can reach the GPU."""
 
@@ -65,6 +67,9 @@ class Machine:
     shared_memory_bytes: int | None
     """The size of /dev/shm, through which loader processes and NCCL pass data."""
     load: HostLoad
+    settings: Mapping[str, str]
+    absent: Mapping[str, str]
+    """Settings that could not be read, each with the reason."""
     driver_version: str | None = None
     driver_absent: str | None = None
     """The reason why there is no usable NVIDIA driver; None if there is one."""
@@ -80,6 +85,7 @@ def examine() -> Machine:
         torch_version = metadata.version("torch")
     with suppress(OSError):
         shared_memory_bytes = shutil.disk_usage("/dev/shm").total
+    settings, absent = read_settings()
     machine = Machine(
         host=platform.node(),
         python_version=platform.python_version(),
@@ -88,6 +94,8 @@ def examine() -> Machine:
         cpu_count=len(os.sched_getaffinity(0)),
         shared_memory_bytes=shared_memory_bytes,
         load=HostLoadMeter().read(),
+        settings=settings,
+        absent=absent,
     )
     try:
         with nvml.open_nvml() as driver_version:
@@ -102,7 +110,13 @@ def _examined(number: int, device: NvmlDevice | nvml.DeviceAbsentError) -> Exami
     if isinstance(device, nvml.DeviceAbsentError):
         return ExaminedGpu(number=number, unreachable=str(device))
     reading = device.inspect(device.read())
-    return ExaminedGpu(number=number, name=device.name, uuid=device.uuid, reading=reading)
+    return ExaminedGpu(
+        number=number,
+        name=device.name,
+        uuid=device.uuid,
+        reading=reading,
+        firmware=device.firmware,
+    )
 
 
 def find_problems(machine: Machine) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from gpuscale.measure.nvml import (
     NvmlError,
     all_handles,
     ask,
+    firmware,
     named,
     open_nvml,
 )
@@ -168,6 +169,7 @@ def known_to_driver() -> dict[str, dict[str, Any]]:
                 uuid = str(ask("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
                 address = str(ask("nvmlDeviceGetPciInfo", handle).busId)
                 found[uuid] = {"smi_index": number, "pci_address": address, **_limits(handle)}
+                found[uuid] |= {"firmware": firmware(handle)}
     return found
 
 
