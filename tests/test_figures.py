@@ -12,6 +12,7 @@ from builders import CNN, figure, phased_run, phases, published, results, result
 from changing import replace
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from test_over_nights import moved, write_nights
@@ -21,7 +22,7 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
-from gpuscale.reports.figures.picture import LOG_SCALE
+from gpuscale.reports.figures.picture import LOG_SCALE, lay_amounts
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.reports.history_text import night_names
 from gpuscale.store import read_results
@@ -89,6 +90,13 @@ def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_coun
         for axis in (axes.xaxis, axes.yaxis):
             assert (axis.get_scale() == "log") == (LOG_SCALE in axis.label.get_text())
     assert "2 more cases" in notes_below(picture)
+
+
+@pytest.mark.parametrize("ends", [(10.0, 37.0), (1394.0, 5106.0), (0.9, 1.1), (1.0, 900.0)])
+def test_a_log_axis_has_three_ticks_or_more(ends: tuple[float, float]) -> None:
+    axes = Figure().subplots()
+    lay_amounts(axes, ends)
+    assert len(axes.get_yticks()) >= 3
 
 
 def test_plot_names_cases_without_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

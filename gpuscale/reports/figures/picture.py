@@ -41,7 +41,7 @@ _MOST_COUNTS = 9
 _LEGEND_CHARACTERS_PER_IN = 14
 _LEGEND_MARK_IN = 0.55
 """Width of a marker in the legend plus the gap to the next column, in inches."""
-_FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
+_FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 """Alternative sets of ticks, as multiples of powers of ten, from coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
