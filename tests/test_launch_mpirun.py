@@ -96,10 +96,16 @@ with report(samples=32, rank=int(os.environ["RANK"]) - 3) as step_done:
 @pytest.mark.scheduler
 def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COMMAND)
-    command = (sys.executable, "-m", "gpuscale", "run", *ACROSS, "--", sys.executable, "train.py")
+    nccl = tmp_path / "libnccl.so.2"
+    subprocess.run(["gcc", "-shared", "-o", nccl, "-x", "c", "/dev/null"], check=True)
+    train = ("env", f"LD_PRELOAD={nccl}", sys.executable, "train.py")
+    command = (sys.executable, "-m", "gpuscale", "run", *ACROSS, "--", *train)
     session = run_on(hosts, tmp_path, *command)
     assert session.returncode == 0, session.stdout
-    (run,) = read_results(tmp_path / "results.jsonl").runs
+    results = read_results(tmp_path / "results.jsonl")
+    (run,) = results.runs
+    assert results.environment.packages, results.environment.packages_absent
+    assert [[library.path for library in node.libraries] for node in run.nodes] == [[str(nccl)]] * 2
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []

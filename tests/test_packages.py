@@ -47,6 +47,7 @@ def test_names_versions_local_tags_and_origins_are_read(tmp_path: Path) -> None:
     install(tmp_path, "apex", "0.1", told)
     mine = {"url": "file:///home/me/job-17/site", "dir_info": {"editable": True}}
     install(tmp_path, "site", "1.0", mine)
+    install(tmp_path, "gpuscale", "0.1")
     old = tmp_path / "old.egg-info"
     old.mkdir()
     (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 3.0\n")
@@ -145,3 +146,40 @@ def test_names_of_the_stack_are_recognised(name: str) -> None:
     old, new = (replace(environment(), packages={name: v, "a": v}) for v in ("1", "2"))
     first, _ = package_changes([old], [new])
     assert first.name == name
+
+
+def process_in(root: Path, number: int, parent: int, words: str, *mapped: str) -> Path:
+    """A process in a tree of files, whose own root is another folder, as in a container."""
+    place = root / "proc" / str(number)
+    place.mkdir(parents=True)
+    (place / "stat").write_text(f"{number} (a b) S {parent} 0 0")
+    (place / "cmdline").write_text(words.replace(" ", "\0") + "\0")
+    (place / "environ").write_text("HOME=/home/me\0PYTHONPATH=/extra\0PATH=/nowhere\0")
+    (place / "maps").write_text("".join(f"0-1 r-xp 0 0:0 7 {path}\n" for path in mapped))
+    (place / "exe").symlink_to("/usr/bin/python3.12")
+    (place / "cwd").symlink_to("/work")
+    (place / "root").symlink_to(root / "container")
+    return place
+
+
+def test_a_container_is_looked_into_and_forks_of_loaders_are_not(tmp_path: Path) -> None:
+    image = tmp_path / "container"
+    site = "/opt/venv/lib/python3.12/site-packages"
+    install(image / site.lstrip("/"), "torch", "2.12.0")
+    install(image / "home/me/.local/lib/python3.12/site-packages", "lightning", "2.6")
+    install(image / "extra", "apex", "0.1")
+    # Of the machine, not of the container.
+    install(tmp_path / "extra", "wrong", "0.1")
+    nccl = f"{site}/nvidia/libnccl.so.2"
+    process_in(tmp_path, 2, 1, "torchrun train.py")
+    process_in(tmp_path, 3, 2, "python train.py", f"{site}/torch/_C.so", nccl)
+    # A loader has loaded nothing of its own; should it be read, its libibverbs is found.
+    process_in(tmp_path, 4, 3, "python train.py", "/usr/lib/libibverbs.so.1")
+    found = software_of([2, 3, 4, 5], root=tmp_path)
+    assert found.software.packages == {"apex": "0.1", "lightning": "2.6", "torch": "2.12.0"}
+    assert (found.software.python_version, found.software.torch_version) == ("3.12", "2.12.0")
+    assert [library.path for library in found.libraries] == [nccl]
+    # A rank that may not be read leaves the others.
+    (tmp_path / "proc" / "3" / "environ").unlink()
+    absent = software_of([3], root=tmp_path).software.packages_absent
+    assert absent == "process 3 cannot be read: No such file or directory"

@@ -24,7 +24,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
     """Return the version of each package by its normalised name, with its origin if it has one.
 
     Several versions of a package are separated by commas, first that of the first folder. Folders
-    that do not exist or cannot be read have no packages.
+    that do not exist or cannot be read have no packages. gpuscale itself is left out.
     """
     found: dict[str, dict[str, None]] = {}
     for folder in dict.fromkeys(folders):
@@ -38,6 +38,8 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
             # As PEP 503 normalises names.
             key = re.sub(r"[-_.]+", "-", clean(package)).lower()
             found.setdefault(key, {})[version] = None
+    # Its version is recorded as such, and how it is imported depends on how a session is started.
+    found.pop("gpuscale", None)
     return {name: clean(", ".join(found[name])) for name in sorted(found)}
 
 
