@@ -41,7 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from None
         if sys.stderr.isatty() or os.environ.get("CI"):
             sys.stderr.write("gpuscale: importing torch and examining this machine ...\n")
-            sys.stderr.flush()
         from gpuscale.plugin.session import start_session
 
         start_session(config)

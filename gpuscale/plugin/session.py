@@ -254,10 +254,9 @@ class _MeasuringSession:
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
         if report.when != "call" or report.failed or report.nodeid not in self._words:
             return None
-        word = self._words[report.nodeid]
         if hasattr(report, "wasxfail"):
-            return "xfailed", "x", (word, {"yellow": True})
-        return "passed", ".", (word, {"green": True})
+            return "xfailed", "x", (self._words[report.nodeid], {"yellow": True})
+        return "passed", ".", (self._words[report.nodeid], {"green": True})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(

@@ -29,7 +29,6 @@ from gpuscale.records import (
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
 FOUND = "found in 19 of 20 nights"
-"""How reliably the smallest detectable loss is found; smaller losses are found less often."""
 _WIDEST_SYMMETRIC = 0.2
 _MOST_ITEMS = 8
 _DAY_S = 86400

@@ -202,10 +202,8 @@ def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
 def date_texts(moments: Sequence[datetime]) -> list[str]:
     """Return the date of each moment, with its time if several moments share a date."""
     dates = [f"{moment:%Y-%m-%d}" for moment in moments]
-    return [
-        date if dates.count(date) == 1 else f"{moment:%Y-%m-%d %H:%M}"
-        for date, moment in zip(dates, moments, strict=True)
-    ]
+    dated = zip(dates, moments, strict=True)
+    return [day if dates.count(day) == 1 else f"{at:%Y-%m-%d %H:%M}" for day, at in dated]
 
 
 def nights_of(

@@ -37,8 +37,6 @@ ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
 """Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
-_UNEVEN = 0.03
-"""Smallest deviation between uneven runs, which also exceeds the baseline's by a factor of 3."""
 FAR_APART = 3.0
 """Distance between pooled allocations above which a note is added, in declared deviations."""
 
@@ -260,18 +258,18 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _uneven_runs(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Note if an inconclusive row's runs differ far more than the baseline's, beside no loss."""
+    """Note if no row is lost, and runs of an inconclusive one differ by 3% and 3 times as usual."""
     found = []
     for row, entry in zip(rows, entries, strict=True):
         if entry.verdict is Verdict.INCONCLUSIVE and row.before and row.after:
             sides = (row.before.logs.values(), row.after.logs.values())
             usual, now = (math.sqrt(grouped_log_sample(logs).variance or 0.0) for logs in sides)
-            if usual and now > max(_UNEVEN, 3 * usual):
+            if usual and now > max(0.03, 3 * usual):
                 found.append((now, usual, row.key))
     if found and not any(entry.verdict.is_loss for entry in entries):
         now, usual, key = max(found)
-        others = len(found) - 1
-        yield Statement.of("uneven_runs", row=key, others=others, deviation=now, usual=usual)
+        more = len(found) - 1
+        yield Statement.of("uneven_runs", row=key, others=more, deviation=now, usual=usual)
 
 
 def _left_out(rows: Sequence[MatchedRow], after: Side) -> Iterable[Statement]:

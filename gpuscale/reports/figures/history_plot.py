@@ -77,7 +77,6 @@ def history_picture(measurements: Measurements) -> Picture | None:
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
         last = len(history.nights) - 1
         named = sorted({0, last // 2, last})
-        # On two lines, so that times of successive nights do not touch.
         grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
         figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=2)
     return Picture(
