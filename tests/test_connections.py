@@ -7,6 +7,7 @@ from test_diagnose_causes import row, step
 
 from gpuscale.judge.diagnose import lost_parts
 from gpuscale.judge.diagnose.attribution import Step
+from gpuscale.judge.diagnose.causes import environment
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import NodeEvidence
 from gpuscale.reports import cause_words
@@ -73,6 +74,16 @@ def test_what_changed_is_evidence_if_communication_lost_time(worse: Said, said: 
     of_data = evidence(then, now, step(data_s=3.0))
     assert not {*said} & {*of_data}
     assert evidence(nodes(n1={}), now) == [], "nothing is known of the baseline"
+
+
+def test_what_changed_may_explain_a_loss_if_the_parts_of_a_step_are_unknown() -> None:
+    then, now = nodes(n1=WELL), nodes(n1=WELL | {"NVLS": "off"})
+    known = with_nodes(step(communication_s=3.0), then, now)
+    assert [*environment(known, ())] == []
+    gpus = known.entry.key.gpus
+    unknown = replace(known, points={gpus: replace(known.point, changes={})})
+    (cause,) = environment(unknown, ())
+    assert cause_words.headline(cause) == "changed: NVLS on → off"
 
 
 def test_what_a_log_does_not_say_is_no_change() -> None:

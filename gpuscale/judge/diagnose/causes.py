@@ -132,7 +132,9 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
     nodes = row.point.nodes_before, row.point.nodes_after
-    found = (*environment_changes(before, after, *nodes), *host_changes(*hosts))
+    # If the parts of a step are unknown, as those of a command, communication may have lost time.
+    connections = () if row.point.changes else _connection_changes(row)
+    found = (*environment_changes(before, after, *nodes), *host_changes(*hosts), *connections)
     if found:
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)

@@ -13,7 +13,7 @@ from gpuscale.base.printable import clean
 from gpuscale.base.units import counted
 
 _LOG_BYTES = 1_000_000
-"""Maximum part of a process's log that is read: it begins with what connects the ranks."""
+"""Maximum part of a process's log that is read; it begins with the search for paths."""
 _USERS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _RING = 4
 """NCCL's number of the pattern of rings; lower numbers are trees."""
@@ -30,7 +30,6 @@ _KNOWN = re.compile(
             r"(?P<inside>[\d.]+)/(?P<between>[\d.]+), type (?P<kinds>\w+/\w+)",
             r"(?P<channels>\d+) coll channels,(?: \d+ collnet channels,)?"
             r"(?: (?P<nvls>\d+) nvls channels,)? \d+ p2p channels",
-            r"(?:Channel|Ring|Coll|CollNet) \d.* via (?P<via>.+)",
             r"(?:\[Rank \d+\] |\w+ )*comm \S+ rank \d+ n[rR]anks (?P<ranks>\d+)(?P<rest>.*)",
         )
     )
@@ -80,20 +79,31 @@ def connections_in(logs: Iterable[str]) -> dict[str, str]:
     process may make several at a time, each in a thread.
     """
     said: dict[str, set[str]] = defaultdict(set)
+    ways = set[str]()
     made: list[dict[str, str]] = []
     for log in logs:
         in_work: dict[str, dict[str, str]] = defaultdict(dict)
         # The last line may be cut short.
         for line in log.split("\n")[:-1]:
             head, _, message = line.partition(_MARK)
-            if known := _KNOWN.match(message):
+            # Connections are most of the lines, and few of their ends differ.
+            message, _, way = message.partition(" via ")
+            if way:
+                ways.add(way)
+            elif known := _KNOWN.match(message):
                 parts = {name: text for name, text in known.groupdict().items() if text}
                 thread = "".join(_THREAD.findall(head))
-                _take_connection(parts, said)
+                _take_adapters(parts, said)
                 in_work[thread] |= _numbers(parts)
                 if "Init COMPLETE" in parts.get("rest", ""):
                     made.append(in_work.pop(thread))
         made += in_work.values()
+    for transport in filter(None, map(_TRANSPORT.match, ways)):
+        if between := transport["between"]:
+            said["transport between nodes"].add(between)
+            said["GDRDMA"].add("on" if transport["direct"] else "off")
+        else:
+            said["transport inside nodes"].add(transport["inside"] or "SHM")
     largest = max(made, key=lambda own: ("channels" in own, int(own.get("ranks", 0))), default={})
     if len(said["GDRDMA"]) > 1:
         said["GDRDMA"] = {"partly"}
@@ -102,8 +112,8 @@ def connections_in(logs: Iterable[str]) -> dict[str, str]:
     return dict(sorted(facts.items()))
 
 
-def _take_connection(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> None:
-    """Add what a line says about the library, its adapters and its connections."""
+def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> None:
+    """Add what a line says about the library, its plugin and its adapters."""
     if "version" in parts:
         said["library"].add(f"{parts['library']} {parts['version']}")
     if "plugin" in parts:
@@ -111,12 +121,6 @@ def _take_connection(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> 
     # Without addresses, which differ from node to node.
     names = (_ADDRESS.sub("", name) for name in _ADAPTER.findall(parts.get("adapters", "")))
     said["adapters"].update(names, filter(None, [parts.get("provider")]))
-    if transport := _TRANSPORT.match(parts.get("via", "")):
-        if between := transport["between"]:
-            said["transport between nodes"].add(between)
-            said["GDRDMA"].add("on" if transport["direct"] else "off")
-        else:
-            said["transport inside nodes"].add(transport["inside"] or "SHM")
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
