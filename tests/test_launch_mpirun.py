@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hosts import Host, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
+from nccl_speaks import CASE
 
 from gpuscale.store import read_results
 
@@ -79,6 +80,21 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
     assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
+
+
+@pytest.mark.scheduler
+@pytest.mark.parametrize("more", [(), ("--fresh-tasks",)], ids=["keepers", "fresh-tasks"])
+def test_each_host_keeps_what_nccl_says_there(
+    hosts: list[Host], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    network = "'Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0'"
+    direct = "('/GDRDMA' if socket.gethostname() == 'n1' else '')"
+    write_case(tmp_path, CASE.replace("*LINES", f"*LINES, {network} + {direct}"))
+    session = run_on(hosts, tmp_path, *pytest_command(*ACROSS, *more))
+    assert session.returncode == 0, session.stdout
+    (run,) = read_results(tmp_path / "results.jsonl").runs
+    found = {node.host: node.connections["GDRDMA"] for node in run.nodes}
+    assert found == {"n1": "on", "n2": "off"}
 
 
 # The last rank has the lines, as with some frameworks; the others would go on for ever.

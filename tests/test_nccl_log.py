@@ -206,8 +206,12 @@ def test_numbers_are_those_of_the_communicator_with_the_most_ranks() -> None:
         assert connections_in([*logs])["channels"] == "16"
     # Two threads at a time, as one process with several GPUs has them.
     one, other = log(*pair, thread=102), log(*V2_18_NVLS[:1], *V2_18_NVLS[-2:])
-    mixed = zip(one.splitlines(), other.splitlines(), strict=True)
-    assert connections_in(["".join(f"{a}\n{b}\n" for a, b in mixed)])["channels"] == "16"
+    for sides in ((one, other), (other, one)):
+        mixed = zip(*(text.splitlines() for text in sides), strict=True)
+        assert connections_in(["".join(f"{a}\n{b}\n" for a, b in mixed)])["channels"] == "16"
+    # Of one that is not finished the number of ranks is known first.
+    begun = "comm 0x2 rank 0 nranks 64 cudaDev 0 - Init START"
+    assert connections_in([log(*V2_18_NVLS, begun)])["channels"] == "16"
 
 
 def test_what_the_processes_of_a_node_say_is_one_record() -> None:
@@ -224,6 +228,8 @@ def test_a_log_that_is_cut_short_gives_what_is_there() -> None:
     assert found["adapters"] == "mlx5_0:1/IB, mlx5_1:1/IB"
     assert "rings" in found
     assert "channels" not in found
+    within_adapters = whole[: whole.index(" ; OOB") - 3]
+    assert "adapters" not in connections_in([within_adapters])
     for end in range(0, len(whole), 7):
         connections_in([whole[:end]])
 
@@ -235,6 +241,14 @@ def test_a_log_that_is_not_understood_is_said(tmp_path: Path) -> None:
     assert problem is not None
     assert "2 lines" in problem
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_log_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "nccl.n1.1").mkdir()
+    found, problem = read_logs(tmp_path)
+    assert found == {}
+    assert problem is not None
+    assert str(tmp_path) not in problem
 
 
 def test_without_logs_nothing_is_said(tmp_path: Path) -> None:

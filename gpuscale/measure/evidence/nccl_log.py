@@ -64,7 +64,7 @@ def read_logs(folder: Path) -> tuple[dict[str, str], str | None]:
                 texts.append(log.read(_LOG_BYTES).decode(errors="replace"))
             path.unlink()
     except OSError as error:
-        return {}, str(error)
+        return {}, f"NCCL's log cannot be read: {error.strerror}"
     found = connections_in(texts)
     if not found and any(texts):
         lines = sum(text.count("\n") for text in texts)
