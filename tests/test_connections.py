@@ -1,7 +1,9 @@
 """Changes of NCCL's connections: evidence if communication takes longer, and shown with phases."""
 
+import numpy as np
 import pytest
 from builders import CNN, phased_run, phases, results, shown_text
+from builders.causes import SLOW_LINK, diagnosed, night_of, well
 from changing import replace
 from test_diagnose_causes import row, step
 
@@ -9,7 +11,7 @@ from gpuscale.judge.diagnose import lost_parts
 from gpuscale.judge.diagnose.attribution import Step
 from gpuscale.judge.diagnose.causes import environment
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.records import NodeEvidence
+from gpuscale.records import NodeEvidence, Run
 from gpuscale.reports import cause_words
 
 WELL = {
@@ -100,6 +102,24 @@ def test_a_change_on_some_nodes_names_them() -> None:
     now = nodes(n1=WELL, n2=off, n3=off, n9=WELL)
     assert evidence(then, now) == ["GDRDMA on → off on 2 of 4 nodes"]
     assert evidence((*then, *nodes(n3=off)), now) == [], "it was so in an earlier run"
+
+
+def test_a_comparison_has_the_change_below_its_cause() -> None:
+    rng = np.random.default_rng(1)
+    before, now = (
+        well(rng, [1, 4], deviation=0.003),
+        night_of(rng, [4], 6, SLOW_LINK, deviation=0.003),
+    )
+
+    def on_nodes(runs: tuple[Run, ...], **said: Said) -> tuple[Run, ...]:
+        return tuple(replace(each, nodes=nodes(**said)) for each in runs)
+
+    before = replace(before, runs=on_nodes(before.runs, n1=WELL, n2=WELL))
+    off = WELL | {"GDRDMA": "off"}
+    now = replace(now, runs=on_nodes(now.runs, n1=WELL, n3=off))
+    (cause, *_) = diagnosed(before, now)[4].causes
+    assert cause.kind == "communication"
+    assert cause_words.evidence(cause) == ("GDRDMA on → off on n3",)
 
 
 def test_the_phases_show_how_the_ranks_were_connected() -> None:
