@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuscale.measure.launch.collect import collect_run
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Environment, Run, RunRequest, TimingPlan
+from gpuscale.records import Environment, Node, Run, RunRequest, TimingPlan
 from gpuscale.workload.command_case import CommandCase
 from gpuscale.workload.run_defaults import command_request
 
@@ -33,14 +33,24 @@ def steps(numbers, pace_s=0.01, **more):
 
 
 def request_for(
-    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 60, **attributes: object
+    folder: Path,
+    script: str,
+    *,
+    gpus: int = 1,
+    timeout_s: float = 60,
+    nodes: int = 0,
+    **attributes: object,
 ) -> RunRequest:
-    """The request for one run of a script; attributes are those of its case."""
+    """The request for one run of a script; attributes are those of its case.
+
+    With `nodes` it is one across nodes, each of which has two cores.
+    """
     path = folder / "train.py"
     path.write_text(PRELUDE + script)
     settings = {"command": f"{sys.executable} {path}", "batch": 8, **attributes}
     case = type("Train", (CommandCase,), {"__module__": __name__, **settings})
-    request = command_request(case, HERE, gpus=gpus, run=1)
+    there = tuple(Node(host=f"n{number}", cpu_count=2) for number in range(1, nodes + 1))
+    request = command_request(case, replace(HERE, nodes=there), gpus=gpus, run=1)
     return replace(request, timing=TIMING, timeout_s=timeout_s)
 
 
@@ -57,7 +67,7 @@ def measured(
     folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, **attributes: object
 ) -> Run:
     """The run that a script makes."""
-    request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, **attributes)
+    request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, nodes=0, **attributes)
     process = watch(folder, request)
     try:
         process.wait(timeout_s + 30)

@@ -145,8 +145,8 @@ if "RANK" in os.environ:
         print(f': {number}}}')
 python = os.environ["PYTHON_EXEC"]
 ranks = [
-    subprocess.Popen([python, "-u", __file__], env={**os.environ, "RANK": str(rank)})
-    for rank in range(2)
+    subprocess.Popen([python, "-u", __file__], env={**os.environ, "RANK": rank, "LOCAL_RANK": rank})
+    for rank in "01"
 ]
 ranks[0].wait()
 """
@@ -179,19 +179,20 @@ def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,5")
     names = "'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'"
     script = f"open('told', 'w').write(' '.join(os.environ[name] for name in ({names})))\n"
-    watch(tmp_path, replace(request_for(tmp_path, script), devices=(1, 0))).wait()
+    watch(tmp_path, replace(request_for(tmp_path, script, gpus=2), devices=(1, 0))).wait()
     assert Path("told").read_text() == "7,4 5,2"
 
 
 def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("MASTER_ADDR", "n1")
     monkeypatch.setenv("MASTER_PORT", "1")
     (tmp_path / "run").mkdir()
     directory = RunDirectory(path=tmp_path / "run")
     directory.hosts.write_text("n1\nn2")
     lost = "print(os.environ['LOCAL_WORLD_SIZE'], 'on this host')\n"
     lost += "sys.exit('RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer')\n"
-    watch(tmp_path, request_for(tmp_path, lost, gpus=3)).wait()
+    watch(tmp_path, request_for(tmp_path, lost, gpus=3, nodes=2)).wait()
     (report,) = directory.failures()
     assert "1 on this host" in report.failure.detail
     place = f"exit code 1 as rank 2 on {socket.gethostname()}"
@@ -199,6 +200,29 @@ def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert report.lost_peer
     # How far a run is tells only a rank that knows it.
     assert not directory.progress.exists()
+
+
+def test_a_command_on_each_node_knows_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Of the process that starts it, which is no rank.
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "77")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    (tmp_path / "run").mkdir()
+    RunDirectory(path=tmp_path / "run").hosts.write_text("n1\nn2")
+    names = "{nodes} {node_rank} {gpus_per_node} {master_addr} {master_port} {hosts}"
+    script = """
+told = [*sys.argv[1:-1], open(sys.argv[-1]).read(), os.environ["CUDA_VISIBLE_DEVICES"]]
+open("told", "w").write(" ".join([*told, str("RANK" in os.environ)]))
+"""
+    command = f"{sys.executable} {tmp_path}/train.py {names} {{hostfile}}"
+    request = request_for(tmp_path, script, gpus=3, nodes=2, launch="per-node", command=command)
+    watch(tmp_path, replace(request, devices=(0, 1, 0))).wait()
+    hostfile = "n1 slots=2\nn2 slots=1\n"
+    assert Path("told").read_text() == f"2 1 1 n1 77 n1,n2 {hostfile} 4 False"
 
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --master-port {{master_port}}"

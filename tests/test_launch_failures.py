@@ -69,6 +69,8 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
         ({0: 1, 1: 1, 2: -9, 3: 1}, {0: True}, "watches the command on n2 was killed by SIGKILL"),
         # Somebody cancelled the job.
         ({0: 0, 1: 0, 2: 143, 3: 143}, {}, "the command was ended by SIGTERM on n2: the job was"),
+        # Slurm ended what ran on the first node, because the second one had failed.
+        ({0: 143, 1: 143}, {}, "ranks 2, 3 ended without a word on n2"),
         # Nobody on n2 lived to tell anything.
         ({0: 1, 1: 1}, {0: True}, "ranks 2, 3 ended without a word on n2"),
     ],
@@ -79,7 +81,7 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     directory = left_by(tmp_path, reports)
     for rank in range(4):
         directory.host(rank).write_text(f"n{1 + rank // 2}")
-    failure = failure_of(request_for(tmp_path, "", gpus=4), directory, exits)
+    failure = failure_of(request_for(tmp_path, "", gpus=4, nodes=2), directory, exits)
     assert failure is not None
     assert cause in failure.message
 
@@ -92,7 +94,7 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> N
         )
         report = RankFailure(failure=failure, lost_peer=False, steps_told=steps)
         directory.failure(rank).write(report)
-    found = failure_of(request_for(tmp_path, "", gpus=2), directory, {1: 1, 0: 1})
+    found = failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1})
     assert found is not None
     assert (found.message, found.rank, found.host) == ("after step 40", None, None)
     assert found.detail.splitlines()[0] == "rank 0 on n1 printed last:"

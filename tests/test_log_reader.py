@@ -24,7 +24,7 @@ def reader_of(
     command = CommandRequest(
         words=("train",),
         folder="/",
-        launch="plain",
+        launch="once",
         log_format=log_format,
         step_regex=None,
         tells_batch=False,

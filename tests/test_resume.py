@@ -184,7 +184,7 @@ def test_a_command_has_the_batch_that_an_earlier_run_printed(
     command = CommandRequest(
         words=("train",),
         folder="/",
-        launch="plain",
+        launch="once",
         log_format=None,
         step_regex=None,
         tells_batch=tells_batch,

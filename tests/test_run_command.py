@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         (["--gpus", "1", "--", "python", "{gpu}"], "there is no placeholder {gpu}"),
         (["--gpus", "1", "--", "python", "{batch}"], "{batch} has no value"),
         (["--gpus", "1", "--", "python", '{"a": 1}'], "write {{ and }}"),
+        (["--gpus", "1", "--launch", "once", "--", "python", "{node_rank}"], "first node only"),
         (["--gpus", "1,2", "--samples-per-step", "3", "--", "python"], "divided among 2 GPUs"),
         (["--gpus", "1", "--", __file__], "make it executable"),
         (["--gpus", "1", "--batch", "8,16", "--", "python"], "write {batch} where"),
@@ -163,7 +165,7 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
             ["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"],
             "write {gpus} where it takes that number, such as torch.distributed.run",
         ),
-        (["--gpus", "1,2", "--device", "cpu", "--", "python"], "any number of CPU ranks"),
+        (["--gpus", "1,2", "--device", "cpu", "--", "python"], "different numbers of CPU ranks"),
         (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
         (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?"),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
@@ -219,12 +221,72 @@ def test_a_command_is_named_by_what_it_runs(words: tuple[str, ...], name: str) -
 )
 def test_a_constant_command_fails(typed: str, launch: str, on_gpu: bool, is_refused: bool) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
-    validate_scaling(case, (2, 2), on_gpu=on_gpu)
+    validate_scaling(case, {2: 1}, on_gpu=on_gpu)
     if not is_refused:
-        validate_scaling(case, (1, 2), on_gpu=on_gpu)
+        validate_scaling(case, {1: 1, 2: 1}, on_gpu=on_gpu)
         return
     with pytest.raises(CaseError, match=r"write \{gpus\} where"):
-        validate_scaling(case, (1, 2), on_gpu=on_gpu)
+        validate_scaling(case, {1: 1, 2: 1}, on_gpu=on_gpu)
+
+
+TORCHRUN = "torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} train.py"
+
+
+@pytest.mark.parametrize(
+    ("typed", "launch", "across", "on_one_node"),
+    [
+        (TORCHRUN, "plain", "per-node", "once"),
+        (f"sh -c 'cd my; {TORCHRUN}'", "plain", "per-node", "once"),
+        ("python -m torch.distributed.run train.py", "plain", "per-node", "once"),
+        ("accelerate launch train.py", "plain", "per-node", "once"),
+        ("python train.py", "plain", "per-rank", "once"),
+        ("python train.py", "torchrun", "per-rank", "per-rank"),
+        ("python train.py", "per-node", "per-node", "per-node"),
+        (f"srun {TORCHRUN}", "once", "once", "once"),
+        # Ranks would be started by both, so that there were more than were asked for.
+        (TORCHRUN, "torchrun", "--launch per-node", "per-rank"),
+        (f"srun {TORCHRUN}", "plain", "--launch once", "once"),
+        ("deepspeed train.py", "per-node", "--launch once", "per-node"),
+    ],
+)
+def test_a_command_is_started_as_often_as_its_ranks_need(
+    typed: str, launch: str, across: str, on_one_node: str
+) -> None:
+    attributes = {"command": typed, "launch": launch}
+    case: type[CommandCase] = type("Train", (CommandCase,), attributes)
+    assert case.launch_of(across_nodes=False) == on_one_node
+    if across.startswith("--"):
+        with pytest.raises(CaseError, match=across):
+            case.launch_of(across_nodes=True)
+    else:
+        assert case.launch_of(across_nodes=True) == across
+
+
+@pytest.mark.parametrize(
+    ("typed", "launch", "on_gpu", "is_refused"),
+    [
+        (TORCHRUN, "plain", True, False),
+        # On the second node it would start all four ranks once more.
+        ("torchrun --nproc-per-node {gpus} train.py", "plain", True, True),
+        ("torchrun --nnodes {nodes} --nproc-per-node 2 train.py", "plain", True, True),
+        ("torchrun --nnodes {nodes} --nproc-per-node gpu train.py", "plain", True, False),
+        ("torchrun --nnodes {nodes} --nproc-per-node gpu train.py", "plain", False, True),
+        ("accelerate launch --num_machines {nodes} --num_processes {gpus}", "plain", True, False),
+        ("accelerate launch --num_processes {gpus} train.py", "plain", True, True),
+        ("srun -n {gpus} python train.py", "once", True, False),
+        ("mpirun --hostfile {hostfile} python train.py", "once", True, False),
+        ("bash job.sh", "once", True, True),
+        ("bash job.sh {nodes}", "once", True, True),
+        ("python train.py", "plain", True, False),
+    ],
+)
+def test_a_constant_command_fails_across_nodes(
+    typed: str, launch: str, on_gpu: bool, is_refused: bool
+) -> None:
+    case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
+    validate_scaling(case, {4: 2}, on_gpu=on_gpu, across_nodes=True)
+    with pytest.raises(CaseError, match="; write ") if is_refused else nullcontext():
+        validate_scaling(case, {1: 1, 2: 1, 4: 2}, on_gpu=on_gpu, across_nodes=True)
 
 
 def test_a_command_case_without_its_number_of_gpus_is_refused(tmp_path: Path) -> None:

@@ -49,8 +49,19 @@ class Steps(CommandCase):
     command = f"{sys.executable} steps.py"
     batch = 8
 
+class OnEachNode(CommandCase):
+    command = (
+        f"{sys.executable} -m torch.distributed.run --nnodes {{nodes}} --nproc-per-node "
+        "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py"
+    )
+    batch = 8
+
 @pytest.mark.gpuscale(case=Steps)
 def test_steps(scaling):
+    scaling()
+
+@pytest.mark.gpuscale(case=OnEachNode)
+def test_on_each_node(scaling):
     scaling()
 """
 STEPS = """
@@ -137,9 +148,10 @@ def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, s
         path.name for path in night.iterdir()
     }
     runs = read_results(night / "results.jsonl").runs
-    across = {run.key.strategy: run for run in runs if run.gpus == 3}
-    assert [rank.host for rank in across["ddp"].ranks] == ["n1", "n1", "n2"]
-    assert across["command"].is_valid
+    across = {run.key.case: run for run in runs if run.gpus == 3}
+    assert [rank.host for rank in across["case"].ranks] == ["n1", "n1", "n2"]
+    assert across["steps"].is_valid
+    assert across["on_each_node"].is_valid
 
 
 def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, site: Path) -> None:

@@ -83,8 +83,25 @@ def living_descendants() -> set[int]:
     return descendants()
 
 
-def end_descendants(grace_s: float) -> None:
-    """End all descendants of this process: by SIGTERM, and after a grace period by SIGKILL."""
+def processes_with(variable: str) -> set[int]:
+    """Return the process IDs of other processes that were started with this `NAME=value`."""
+    found = set[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        # It may have ended, or belong to another user.
+        with suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found - {os.getpid()}
+
+
+def end_descendants(grace_s: float, *, variable: str | None = None) -> None:
+    """End all descendants of this process: by SIGTERM, and after a grace period by SIGKILL.
+
+    The same ends the `processes_with` a variable, which schedulers may have started.
+    """
+
+    def living() -> set[int]:
+        return living_descendants() | (processes_with(variable) if variable else set())
 
     def signal_all(processes: set[int], number: signal.Signals) -> None:
         for process in processes:
@@ -92,8 +109,8 @@ def end_descendants(grace_s: float) -> None:
                 os.kill(process, number)
 
     deadline_s = time.monotonic() + grace_s
-    signal_all(living_descendants(), signal.SIGTERM)
-    while left := living_descendants():
+    signal_all(living(), signal.SIGTERM)
+    while left := living():
         if time.monotonic() > deadline_s:
             signal_all(left, signal.SIGKILL)
         time.sleep(0.02)

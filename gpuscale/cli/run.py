@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
     add("--step-regex", metavar="REGEX", help=text)
-    text = "start the command once (plain, default), or once a GPU as torchrun does (torchrun)"
+    text = (
+        "start the command once for each rank, on each node, or in all; plain (default) is once on "
+        "one node, else per-rank, or per-node with torchrun; torchrun means per-rank"
+    )
     add("--launch", choices=LAUNCHES, default="plain", help=text)
     for option in OPTIONS.values():
         settings = option.settings()
@@ -93,7 +96,8 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
                 case.batch_per_gpu(number, batch)
         if options.launcher == "local":
             # A session looks for GPUs later.
-            validate_scaling(case, options.gpus, on_gpu=options.device != "cpu")
+            nodes_of = dict.fromkeys(options.gpus, 1)
+            validate_scaling(case, nodes_of, on_gpu=options.device != "cpu")
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

@@ -108,6 +108,8 @@ class RunDirectory:
     """Present instead of `outcome` if the rank ran a command."""
     software = _record("rank-{}.software.json", ProcessSoftware)
     """Software of the processes of the rank's command."""
+    started = _path("rank-{}.started")
+    """The numbers of the ranks that a command has started on the node of this process."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's measurements of its node and of the links to other nodes."""
@@ -121,6 +123,11 @@ class RunDirectory:
     def ranks_per_host(self, ranks: int) -> int:
         """Return the largest number of ranks on any host; each host has consecutive ranks."""
         return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
+
+    @property
+    def variable(self) -> str:
+        """`NAME=value` in the environment of all processes of a command."""
+        return f"GPUSCALE_RUN={self.path.absolute()}"
 
     def read_progress(self) -> tuple[str, int, int] | None:
         """Return rank 0's progress as (stage, done, total); None before its first report."""

@@ -20,6 +20,7 @@ from gpuscale.workload.run_defaults import (
     data_workers,
     default_request,
     file_of_case,
+    nodes_of_run,
     ranks_per_gpu,
     timing_plan,
 )
@@ -51,9 +52,14 @@ def validate_plans(
             )
     problems = []
     for name, case in sorted(cases.items()):
-        if issubclass(case, CommandCase) and not environment.nodes:
+        if issubclass(case, CommandCase):
             gpus = {plan.gpus for plan in plans if plan.case.name() == name}
-            command_case.validate_scaling(case, gpus, on_gpu=environment.device == "cuda")
+            command_case.validate_scaling(
+                case,
+                {number: nodes_of_run(environment, number) for number in gpus},
+                on_gpu=environment.device == "cuda",
+                across_nodes=bool(environment.nodes),
+            )
         try:
             if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
                 case().named_size(options.size)
@@ -201,23 +207,14 @@ def _training_options(options: MeasureOptions) -> Iterator[Option]:
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
     """Return the request for an item's run; raise a CaseError if the run is impossible."""
     if issubclass(plan.case, CommandCase):
-        request = _command_request(plan, plan.case, environment)
+        request = command_request(
+            plan.case, environment, gpus=plan.gpus, run=plan.run, batch=plan.batch
+        )
     else:
         assert issubclass(plan.case, TrainingCase)
         request = _training_request(plan, plan.case, environment, options)
     timing = timing_plan(request.configuration.device, options.run_seconds)
     return replace(request, timing=timing, timeout_s=options.timeout_s)
-
-
-def _command_request(
-    plan: ItemPlan, case: type[CommandCase], environment: Environment
-) -> RunRequest:
-    if environment.nodes and case.starts_ranks():
-        raise CaseError(
-            f"{case.name()}: --launcher {environment.launcher} starts the command once for "
-            "each rank; give the bare script, without torchrun or the like before it"
-        )
-    return command_request(case, environment, gpus=plan.gpus, run=plan.run, batch=plan.batch)
 
 
 def _training_request(

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +11,8 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
 
+Launch = Literal["per-rank", "per-node", "once"]
+"""How often a command is started: once for each rank, on each node, or in all."""
 _WITH_UNSYNCED = 4 / 3
 """Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
 
@@ -41,8 +44,10 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line in separate words, with placeholders."""
     folder: str
     """Working directory of the command."""
-    launch: str
-    """Way to start the command, one of `gpuscale.workload.command_case.LAUNCHES`."""
+    launch: Launch
+    processes: int = 1
+    """Number of processes that start the command or stand by: one on a single node, otherwise one
+    for each rank (`per-rank`) or one on each node."""
     log_format: str | None
     """Name of the log format; None to recognise the format from the printed lines."""
     step_regex: str | None
@@ -91,8 +96,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of ranks that the strategy starts for this run."""
+        """Number of processes that the launcher starts for this run."""
+        if self.command is not None:
+            return self.command.processes
         return STRATEGIES[self.configuration.strategy].processes(self.gpus)
+
+    @property
+    def has_process_per_rank(self) -> bool:
+        """True if each process of the run is, or starts, one rank."""
+        return self.command is None or self.command.launch == "per-rank"
 
 
 class RunGpus(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """Commands as cases: the user's own training script, timed by the lines that it prints."""
 
+import math
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from string import Formatter
@@ -13,12 +14,17 @@ from gpuscale.base.errors import CaseError, nearest
 from gpuscale.base.printable import escaped, shown
 from gpuscale.base.strategies import COMMAND
 from gpuscale.records.record import NAME_LIMIT
+from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case
 from gpuscale.workload.log_formats import FORMATS, by_regex
 
-LAUNCHES = ("plain", "torchrun")
-"""Ways to start a command on a node: once, or once per GPU with torchrun's variables."""
-PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
+LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
+"""Ways to start a command. `plain` chooses one (`CommandCase.launch_of`); `torchrun` is another
+name of `per-rank`."""
+PLACEHOLDERS = (
+    *("gpus", "nodes", "gpus_per_node", "node_rank", "batch", "global_batch"),
+    *("master_addr", "master_port", "hosts", "hostfile"),
+)
 _STARTERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
     **dict.fromkeys(("mpirun", "mpiexec", "srun"), "-n"),
@@ -26,6 +32,8 @@ _STARTERS = {
     "deepspeed": "--num_gpus",
 }
 """Programs that start ranks, with the option that sets the number of ranks."""
+_ON_EACH_NODE = ("torchrun", "torch.distributed.run", "accelerate")
+"""Programs that start the ranks of one node only."""
 _ON_ALL_GPUS = ("accelerate", "deepspeed")
 """Programs that start a rank on every visible GPU unless an option sets the number of ranks."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
@@ -45,7 +53,7 @@ class CommandCase(Case):
     """Samples per GPU in each step that the script counts."""
     global_batch: ClassVar[int | None] = None
     """Samples over all GPUs in each counted step, if the same for any number of GPUs."""
-    launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
+    launch: ClassVar[Literal["plain", "torchrun", "per-rank", "per-node", "once"]] = "plain"
     log_format: ClassVar[str | None] = None
     """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""
     step_regex: ClassVar[str | None] = None
@@ -72,9 +80,22 @@ class CommandCase(Case):
         return cls.divided(asked, gpus)
 
     @classmethod
-    def starts_ranks(cls) -> bool:
-        """True if the command itself starts the processes for all GPUs."""
-        return starter_of(cls.words()) is not None
+    def launch_of(cls, *, across_nodes: bool) -> Launch:
+        """Return how often the command is started; raise a CaseError if it starts ranks twice."""
+        if cls.launch != "plain":
+            launch: Launch = "per-rank" if cls.launch == "torchrun" else cls.launch
+        else:
+            launch = "per-rank" if across_nodes else "once"
+        starter = starter_of(cls.words())
+        if starter is None or not across_nodes or launch == "once":
+            return launch
+        if starter in _ON_EACH_NODE and cls.launch in ("plain", "per-node"):
+            return "per-node"
+        remedy = "per-node" if starter in _ON_EACH_NODE else "once"
+        raise CaseError(
+            f"{cls.name()}: {starter} starts ranks, and --launch {launch} starts it once for each "
+            f"{launch.removeprefix('per-')}; give the bare script, or --launch {remedy}"
+        )
 
     @classmethod
     def placeholders(cls) -> set[str]:
@@ -94,27 +115,46 @@ def validate_command(case: type[CommandCase]) -> None:
         raise CaseError(f"{escaped(name)}: {problem}")
 
 
-def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
-    """Raise a CaseError if the command would use the same number of GPUs in all runs.
+def validate_scaling(
+    case: type[CommandCase],
+    nodes_of: Mapping[int, int],
+    *,
+    on_gpu: bool,
+    across_nodes: bool = False,
+) -> None:
+    """Raise a CaseError if the command would do the same for different numbers of GPUs.
 
-    The command does not need `{gpus}` if gpuscale starts the ranks, or if the command starts a
-    rank on each GPU in `CUDA_VISIBLE_DEVICES`.
+    The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
+    on each GPU in `CUDA_VISIBLE_DEVICES`. `nodes_of` maps numbers of GPUs to numbers of nodes.
     """
-    if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
+    launch, starter = case.launch_of(across_nodes=across_nodes), starter_of(case.words())
+    if launch == "per-rank":
         return
-    starter = starter_of(case.words())
-    takes_all, remedy = True, "or let --launch torchrun start a script once for each"
+    is_per_node = across_nodes and launch == "per-node"
+    takes_all = on_gpu and (is_per_node or not across_nodes)
+    name, remedy = "gpus", "or let --launch per-rank start a script once for each"
     if starter is not None:
         option, text = _STARTERS[starter], case.command.replace("-", "_")
         remedy = f"such as {starter} {option} {{gpus}}"
         given = re.search(rf"{option.replace('-', '_')}[= ]+(\S+)", text)
         # torchrun takes these words for all GPUs.
-        takes_all = starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
-    if not (takes_all and on_gpu):
+        takes_all &= starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
+    if is_per_node:
+        name, remedy = "gpus_per_node", "such as torchrun --nproc-per-node, and {nodes}"
+    # Without the number of nodes, the processes on each would take {gpus} for their own number.
+    knows_total = not is_per_node or "nodes" in case.placeholders()
+    different = set[tuple[object, ...]]()
+    for gpus, nodes in nodes_of.items():
+        here = math.ceil(gpus / nodes)
+        sizes = {"gpus": gpus * knows_total, "nodes": nodes, "gpus_per_node": here}
+        sizes |= {"hosts": nodes, "hostfile": gpus}
+        words = filled(case.words(), {**dict.fromkeys(PLACEHOLDERS), **sizes})
+        different.add((takes_all and here, *words))
+    if len(different) < len(nodes_of):
         kind = "GPUs" if on_gpu else "CPU ranks"
         raise CaseError(
-            f"{escaped(case.name())}: the command has no {{gpus}}, so it would do the same on any "
-            f"number of {kind}; write {{gpus}} where it takes that number, {remedy}"
+            f"{escaped(case.name())}: the command would do the same on different numbers of {kind}"
+            f"; write {{{name}}} where it takes that number, {remedy}"
         )
 
 
@@ -155,6 +195,8 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     for name in sorted(used - set(PLACEHOLDERS)):
         yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
+    if case.launch == "once" and "node_rank" in used:
+        yield "{node_rank} has no value: --launch once starts the command on the first node only"
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
         yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if "{" not in words[0] and shutil.which(words[0]) is None:

@@ -81,6 +81,9 @@ def command_request(
     `batch` counts samples over all GPUs if the case has a `global_batch`, otherwise samples per
     GPU; by default, the case's own batch is used.
     """
+    across_nodes = bool(environment.nodes)
+    launch, nodes = case.launch_of(across_nodes=across_nodes), nodes_of_run(environment, gpus)
+    processes = (gpus if launch == "per-rank" else nodes) if across_nodes else 1
     own = case.global_batch or case.batch
     batch_per_gpu = case.batch_per_gpu(gpus, batch)
     configuration = Configuration(
@@ -94,12 +97,16 @@ def command_request(
     command = CommandRequest(
         words=case.words(),
         folder=str(Path.cwd()),
-        launch=case.launch,
+        launch=launch,
+        processes=processes,
         log_format=case.log_format,
         step_regex=case.step_regex,
         tells_batch=batch_per_gpu is None,
     )
     request = _request(case, environment, configuration, gpus, run, batch_per_gpu)
+    if launch == "once" and across_nodes:
+        # Without regard to the run: the command itself chooses nodes and GPUs, from the first on.
+        request = replace(request, devices=devices_of_run(environment, run=1, gpus=gpus))
     return replace(request, command=command)
 
 
@@ -170,6 +177,12 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
         return None
     ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(environment.gpus))
     return ranks if ranks > 1 else None
+
+
+def nodes_of_run(environment: Environment, gpus: int) -> int:
+    """Return the number of nodes that a command's run on this number of GPUs needs."""
+    here = environment.gpus_per_node if environment.device == "cuda" else environment.cores_per_node
+    return min(environment.node_count, math.ceil(gpus / max(1, here)))
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:

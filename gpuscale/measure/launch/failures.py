@@ -13,6 +13,8 @@ from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 
 _OUTPUT_TAIL_CHARS = 4000
+_ENDED = 128 + signal.SIGTERM
+"""Exit code of a process that watches a command and was ended by SIGTERM."""
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
@@ -48,10 +50,12 @@ def failure_of(
         return None
     absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
     if absent:
-        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
+        rank, what = _named(request, absent)
+        message = f"{launcher} did not start {what}; see what it said below"
         log = text_of(directory.launcher_log)
-        return Failure(kind="launch", message=message, rank=absent[0], detail=log)
-    return _vanished(directory, _silent(request, directory, exit_codes) or range(request.processes))
+        return Failure(kind="launch", message=message, rank=rank, detail=log)
+    silent = _silent(request, directory, exit_codes) or range(request.processes)
+    return _vanished(request, directory, silent)
 
 
 def _command_failure(
@@ -62,34 +66,39 @@ def _command_failure(
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
     if not own and (died := {r: code for r, code in failed.items() if -code in FAULT_SIGNALS}):
-        return _unwatched(directory, died)
+        return _unwatched(request, directory, died)
     if reports and not own and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(directory, silent)
+        return _vanished(request, directory, silent)
     if reports:
         first = (own or reports)[0].failure
         return _hang(own) if first.kind == "timeout" else first
-    return _unwatched(directory, failed) if failed else None
+    # If a node fails, the scheduler ends the others.
+    if {*failed.values()} == {_ENDED} and (silent := _silent(request, directory, exit_codes)):
+        return _vanished(request, directory, silent)
+    return _unwatched(request, directory, failed) if failed else None
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
     """Return the failure of a command that timed out, with the last output of every rank."""
-    by_rank = sorted(reports, key=lambda report: report.failure.rank or 0)
+    by_rank = sorted(reports, key=lambda one: (one.failure.rank or 0, one.failure.host or ""))
     best = max(by_rank, key=lambda report: report.steps_told).failure
-    if best.rank is None:
+    if best.rank is None and len(by_rank) == 1:
         return best
     last_words = (
-        f"rank {failure.rank} on {failure.host} printed last:\n{failure.detail}"
+        f"{'the command' if failure.rank is None else f'rank {failure.rank}'} on {failure.host} "
+        f"printed last:\n{failure.detail}"
         for failure in (report.failure for report in by_rank)
     )
     return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
 
 
-def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+def _unwatched(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
     """Return the failure of a run whose process for watching the command ended unexpectedly."""
     rank, code = next(iter(exit_codes.items()))
-    if code == 128 + signal.SIGTERM:
+    if code == _ENDED:
         message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
-        return _ended(directory, rank, "launch", message)
+        failure = _ended(directory, rank, "launch", message)
+        return failure if request.has_process_per_rank else replace(failure, rank=None)
     end = f"ended with exit code {code}"
     if code < 0:
         end = f"was killed by {signal.Signals(-code).name}"
@@ -125,7 +134,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
                 end = f"was killed by {signal.Signals(-code).name}{_on_host(directory, rank)}"
                 return _ended(directory, rank, "killed", f"rank {rank} {end}{reason}")
     if reports and not own and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(directory, silent)
+        return _vanished(request, directory, silent)
     if reports:
         return _raised(request, directory, own[0] if own else reports[0])
     rank, code = next((rank, code) for rank, code in exit_codes.items() if code)
@@ -177,19 +186,24 @@ def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int])
     return [rank for rank in silent if hosts[rank] not in heard] or silent
 
 
-def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
+def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]) -> Failure:
     hosts = [_host_of(directory, rank) for rank in ranks]
     places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
+    rank, what = _named(request, ranks)
     message = (
-        f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
+        f"{what} ended without a word on {places}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
     log = text_of(directory.launcher_log)
-    return Failure(kind="launch", message=message, rank=ranks[0], host=hosts[0], detail=log)
+    return Failure(kind="launch", message=message, rank=rank, host=hosts[0], detail=log)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(str(rank) for rank in ranks)}"
+def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
+    """Return the rank of the first of these processes, and words for all of them."""
+    if not request.has_process_per_rank:
+        return None, "the command"
+    plural = "" if len(processes) == 1 else "s"
+    return processes[0], f"rank{plural} {', '.join(map(str, processes))}"
 
 
 def _host_of(directory: RunDirectory, rank: int | None) -> str | None:

@@ -200,6 +200,9 @@ class Keeper:
         if order.variables:
             place = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
             own = {own: place[name] for name, own in self._places.items()}
+            if order.is_whole_environment:
+                own = {}
+                os.environ.clear()
             hosts = directory.host_names() if self._places else ()
             os.environ.update({**place, **own, **gloo_variables(os.environ, hosts)})
         if order.cores_per_rank is not None:

@@ -1,6 +1,7 @@
 """The launcher across nodes: on each node the scheduler starts a keeper, which forks the ranks."""
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -43,7 +44,8 @@ class NodesLauncher(Launcher):
     """Starts the ranks of each run on as few of the job's nodes as possible, one run at a time.
 
     The folder of a run lies next to the results, because all nodes must see it. The ranks
-    of a user's command are always new tasks, because they may read variables of Slurm or MPI.
+    of a user's command are always new tasks, because they may read variables of Slurm or MPI. A
+    command that starts such tasks by itself gets the variables of this session instead.
 
     Args:
         name: The name of a launcher across nodes.
@@ -103,7 +105,12 @@ class NodesLauncher(Launcher):
         started_at_s, started = time.time(), time.monotonic()
         try:
             _, outcome = self._perform(
-                request.job, directory, placement, patience_s, is_fresh=is_fresh
+                request.job,
+                directory,
+                placement,
+                patience_s,
+                is_fresh=is_fresh,
+                as_in_session=request.command is not None and request.command.launch == "once",
             )
         finally:
             self.running = None
@@ -144,14 +151,19 @@ class NodesLauncher(Launcher):
 
     def _placement(self, request: RunRequest) -> Placement:
         cores, gpus = self.environment.cores_per_node, self.environment.gpus_per_node
-        cores_per_rank = request.configuration.threads_per_rank or 1
+        gpus_per_process = math.ceil(request.gpus / request.processes)
+        cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process
         slots = max(1, cores // cores_per_rank)
         if request.configuration.device == "cuda":
-            devices_per_rank = request.gpus // request.processes
-            cores_per_rank = max(1, cores // gpus) * devices_per_rank
-            slots = max(1, gpus // devices_per_rank)
-        hosts = self._each_host.hosts
-        placement = place(request.processes, hosts, slots=slots, first=request.index - 1)
+            cores_per_rank = max(1, cores // gpus) * gpus_per_process
+            slots = max(1, gpus // gpus_per_process)
+        hosts, first = self._each_host.hosts, request.index - 1
+        if is_once := request.command is not None and request.command.launch == "once":
+            first = 0
+        placement = place(request.processes, hosts, slots=slots, first=first)
+        if is_once:
+            # All cores, which processes of the command may share.
+            return placement
         oversubscribed = placement.ranks_per_host * cores_per_rank > cores
         return replace(
             placement,
@@ -164,11 +176,12 @@ class NodesLauncher(Launcher):
     ) -> None:
         """Write a list of the GPUs of the run on each host, by UUID, for the keepers to sample."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
-        devices_per_rank = max(1, request.gpus // request.processes)
+        gpus_per_process = math.ceil(request.gpus / request.processes)
+        per_host = placement.ranks_per_host * gpus_per_process
         self._samples = []
         for position, name in enumerate(placement.hosts):
             node, path = nodes[name], directory.samples(nodes[name].host)
-            used = request.devices[: placement.ranks_on(position) * devices_per_rank]
+            used = request.devices[: min(per_host, request.gpus - per_host * position)]
             if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
                 self._samples.append(NodeSamples(host=node.host, path=path, uuids=uuids))
         if self._samples:
@@ -183,6 +196,7 @@ class NodesLauncher(Launcher):
         timeout_s: float,
         *,
         is_fresh: bool | None = None,
+        as_in_session: bool = False,
         **details: object,
     ) -> tuple[Keepers, Outcome]:
         """Run a job on all ranks; on success, wait until their files are visible on this node."""
@@ -196,13 +210,17 @@ class NodesLauncher(Launcher):
             try:
                 seats = self._seats(keepers, placement, directory, is_fresh=is_fresh)
                 outcome = Outcome()
+                variables = rank_variables(placement.ranks, placement.hosts[0])
+                if as_in_session:
+                    variables = {**os.environ, **variables}
                 if keepers.is_usable:
                     outcome = keepers.perform(
                         job,
                         directory,
                         seats,
                         timeout_s=timeout_s,
-                        variables=rank_variables(placement.ranks, placement.hosts[0]),
+                        variables=variables,
+                        is_whole_environment=as_in_session,
                         cores_per_rank=None if is_fresh else self._cores_per_rank(placement),
                         **details,
                     )

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
+from contextlib import nullcontext
 from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
@@ -16,27 +18,24 @@ from msgspec.structs import replace
 from gpuscale.base.foreign_texts import LOST_PEER_LINES
 from gpuscale.base.host import (
     adopt_orphans,
-    descendants,
     end_descendants,
     living_descendants,
     signal_at_parent_death,
 )
 from gpuscale.base.units import counted
 from gpuscale.measure.evidence.interpreter import software_of
-from gpuscale.measure.run_directory import RunDirectory, write_atomically
+from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
 from gpuscale.measure.waits import COMMAND_S
-from gpuscale.measure.worker.command_process import (
-    RANK_COUNT_VARIABLES,
-    rank_counts,
-    start_command,
-)
+from gpuscale.measure.worker.command_place import RANK_COUNT_VARIABLES, Place
+from gpuscale.measure.worker.command_process import start_command
 from gpuscale.measure.worker.last_words import LastWords
 from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
-from gpuscale.records import FailureKind, RunRequest
+from gpuscale.records import FailureKind
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of
 
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _LOOK_S = 0.2
 _DRAIN_S = 1.0
 _WAIT_FOR_OTHERS_S = 3.0
@@ -50,31 +49,53 @@ def main(folder: str) -> None:
         signal.signal(number, _exit)
     directory = RunDirectory(path=Path(folder))
     request = directory.request.read()
-    rank = int(os.environ["RANK"]) if directory.hosts.exists() else None
-    try:
-        _Watch(request, directory, rank).measure()
-    except CommandError as error:
-        _leave_failure(error, directory, rank)
-        raise SystemExit(1) from None
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        end_descendants(COMMAND_S)
+    place = Place(request, directory, int(os.environ["RANK"]) if directory.hosts.exists() else None)
+    if not request.has_process_per_rank:
+        for name in _OF_RANKS:
+            os.environ.pop(name, None)
+    # The processes of a command that is started once are not all descendants of this process.
+    variable = directory.variable if place.covers_all_nodes else None
+    with scratch_folder("gpuscale-pipes-") if place.has_rank_pipes else nullcontext() as pipes:
+        try:
+            if place.number and place.covers_all_nodes:
+                _stand_by(place)
+            else:
+                _Watch(place, pipes).measure()
+        except CommandError as error:
+            _leave_failure(error, place)
+            raise SystemExit(1) from None
+        finally:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            end_descendants(COMMAND_S, variable=variable)
+
+
+def _stand_by(place: Place) -> None:
+    """Wait on a node until the command, which was started on another one, has enough windows."""
+    directory, has_looked = place.directory, False
+    while not directory.enough.exists():
+        if not has_looked and directory.progress.exists():
+            place.count_ranks()
+            software = software_of(place.processes(), with_packages=False)
+            directory.software(place.number or 0).write(software)
+            has_looked = True
+        time.sleep(_LOOK_S)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _leave_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
+def _leave_failure(error: CommandError, place: Place) -> None:
     """Write the failure; if another node may be the cause, wait a few seconds for its failure."""
-    own_rank = error.failure.rank if rank is None else rank
-    failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
+    own_rank = error.failure.rank if place.rank is None else place.rank
+    host = None if place.covers_all_nodes else socket.gethostname()
+    failure = replace(error.failure, rank=own_rank, host=host)
     is_end = failure.kind in ("raised", "killed")
     lost_peer = is_end and LOST_PEER_LINES.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
-    directory.failure(rank or 0).write(report)
-    if rank is not None and (lost_peer or failure.kind == "timeout"):
+    place.directory.failure(place.number or 0).write(report)
+    if place.number is not None and (lost_peer or failure.kind == "timeout"):
         # When one task has failed the scheduler ends the others.
         time.sleep(_WAIT_FOR_OTHERS_S)
 
@@ -94,16 +115,16 @@ class _State(Enum):
 class _Watch:
     """Watches one command from its start until its state is no longer RUNNING."""
 
-    def __init__(self, request: RunRequest, directory: RunDirectory, rank: int | None) -> None:
-        self._request, self._directory, self._rank = request, directory, rank
-        self._place = "" if rank is None else f"rank {rank} on {socket.gethostname()}"
+    def __init__(self, place: Place, pipes: Path | None) -> None:
+        self._place, self._request, self._directory = place, place.request, place.directory
         self._output = Output()
-        self._reader = LogReader(request, shared_pipe=request.gpus > 1 and rank is None)
-        self._has_valid_ranks = rank is not None
+        several = self._request.gpus > 1 and place.rank is None
+        self._reader = LogReader(self._request, shared_pipe=several)
+        self._has_valid_ranks = place.rank is not None
         self._has_software = False
         self._clock_s = time.time() - time.monotonic()
         self._started_s = time.monotonic()
-        self._processes = start_command(request, directory, rank, self._output)
+        self._processes = start_command(place, pipes, self._output)
         self._codes: list[int | None] = []
         """Exit codes of the processes; None for a process that is still running."""
 
@@ -115,8 +136,8 @@ class _Watch:
             found, wanted = 0, FEWEST_WINDOWS
             if windows is not None:
                 found, wanted = len(windows.spans), windows.wanted
-            # A rank whose lines count no steps leaves the report to others.
-            if self._rank is None or reader.has_steps:
+            # A process whose lines count no steps leaves the report to others.
+            if self._place.number is None or reader.has_steps:
                 _report(directory, found, wanted)
         self._record_software()
         if state is _State.ENDED:
@@ -134,8 +155,8 @@ class _Watch:
             assert windows is not None
             _report(directory, windows.wanted, windows.wanted)
             outcome = reader.outcome(windows, started_s=self._started_s, clock_s=self._clock_s)
-            directory.command_outcome(self._rank or 0).write(outcome)
-            write_atomically(directory.enough, f"rank {self._rank}")
+            directory.command_outcome(self._place.number or 0).write(outcome)
+            write_atomically(directory.enough, socket.gethostname())
 
     def _next_state(self) -> _State:
         """Read lines for a short time, check them and the processes, and return the new state."""
@@ -145,9 +166,10 @@ class _Watch:
             self._reader.take(self._output.lines(_LOOK_S))
             now_s = time.monotonic()
         is_late = now_s > self._started_s + self._request.timeout_s
-        self._reader.validate_lines(self._rank or 0, is_late=is_late)
-        if self._reader.has_steps and not self._has_valid_ranks:
-            self._validate_rank_count()
+        self._reader.validate_lines(self._place.rank or 0, is_late=is_late)
+        is_elsewhere = self._place.number is not None and self._directory.progress.exists()
+        if not self._has_valid_ranks and (self._reader.has_steps or is_elsewhere):
+            self._validate_started_ranks()
             self._has_valid_ranks = True
         if self._reader.has_steps and not self._has_software:
             # While warming up: the command may end by itself after its last window.
@@ -164,7 +186,7 @@ class _Watch:
             needed = min(windows.wanted, FEWEST_WINDOWS) if is_complete else windows.wanted
             if len(windows.spans) >= needed:
                 return _State.ENOUGH
-        if self._rank is not None and self._directory.enough.exists():
+        if self._place.number is not None and self._directory.enough.exists():
             return _State.ENOUGH_ELSEWHERE
         if has_ended:
             return _State.ENDED
@@ -172,35 +194,43 @@ class _Watch:
 
     def _record_software(self) -> None:
         """Record the software of the processes; if they have ended, keep what was recorded."""
-        found = software_of(descendants(), with_packages=not self._rank)
+        found = software_of(self._place.processes(), with_packages=not self._place.number)
         if found.software.packages or found.libraries or not self._has_software:
-            self._directory.software(self._rank or 0).write(found)
+            self._directory.software(self._place.number or 0).write(found)
             self._has_software = True
 
-    def _validate_rank_count(self) -> None:
+    def _validate_started_ranks(self) -> None:
         """Raise CommandError if the command started a different number of ranks than requested.
 
         The check passes if the processes do not show how many ranks there are.
         """
-        command, gpus, on_gpu = self._request.command, self._request.gpus, self._request.devices
-        assert command is not None
-        counts = rank_counts()
-        if not (counts or on_gpu or any(name in os.environ for name in RANK_COUNT_VARIABLES)):
+        place, reader = self._place, self._reader
+        counts, counts_here = place.count_ranks()
+        is_known = counts or any(name in os.environ for name in RANK_COUNT_VARIABLES)
+        if not (is_known or self._request.devices or place.covers_all_nodes) and reader.has_steps:
             # Without GPUs, each rank that a starter makes has such a variable; else it made none.
             # Ranks that have just failed no longer show theirs.
-            made_none = starter_of(command.words) and not self._reader.has_heard_ranks
+            made_none = starter_of(place.command.words) and not reader.has_heard_ranks
             counts = {1} if made_none else counts
+        self._validate_rank_count(counts, self._request.gpus, "gpus")
+        if place.number is not None:
+            self._validate_rank_count(counts_here, place.gpus_on(place.node), "gpus_per_node")
+
+    def _validate_rank_count(self, counts: Collection[int], gpus: int, name: str) -> None:
         if not counts or gpus in counts:
             return
-        ranks, has_number = max(counts), "gpus" in fields_of(command.words)
+        on_gpu, words = self._request.devices, self._place.command.words
+        ranks, has_number = max(counts), name in fields_of(words)
         # A rank may drive several GPUs if the command is given their number.
         if on_gpu and gpus % ranks == 0 and has_number:
             return
-        unnamed = "write {gpus} where the command has their number"
-        remedy = "see why, since it has {gpus}" if has_number else unnamed
+        remedy = f"write {{{name}}} where the command has their number"
+        if has_number:
+            remedy = f"see why, since it has {{{name}}}"
         asked = counted(gpus, "GPU" if on_gpu else "CPU rank")
+        here = f" of {socket.gethostname()}" if name == "gpus_per_node" else ""
         raise self._reader.failed(
-            f"the command started {counted(ranks, 'rank')} in a run on {asked}; {remedy}"
+            f"the command started {counted(ranks, 'rank')} in a run on {asked}{here}; {remedy}"
         )
 
     def _explain_end(self) -> None:
@@ -215,13 +245,14 @@ class _Watch:
         code = code if words.exit_code is None else words.exit_code
         if code:
             raise self._failed_end(code, words)
-        deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
-        while self._rank is not None and time.monotonic() < deadline_s:
-            if self._directory.enough.exists():
+        has_steps = self._reader.has_steps
+        deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S * (1 if has_steps else 2)
+        while self._place.number is not None and time.monotonic() < deadline_s:
+            # Of nodes that fail together the one that has read steps can say more.
+            if self._directory.enough.exists() or (not has_steps and self._directory.failures()):
                 return
             time.sleep(_LOOK_S)
-        has_steps = self._reader.has_steps
-        if not self._rank or has_steps:
+        if not self._place.number or has_steps:
             left = " (processes that it left in the background do not count)"
             left = left if living_descendants() else ""
             raise self._reader.failed(
@@ -232,9 +263,9 @@ class _Watch:
     def _failed_end(self, code: int, words: LastWords) -> CommandError:
         """Return the error for a non-zero exit code of a command or of the rank that ended it."""
         kind: FailureKind = "raised"
-        who, place = words.source, f" as {self._place}" if self._place else ""
+        who, own, place = words.source, self._place.rank, self._place.label
         if words.exception is not None:
-            who = self._place or who
+            who = f"{who}{place}" if own is None else place.removeprefix(" as ")
             end = f"raised {words.exception}"
         elif code < 0:
             kind = "killed"
@@ -246,7 +277,7 @@ class _Watch:
         if not words.lines:
             shown = "it printed nothing, and the last lines of others are below"
         number = words.source.removeprefix("rank ")
-        rank = int(number) if number.isdigit() else self._rank
+        rank = int(number) if number.isdigit() else own
         return self._reader.failed(f"{who} {end}; {shown}", kind, words.lines, rank)
 
 

@@ -6,56 +6,60 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from gpuscale.base.host import descendants, end_at_interrupt, signal_at_parent_death
-from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.base.host import end_at_interrupt, signal_at_parent_death
+from gpuscale.measure.worker.command_place import LOCAL_COUNT_VARIABLE, Place
 from gpuscale.measure.worker.log_reader import CommandError
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
-from gpuscale.records import Failure, RunRequest
-from gpuscale.workload.command_case import filled
+from gpuscale.records import Failure
+from gpuscale.workload.command_case import fields_of, filled
 
-RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables in which torchrun, DeepSpeed, Open MPI and MPICH pass the number of ranks."""
 _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
 """Script that torchrun starts in place of Python; it redirects a rank's output to pipes."""
 
 
 def start_command(
-    request: RunRequest, directory: RunDirectory, rank: int | None, output: Output
+    place: Place, pipes: Path | None, output: Output
 ) -> list[subprocess.Popen[bytes]]:
-    """Start the command once, or once per rank for `--launch torchrun`, and read the output."""
-    command = request.command
-    assert command is not None
-    variables = {**os.environ, **_device_variables(request.devices)}
-    variables |= {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1"}
-    if rank is None:
-        _make_rank_pipes(request.gpus, directory.path, output)
-        port = str(_free_port())
+    """Start the command once, or once for each rank of a single node, and read the output.
+
+    `pipes` is a folder on this node for the output of the ranks that the command starts.
+    """
+    request, directory, command = place.request, place.directory, place.command
+    here = place.gpus_on(place.node)
+    address, port = "127.0.0.1", str(_free_port())
+    if place.number is not None:
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    variables = {**os.environ, **_device_variables(request.devices[:here])}
+    name, _, folder = directory.variable.partition("=")
+    variables |= {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1", name: folder}
+    if pipes is not None:
+        _make_rank_pipes(here, pipes, output)
         variables["GPUSCALE_PYTHON_EXEC"] = os.environ.get("PYTHON_EXEC", "")
-        variables["GPUSCALE_PIPES"] = str(directory.path)
-        variables["PYTHON_EXEC"] = str(directory.path / "python")
-    else:
-        port = os.environ["MASTER_PORT"]
-        # Ranks lie on their hosts in blocks, of which the last may be smaller.
-        block = directory.ranks_per_host(request.gpus)
-        ranks_here = min(block, request.gpus - rank // block * block)
-        variables["LOCAL_WORLD_SIZE"] = str(ranks_here)
+        variables["GPUSCALE_PIPES"] = str(pipes)
+        variables["PYTHON_EXEC"] = str(pipes / "python")
+    if place.rank is not None:
+        variables[LOCAL_COUNT_VARIABLE] = str(here)
     values = {
         "gpus": request.gpus,
-        "nodes": 1 if rank is None else len(directory.host_names()),
+        "nodes": len(place.hosts),
+        "gpus_per_node": here,
+        "node_rank": place.node,
         "batch": request.batch_per_gpu,
         # A command that has no batch cannot have this placeholder either.
         "global_batch": (request.batch_per_gpu or 0) * request.gpus,
+        "master_addr": address,
         "master_port": port,
+        "hosts": ",".join(place.hosts),
+        "hostfile": _hostfile(place) if "hostfile" in fields_of(command.words) else "",
     }
     words = filled(command.words, values)
     ranks: dict[str, dict[str, str]] = {COMMAND_SOURCE: {}}
-    if rank is None and command.launch == "torchrun":
+    if place.number is None and command.launch == "per-rank":
         size = str(request.gpus)
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        variables |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        variables |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+        variables |= {"WORLD_SIZE": size, LOCAL_COUNT_VARIABLE: size}
         numbers = map(str, range(request.gpus))
         ranks = {f"rank {number}": {"RANK": number, "LOCAL_RANK": number} for number in numbers}
     try:
@@ -65,8 +69,7 @@ def start_command(
         ]
     except OSError as error:
         # Another node may lack the program, or the folder of the session.
-        place = "" if rank is None else f" as rank {rank} on {socket.gethostname()}"
-        problem = f"'{error.filename or words[0]}'{place}: {error.strerror}"
+        problem = f"'{error.filename or words[0]}'{place.label}: {error.strerror}"
         message = f"the command cannot be started: {problem}"
         raise CommandError(Failure(kind="launch", message=message)) from None
 
@@ -124,27 +127,18 @@ def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
             path = folder / f"{number}.{stream}"
             os.mkfifo(path)
             # Opened for writing too, or the pipe would end whenever no rank has it open.
-            output.listen(os.open(path, os.O_RDWR | os.O_NONBLOCK), f"rank {number}")
+            output.listen(os.open(path, os.O_RDWR | os.O_NONBLOCK), f"local rank {number}")
+
+
+def _hostfile(place: Place) -> Path:
+    """Write the hosts with their numbers of GPUs, as Open MPI and DeepSpeed read them."""
+    path = place.directory.path.absolute() / f"hostfile-{place.number or 0}"
+    lines = (f"{host} slots={place.gpus_on(node)}\n" for node, host in enumerate(place.hosts))
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
 
 
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def rank_counts() -> set[int]:
-    """Return the rank counts that descendant processes have in their environments.
-
-    A count inherited from this process is left out.
-    """
-    counts = set[int]()
-    for process in descendants():
-        # It may have ended, or belong to another user.
-        with suppress(OSError):
-            text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
-            variables = dict(entry.partition("=")[::2] for entry in text.split("\0"))
-            for name in RANK_COUNT_VARIABLES:
-                if (count := variables.get(name, "")).isdigit() and count != os.environ.get(name):
-                    counts.add(int(count))
-    return counts

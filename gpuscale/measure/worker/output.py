@@ -10,6 +10,8 @@ from typing import NamedTuple
 _READ_BYTES = 1 << 16
 # A progress bar begins its line anew without ending it.
 _LINE_END = re.compile(rb"[\r\n]")
+# What rank_python.sh says first: torchrun knows the number of a rank only once all nodes are there.
+_RANK_LINE = re.compile(rb"GPUSCALE_RANK (\d+)")
 
 
 COMMAND_SOURCE = "the command"
@@ -61,7 +63,10 @@ class _Pipe:
         *ended, rest = _LINE_END.split(text) if text else (b"", b"")
         for part in ended:
             arrived_s = now_s if part else self._arrived_s
-            if line := self._begun + part:
+            line = self._begun + part
+            if found := _RANK_LINE.fullmatch(line):
+                self._source = f"rank {int(found[1])}"
+            elif line:
                 yield Line(self._source, line.decode("utf-8", errors="replace"), arrived_s)
             self._begun = b""
         if rest:

@@ -10,8 +10,9 @@ is_copied() {
     case " $GPUSCALE_OUTPUT " in *" $(readlink "/proc/$$/fd/$1") "*) return 1 ;; esac
     command -v tee >/dev/null && command -v mkfifo >/dev/null && command -v readlink >/dev/null
 }
-pipe=$GPUSCALE_PIPES/$RANK
+pipe=$GPUSCALE_PIPES/$LOCAL_RANK
 if [ -p "$pipe.out" ]; then
+    for stream in out err; do echo "GPUSCALE_RANK $RANK" >"$pipe.$stream"; done
     if is_copied 1; then copy "$pipe.out"; exec >"$pipe.out.copy"; else exec >"$pipe.out"; fi
     if is_copied 2; then copy "$pipe.err" >&2; exec 2>"$pipe.err.copy"; else exec 2>"$pipe.err"; fi
 fi
