@@ -106,6 +106,9 @@ def test_baselines_and_folders_of_nights_have_software_too(
     made = baseline({1: [0.1], 2: [0.1]})
     write_baseline(recorded, replace(made, environments={"then": OLD.environment}))
     assert "torch 2.14 → 2.15" in env("diff", recorded, nights)
+    # Whoever reads the file finds them on one line.
+    (line,) = (line for line in recorded.read_text().splitlines() if '"triton"' in line)
+    assert '"packages"' in line
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:

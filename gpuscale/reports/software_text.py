@@ -16,11 +16,7 @@ from gpuscale.records.environment_diff import (
 from gpuscale.records.software import Library, merged
 from gpuscale.reports.phrases import counted
 
-_BUILT_WITH = {
-    "NCCL": "nccl_version",
-    "RCCL": "rccl_version",
-    "CUDA runtime": "cuda_version",
-}
+_BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
 """Fields with the version of a library that torch was built with."""
 
 

@@ -4,6 +4,7 @@ A `DecodeError` gives the location of a problem, such as `line 42: runs[2].measu
 the formats was never released and is not read.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -37,6 +38,7 @@ _USE = {
 }
 _TABLE = "a table (CSV, Markdown) becomes a baseline by 'gpuscale baseline import'"
 _HEAD = 200
+_PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 _RUN_FIELDS = {"configuration", "gpus"}
 
 
@@ -54,9 +56,14 @@ def encode_run(run: Run) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """Encode a baseline as the text of its file: indented, with one line for each run."""
+    """Encode a baseline as the text of its file: indented, with one line for each run.
+
+    The packages of an environment are one line too.
+    """
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
+    # A hundred packages of each allocation would bury what people read here.
+    text = _PACKAGES.sub(lambda found: re.sub(r"\n *", "", found[0]), text)
     if baseline.runs:
         lines = ",\n".join(f"    {to_json(run)}" for run in baseline.runs)
         text = f'{text[:-2]},\n  "runs": [\n{lines}\n  ]\n}}'

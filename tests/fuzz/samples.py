@@ -15,6 +15,7 @@ from gpuscale.records import (
     ToleranceOverride,
     Tolerances,
 )
+from gpuscale.records.software import Library
 from gpuscale.store.codec import encode_baseline
 
 _NIGHT = Night(job="17", gpus=(1, 2, 8), runs=2, injections=("data=5ms",))
@@ -45,7 +46,8 @@ def _results() -> Results:
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
     settings, absent = {"governor": "performance"}, {"gpus": "no driver"}
-    node = NodeEvidence(host="n1", load=load, settings=settings, absent=absent)
+    libraries = (Library(name="NCCL", path="/opt/libnccl.so.2", version="2.28.3"),)
+    node = NodeEvidence(host="n1", load=load, settings=settings, libraries=libraries, absent=absent)
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), nodes=(node,))
     first = replace(first, reported_step_s=0.1)
     found_by_driver = {
@@ -60,7 +62,8 @@ def _results() -> Results:
     versions = {"cudnn_version": "9.1", "lightning_version": "2.6"}
     # No environment has these beside CUDA's, and a reader must take them all the same.
     of_amd = {"rocm_version": "6.4", "miopen_version": "3.4", "rccl_version": "2.22.3"}
-    where = replace(results.environment, **versions, **of_amd, gpus=gpus)
+    packages = {"packages": {"torch": "2.15.0"}, "packages_absent": "no process was left"}
+    where = replace(results.environment, **versions, **of_amd, **packages, gpus=gpus)
     results = replace(results, environment=where, left_out="cooling failure")
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
