@@ -170,6 +170,27 @@ def run_command(
     return cluster.run(*ALLOCATE, *command, folder=folder)
 
 
+def test_a_setting_that_one_node_has_otherwise_is_named_with_the_node(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    options = ("--gpus", "4", "--run-seconds", "0.1")
+    seen = []
+    for place, line in (("before", "ro iommu=pt"), ("after", "ro token=secret iommu=off")):
+        cmdline = tmp_path / f"cmdline-{place}"
+        cmdline.write_text(line)
+        cluster.nodes[1].mount_over(Path("/proc/cmdline"), cmdline)
+        session = measure(cluster, tmp_path, *options, "--results", f"{place}.jsonl")
+        assert session.returncode == 0, session.stdout
+        (run,) = read_results(tmp_path / f"{place}.jsonl").runs
+        seen.append([(node.host, node.settings["kernel_options"]) for node in run.nodes])
+    (_, here), second = seen[0]
+    assert (second, seen[1]) == (("n2", "iommu=pt"), [("n1", here), ("n2", "iommu=off")])
+    command = (sys.executable, "-m", "gpuscale", "compare", "before.jsonl", "after.jsonl")
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "iommu=off on n2" in answer.stdout.replace("\n", " ")
+
+
 def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: Path) -> None:
     session = run_command(cluster, tmp_path, COMMAND, "--gpus", "4")
     assert session.returncode == 0, session.stdout
