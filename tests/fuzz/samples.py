@@ -15,6 +15,8 @@ from gpuscale.records import (
     ToleranceOverride,
     Tolerances,
 )
+from gpuscale.records.metrics import OpenMetric
+from gpuscale.records.port import Port
 from gpuscale.records.software import Library
 from gpuscale.store.codec import encode_baseline
 
@@ -39,15 +41,39 @@ def _results() -> Results:
         "schedule": "1f1b",
         "micro_batches": 8,
         "strategy_options": "bucket_cap_mb=50",
+        "metric": OpenMetric(name="busbw", unit="GB/s", more_is_better=True, scaling="rate"),
     }
     failed = replace(failed, configuration=replace(failed.configuration, **rare))
     summary = replace(
         first.gpu_summaries[0], absent=("power: Not Supported",), values=dict.fromkeys(NUMBERS, 1)
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
-    settings, absent = {"governor": "performance"}, {"gpus": "no driver"}
-    libraries = (Library(name="NCCL", path="/opt/libnccl.so.2", version="2.28.3"),)
-    node = NodeEvidence(host="n1", load=load, settings=settings, libraries=libraries, absent=absent)
+    port = Port(
+        name="mlx5_1 port 1",
+        kind="infiniband",
+        model="15b3:1021",
+        pci_address="0000:c1:00.0",
+        numa_node=1,
+        state="active",
+        rate_gbit_s=400.0,
+        width=4,
+        pcie_gt_s=32.0,
+        pcie_width=16,
+        pcie_max_gt_s=32.0,
+        pcie_max_width=16,
+        growth={"symbol_error": 3},
+        at_least=("symbol_error",),
+        absent={"Permission denied": ("link_downed",)},
+    )
+    node = NodeEvidence(
+        host="n1",
+        load=load,
+        settings={"governor": "performance"},
+        ports=(port,),
+        connections={"channels": "24"},
+        libraries=(Library(name="NCCL", path="/lib/libnccl.so.2", version="2.27.7"),),
+        absent={"microcode": "no permission"},
+    )
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), nodes=(node,))
     first = replace(first, reported_step_s=0.1)
     found_by_driver = {
@@ -59,10 +85,10 @@ def _results() -> Results:
         "firmware": "VBIOS 88.00.01",
     }
     gpus = (replace(results.environment.gpus[0], **found_by_driver),)
-    versions = {"cudnn_version": "9.1", "lightning_version": "2.6"}
+    versions = {"cudnn_version": "9.1", "lightning_version": "2.6", "system": "ARC4"}
     # No environment has these beside CUDA's, and a reader must take them all the same.
     of_amd = {"rocm_version": "6.4", "miopen_version": "3.4", "rccl_version": "2.22.3"}
-    packages = {"packages": {"torch": "2.15.0"}, "packages_absent": "no process was left"}
+    packages = {"packages": {"numpy": "2.3"}, "packages_absent": "not found"}
     where = replace(results.environment, **versions, **of_amd, **packages, gpus=gpus)
     results = replace(results, environment=where, left_out="cooling failure")
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))

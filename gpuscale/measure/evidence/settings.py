@@ -3,14 +3,14 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
 _Reader = Callable[[Path], str | None]
 
-_READ_BYTES = 4096
+_READ_BYTES = 16384
 # Any other option may hold a secret.
 _KERNEL_OPTIONS = re.compile(
     r"(amd|intel)_(iommu|pstate)|iommu(\.passthrough|\.strict)?|swiotlb|pci|pcie_aspm|"
@@ -21,7 +21,6 @@ _KERNEL_OPTIONS = re.compile(
 _IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 _SIF_MAGIC, _SIF_ID = slice(32, 41), slice(48, 64)
 """Positions of the format's name and of the image's own ID in an image of Apptainer."""
-_NOTHING = "none"
 
 
 def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
@@ -30,73 +29,58 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
     absent: dict[str, str] = {}
     for name, read in SETTINGS.items():
         try:
-            value = read(root)
-        except OSError as error:
-            absent[name] = error.strerror or str(error)
-        except ValueError as error:
-            absent[name] = str(error)
-        else:
-            found |= {} if value is None else {name: value}
+            if value := read(root):
+                found[name] = value
+        except (OSError, ValueError) as error:
+            absent[name] = getattr(error, "strerror", None) or str(error)
     return found, absent
 
 
-def folded(values: Iterable[str]) -> str:
-    """Return the common value, or `a on 3, b on 1` if values differ; empty without values."""
-    counts = Counter(values)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{value} on {count}" for value, count in sorted(counts.items()))
-
-
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Read what the pattern's group matches in all files; None if no file exists."""
+    """Read what the pattern's group matches in these files: `a`, or `a on 3, b on 1`."""
 
-    def read(root: Path) -> str | None:
-        values = (_matched(path, pattern) for path in root.glob(files))
-        return folded(filter(None, values)) or None
+    def read(root: Path) -> str:
+        counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
+        values = sorted(counts.items())
+        return ", ".join(f"{v} on {n}" if len(values) > 1 else v for v, n in values)
 
     return read
 
 
-def _matched(path: Path, pattern: str) -> str | None:
+def _matched(path: Path, pattern: str) -> str:
     """Return what the pattern's group matches in a file; ValueError if the pattern does not."""
     with path.open("rb") as file:
         text = file.read(_READ_BYTES).decode(errors="replace")
-    found = re.match(pattern, text, re.DOTALL)
-    if found is None:
+    if (found := re.match(pattern, text, re.DOTALL)) is None:
         raise ValueError(f"unexpected content of {path.name}: {text[:40]!r}")
-    return found[1]
+    return found[1] or ""
 
 
-def _iommu(root: Path) -> str | None:
+def _iommu(root: Path) -> str:
     groups = root / "sys/kernel/iommu_groups"
     if groups.is_dir() and not any(groups.iterdir()):
         return "off"
-    kinds = {_matched(path, r"(\S+)") or "" for path in groups.glob("*/type")}
-    return ", ".join(sorted(kinds)) or None
+    return ", ".join(sorted({_matched(path, r"(\S+)") for path in groups.glob("*/type")}))
 
 
-def _kernel_options(root: Path) -> str | None:
-    line = _matched(root / "proc/cmdline", r"(.*)") or ""
-    # What follows is for the init process.
-    words, _, _ = f"{line} ".partition(" -- ")
-    named = ((word, word.partition("=")[0].replace("-", "_")) for word in words.split())
-    shown = (word for word, name in named if _KERNEL_OPTIONS.fullmatch(name))
-    return " ".join(shown) or _NOTHING
+def _kernel_options(root: Path) -> str:
+    # What follows two dashes is for the init process.
+    words = f"{_matched(root / 'proc/cmdline', r'(.*)')} ".partition(" -- ")[0].split()
+    named = ((word, word.partition("=")[0].replace("-", "_")) for word in words)
+    return " ".join(w for w, name in named if _KERNEL_OPTIONS.fullmatch(name)) or "none"
 
 
 def _container_image(root: Path) -> str:
     """Return the image that Apptainer names, or the container's name for Enroot."""
-    for variable in _IMAGE_VARIABLES:
-        if image := os.environ.get(variable):
-            return image
+    if image := next(filter(None, map(os.environ.get, _IMAGE_VARIABLES)), None):
+        return image
     # Enroot leaves this file in its containers; only the mounted folder has the name.
     if (root / ".lock").exists():
         pattern = r"(?:.*\n)?\S+ \S+ \S+ \S*?([^/\s]+) / "
-        name = _matched(root / "proc/self/mountinfo", pattern) or ""
+        name = _matched(root / "proc/self/mountinfo", pattern)
         return re.sub(r"^pyxis_\d+(\.\d+$|(?=_))", "pyxis", name)
     others = {"docker": ".dockerenv", "podman": "run/.containerenv"}
-    return next((name for name, file in others.items() if (root / file).exists()), _NOTHING)
+    return next((name for name, file in others.items() if (root / file).exists()), "none")
 
 
 def _container_build(root: Path) -> str | None:
