@@ -182,6 +182,7 @@ class Checks:
             yield Finding(name=case, passed=passed, said=f"{_pace(runs[0])}; {missed}")
             if self.on_gpu and case == KEEPS_GPU_BUSY:
                 yield check_telemetry(runs[0])
+                yield check_nccl_log(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """Exercise runs of several ranks: digests, free-running windows, and a slow rank."""
@@ -388,6 +389,15 @@ def check_telemetry(run: Run) -> Finding:
         f"{int(used_bytes) >> 20} MiB in use, {(rank.peak_memory_bytes or 0) >> 20} MiB by torch"
     )
     return Finding(name=name, passed=not problems, said="; ".join([said, *problems]))
+
+
+def check_nccl_log(run: Run) -> Finding:
+    """Check that NCCL's own log, which even a single rank makes, was read."""
+    found = {name: text for node in run.nodes for name, text in node.connections.items()}
+    absent = [node.absent["nccl"] for node in run.nodes if "nccl" in node.absent]
+    said = [*(f"{name} {text}" for name, text in found.items()), *absent]
+    passed = "channels" in found
+    return Finding(name="NCCL's own log", passed=passed, said="; ".join(said) or "no log")
 
 
 def _nvidia_smi(field: str, gpu: str) -> str:

@@ -13,8 +13,9 @@ from builders import run, with_values
 from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import REPOSITORY, Checks, check_telemetry
+from ci.gpu_check import REPOSITORY, Checks, check_nccl_log, check_telemetry
 from ci.gpu_report import About, Finding, Report, make_checks
+from gpuscale.records import NodeEvidence
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
@@ -149,3 +150,15 @@ def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
         check.kill()
         check.wait()
     wait_until(False)
+
+
+def test_a_log_of_nccl_that_says_nothing_is_no_pass() -> None:
+    def checked(node: NodeEvidence) -> Finding:
+        return check_nccl_log(replace(run(1, 0.1), nodes=(node,)))
+
+    known = NodeEvidence(host="n1", connections={"channels": "24", "library": "NCCL 2.28.9"})
+    assert checked(known).passed
+    assert "channels 24" in checked(known).said
+    unread = checked(NodeEvidence(host="n1", absent={"nccl": "no line is known"}))
+    assert (unread.passed, unread.said) == (False, "no line is known")
+    assert not checked(NodeEvidence(host="n1")).passed

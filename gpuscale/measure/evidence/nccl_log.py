@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpuscale.base.printable import clean
-from gpuscale.base.units import counted
 
 _LOG_BYTES = 1_000_000
 """Maximum part of a process's log that is read; it begins with the search for paths."""
@@ -66,10 +65,7 @@ def read_logs(folder: Path) -> tuple[dict[str, str], str | None]:
     except OSError as error:
         return {}, f"NCCL's log cannot be read: {error.strerror}"
     found = connections_in(texts)
-    if not found and any(texts):
-        lines = sum(text.count("\n") for text in texts)
-        return {}, f"gpuscale knows none of the {counted(lines, 'line')} of NCCL's log"
-    return found, None
+    return found, None if found or not any(texts) else "gpuscale knows no line of NCCL's log"
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
@@ -127,11 +123,10 @@ def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
     """Return what a line says about the communicator that its thread makes."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
-    if nvls := parts.get("nvls"):
-        states = {"NVLS": "off"} if nvls == "0" else {"NVLS": "on", "NVLS channels": nvls}
-        return {"channels": parts["channels"], **states}
-    if "channels" in parts:
-        return {"channels": parts["channels"]}
+    if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:
+        if nvls := channels.pop("nvls", None):
+            channels |= {"NVLS": "off"} if nvls == "0" else {"NVLS": "on", "NVLS channels": nvls}
+        return channels
     if (pattern := int(parts.get("pattern", 0))) and pattern <= _RING:
         rates = f"{float(parts['inside']):g}/{float(parts['between']):g} GB/s"
         name = "rings" if pattern == _RING else "trees"

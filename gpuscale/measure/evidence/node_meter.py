@@ -16,16 +16,8 @@ from gpuscale.records import NodeEvidence
 class NodeMeter:
     """Takes the evidence of this node from the creation of the meter until the call of `read`."""
 
-    def __init__(
-        self, gpu_uuids: Sequence[str] = (), *, logs: Path, root: Path = Path("/")
-    ) -> None:
-        """Start to measure.
-
-        Args:
-            gpu_uuids: The GPUs of this node that the run uses.
-            logs: A folder on this node, in which NCCL may leave logs.
-            root: The folder below which `/proc` and `/sys` are read.
-        """
+    def __init__(self, gpu_uuids: Sequence[str], *, logs: Path, root: Path = Path("/")) -> None:
+        """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node."""
         # Before the ranks start, so that all processes on the GPUs are others'.
         self._load = HostLoadMeter(count_foreign_processes(gpu_uuids), root=root)
         self._network = NetworkMeter(root=root)
