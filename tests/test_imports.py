@@ -165,6 +165,74 @@ def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
     assert read_results(files[0]).environment.system == "site:gpu"
 
 
+NCCL = """
+#  Rank  0 Group  0 Pid  12345 on       n1 device  0 [0x07] NVIDIA A100-SXM4-40GB
+#  Rank  1 Group  0 Pid  12346 on       n2 device  0 [0x0a] NVIDIA A100-SXM4-40GB
+           8        2  float  sum  -1   25.10   0.00   0.00   0    24.96   0.00   0.00   0
+    33554432  8388608  float  sum  -1  1043.2  32.17  60.31   0   1038.9  32.30  60.56   0
+# Avg bus bandwidth    : 40.6
+"""
+MLPERF = "\n".join(
+    f':::MLLOG {{"time_ms": {time_ms}, "key": "{key}", "value": {value}, "metadata": {meta}}}'
+    for time_ms, key, value, meta in (
+        (1684449000000, "submission_benchmark", '"resnet"', "{}"),
+        (1684449087549, "run_start", "null", "{}"),
+        (1684450087549, "run_stop", "null", '{"status": "success"}'),
+    )
+)
+BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "datetime":
+"2026-03-01T03:00:00+00:00", "commit_info": {"id": "0123abc"}, "benchmarks": [{"fullname":
+"test_b.py::test_x", "stats": {"median": 8.04e-06, "rounds": 5}}]}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "text", "rows"),
+    [
+        (
+            "nccl-tests",
+            "all_reduce_perf.log",
+            NCCL,
+            [
+                ("all_reduce 32.0 MiB in place/busbw_gb_s on 2 GPUs", 60.56),
+                ("all_reduce 32.0 MiB/busbw_gb_s on 2 GPUs", 60.31),
+            ],
+        ),
+        ("mlperf", "result_0.txt", MLPERF, [("resnet/time_to_train_s on 1 GPU", 1000.0)]),
+        (
+            "pytest-benchmark",
+            "b.json",
+            BENCHMARK,
+            [("test_b.py::test_x/median_s on 1 GPU", 8.04e-06)],
+        ),
+        (
+            "csv",
+            "t.csv",
+            "time,commit,latency_ms,images_per_s\n2026-03-01,abc,3.5,10\n",
+            [("t/images_per_s on 1 GPU", 10.0), ("t/latency_ms on 1 GPU", 3.5)],
+        ),
+    ],
+)
+def test_each_source_becomes_rows_with_its_values(
+    tmp_path: Path, source: str, name: str, text: str, rows: list[tuple[str, float]]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["import", source, str(tmp_path), "-o", str(tmp_path / "nights")]) == 0
+    (file,) = (tmp_path / "nights").glob("*.jsonl")
+    found = [(run.key.label, *run.measured.values()) for run in read_results(file).runs]
+    assert sorted(found) == rows
+
+
+@pytest.mark.parametrize("source", ["reframe", "nccl-tests", "mlperf", "pytest-benchmark", "csv"])
+def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_text("nothing of the kind\n")
+    assert main(["import", source, str(tmp_path / "other"), "-o", str(tmp_path / "nights")]) == 2
+    left_out, refusal = capsys.readouterr().err.splitlines()
+    assert "other" in left_out
+    assert refusal == "gpuscale: none of the files could be read; see above"
+
+
 SITE = """
 import reframe as rfm
 import reframe.utility.sanity as sn

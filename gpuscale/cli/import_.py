@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             for path in new:
                 _import(path, source, folder, found, arguments.system)
     if new and found.unread == len(new):
-        raise UsageError(f"none of the {counted(len(new), 'file')} could be read; see above")
+        raise UsageError("none of the files could be read; see above")
     known = f"; {counted(len(paths) - len(new), 'file')} known before" if paths != new else ""
     sys.stdout.write(
         f"{place}: {counted(found.nights, 'new night')} with {counted(found.values, 'value')}, "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscale.store.imports import reframe
+from gpuscale.store.imports import mlperf, nccl_tests, pytest_benchmark, reframe, table
 from gpuscale.store.imports.session import Session
 
 
@@ -21,5 +21,21 @@ class Source(NamedTuple):
 SOURCES: Mapping[str, Source] = {
     "reframe": Source(
         "run reports (JSON) and performance logs of ReFrame", reframe.sessions, (".json", ".log")
+    ),
+    "pytest-benchmark": Source(
+        "JSON files of pytest-benchmark, each a single run since its rounds are no restarts",
+        pytest_benchmark.sessions,
+        (".json",),
+    ),
+    "nccl-tests": Source(
+        "logs of nccl-tests and rccl-tests, at the times of the files",
+        nccl_tests.sessions,
+        (".log", ".txt", ".out"),
+    ),
+    "mlperf": Source("result files of MLPerf Training", mlperf.sessions, (".txt", ".log")),
+    "csv": Source(
+        "tables with a column of times and columns of values, as Otava reads them",
+        table.sessions,
+        (".csv",),
     ),
 }

@@ -22,6 +22,21 @@ _OVER_ALL_GPUS = re.compile(
 )
 """Rates of training, which are over all GPUs; a bandwidth or a latency has no speedup."""
 
+_UNITS = {
+    **{unit: unit for unit in ("s", "ms", "us", "ns", "J", "W")},
+    **{f"{prefix}b s": f"{prefix.upper()}B/s" for prefix in "kmgt"},
+    **{f"{prefix}flops": f"{prefix.upper()}FLOPS" for prefix in "mgtp"},
+}
+
+
+def unit_of_name(name: str) -> str:
+    """Return the unit at the end of a name, `GB/s` of `busbw_gb_s`; empty if there is none."""
+    words = name.split("_")
+    if words[-2:-1] == ["per"] and len(words) > 2:
+        return f"{words[-3]}/{words[-1]}"
+    ends = (" ".join(words[-count:]) for count in (2, 1))
+    return next((_UNITS[end] for end in ends if end in _UNITS and end != name), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedValue:
@@ -67,9 +82,10 @@ class Directions:
     def metric_of(self, value: RecordedValue) -> OpenMetric:
         """Return the metric of a value, whose direction is known."""
         more = self.known[value.metric]
-        is_rate = more and _OVER_ALL_GPUS.fullmatch(value.unit)
+        unit = value.unit or unit_of_name(value.metric)
+        is_rate = more and _OVER_ALL_GPUS.fullmatch(unit)
         scaling: Literal["rate"] | None = "rate" if is_rate else None
-        return OpenMetric(name=value.metric, unit=value.unit, more_is_better=more, scaling=scaling)
+        return OpenMetric(name=value.metric, unit=unit, more_is_better=more, scaling=scaling)
 
     def learn(self, values: Iterable[RecordedValue]) -> None:
         """Find the directions of new metrics; raise a UsageError that names all unknown ones."""
@@ -77,17 +93,19 @@ class Directions:
         for value in values:
             if value.metric in self.known:
                 continue
-            more = value.more_is_better
-            if more is None and _TIME.fullmatch(value.unit):
+            more, unit = value.more_is_better, value.unit or unit_of_name(value.metric)
+            if more is None and _TIME.fullmatch(unit):
                 more = False
-            if more is None and _RATE.fullmatch(value.unit):
+            if more is None and _RATE.fullmatch(unit):
                 more = True
             if more is None:
                 unknown[value.metric] = value
             else:
                 self.known[value.metric] = more
         if left := [each for name, each in unknown.items() if name not in self.known]:
-            named = ", ".join(f"{each.metric} ({each.value:g} {each.unit})" for each in left)
+            named = ", ".join(
+                f"{each.metric} ({f'{each.value:g} {each.unit}'.strip()})" for each in left
+            )
             options = " ".join(f"--better {each.metric}=more|less" for each in left)
             raise UsageError(
                 f"nothing says whether more or less is better of {named}; say so once: {options}"

@@ -1,0 +1,61 @@
+"""JSON files of pytest-benchmark, each of which becomes one run of every benchmark in it."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gpuscale.records.json_text import from_json
+from gpuscale.store.imports.session import RecordedValue, Session
+
+
+class _Stats(msgspec.Struct):
+    median: float
+
+
+class _Benchmark(msgspec.Struct):
+    fullname: str
+    stats: _Stats
+
+
+class _Processor(msgspec.Struct):
+    brand_raw: str | None = None
+
+
+class _Machine(msgspec.Struct):
+    node: str | None = None
+    cpu: _Processor = msgspec.field(default_factory=_Processor)
+
+
+class _Commit(msgspec.Struct):
+    id: str | None = None
+
+
+class _File(msgspec.Struct):
+    datetime: datetime
+    benchmarks: list[_Benchmark]
+    machine_info: _Machine
+    commit_info: _Commit = msgspec.field(default_factory=_Commit)
+
+
+def sessions(path: Path, text: str) -> Iterator[Session]:
+    """Yield the session of a file; rounds within it are no restarts, so it is a single run."""
+    file = from_json(_File, text)
+    at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
+    yield Session(
+        key=(file.commit_info.id or path.stem)[:12],
+        began_at=at.astimezone(UTC),
+        system=file.machine_info.cpu.brand_raw,
+        host=file.machine_info.node,
+        values=tuple(
+            RecordedValue(
+                case=benchmark.fullname,
+                metric="median_s",
+                value=benchmark.stats.median,
+                unit="s",
+                at_s=at.timestamp(),
+            )
+            for benchmark in file.benchmarks
+        ),
+    )
