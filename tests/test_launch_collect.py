@@ -9,9 +9,9 @@ from builders import request, results, results_text, run
 from changing import replace
 from commands import HERE, request_for
 
-from gpuscale.measure.launch.collect import collect_run
+from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Phases, Run
+from gpuscale.records import Failure, NodeEvidence, Phases, Run
 from gpuscale.records.request import (
     CommandOutcome,
     CommandWindow,
@@ -19,6 +19,7 @@ from gpuscale.records.request import (
     RankOutcome,
     RankWindow,
 )
+from gpuscale.records.software import Library, ProcessSoftware, Software
 from gpuscale.store import read_results
 
 
@@ -128,3 +129,26 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
     compared = gpuscale_in(tmp_path, "compare", "alone.jsonl", "r.jsonl")
     assert compared.returncode == 4
     assert "ranks per node" in compared.stdout
+
+
+def test_libraries_that_could_not_be_read_are_named_on_their_node(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    asked = request_for(tmp_path, "", gpus=2, nodes=2)
+    lost = Software(packages_absent="process 7 cannot be read: Permission denied")
+    nccl = Library(name="NCCL", path="/opt/libnccl.so.2")
+    for rank, (host, libraries) in enumerate((("n1", ()), ("n2", (nccl,)))):
+        directory.node_evidence(host).write(NodeEvidence(host=host, absent={"gpus": "none"}))
+        software = ProcessSoftware(host=host, libraries=libraries, software=lost)
+        directory.software(rank).write(software)
+    failure = Failure(kind="killed", message="rank 1 was killed")
+    made = collect_run(asked, directory, failure, started_at_s=1e9, wall_s=12.0)
+    known = {node.host: node for node in made.nodes}
+    assert known["n1"].absent == {"gpus": "none", "libraries": lost.packages_absent}
+    assert (known["n2"].absent, known["n2"].libraries) == ({"gpus": "none"}, (nccl,))
+    # None of the software is gpuscale's own, whether it was recorded or not.
+    assert command_software(asked, directory) == lost
+    directory.software(0).path.unlink()
+    unrecorded = command_software(asked, directory)
+    assert unrecorded is not None
+    assert (unrecorded.torch_version, bool(unrecorded.packages_absent)) == (None, True)
+    assert command_software(request(), directory) is None

@@ -56,8 +56,6 @@ class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     libraries: tuple[Library, ...] = ()
-    absent: str | None = None
-    """Reason why the libraries are unknown."""
     software: Software = Software()
 
 

@@ -31,14 +31,14 @@ def software_of(
     The reason for what cannot be read is in `Software.packages_absent`.
     """
     files: dict[int, list[str]] = {}
-    absent = "no process of the command was left"
+    absent: str | None = "no process of the command was left"
     for process in _without_forks(processes, root):
         try:
             files[process] = mapped_files(process, root=root)
         except OSError as error:
             # It may have ended meanwhile; another may show the same.
             absent = _refusal(process, error)
-    software = Software(packages_absent=absent)
+    software = Software(packages_absent=None if files else absent)
     # The ranks import at least what a starter such as torchrun imports.
     by_packages = sorted(files, key=lambda process: -len([*_packages_in(files[process])]))
     for process in by_packages if with_packages else ():
@@ -49,12 +49,7 @@ def software_of(
         if software.packages:
             break
     libraries = libraries_among([file for mapped in files.values() for file in mapped])
-    return ProcessSoftware(
-        host=socket.gethostname(),
-        libraries=libraries,
-        absent=None if files else absent,
-        software=software,
-    )
+    return ProcessSoftware(host=socket.gethostname(), libraries=libraries, software=software)
 
 
 def _refusal(process: int, error: OSError) -> str:

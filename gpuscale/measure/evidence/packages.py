@@ -51,14 +51,15 @@ def _version(metadata: Path, rest: str, file_name: str) -> str:
     # An .egg-info may be a file, and its name may contain the version of Python.
     version, _, _ = rest.partition("-py")
     notes = []
-    file = metadata if metadata.is_file() else metadata / file_name
-    if not version or not file.exists():
-        try:
+    try:
+        file = metadata if metadata.is_file() else metadata / file_name
+        file.stat()
+        if not version:
             with file.open(encoding="utf-8", errors="replace") as text:
                 found = _VERSION.search(text.read(_HEAD_CHARACTERS))
-            version = found[1] if found else version
-        except OSError:
-            notes.append(f"no {file_name}")
+            version = found[1] if found else ""
+    except OSError:
+        notes.append(f"no {file_name}")
     notes += _origin(metadata / "direct_url.json")
     return f"{version or 'unknown'} ({', '.join(notes)})" if notes else version or "unknown"
 

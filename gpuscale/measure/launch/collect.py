@@ -121,8 +121,10 @@ def _with_libraries(
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]
         libraries = merged(library for processes in here for library in processes.libraries)
-        reasons = [("libraries", processes.absent) for processes in here if processes.absent]
-        known.append(replace(node, libraries=libraries, absent={**node.absent, **dict(reasons)}))
+        reasons = filter(None, (processes.software.packages_absent for processes in here))
+        reason = None if libraries else next(reasons, None)
+        absent = {**node.absent, "libraries": reason} if reason else node.absent
+        known.append(replace(node, libraries=libraries, absent=absent))
     return tuple(known)
 
 
