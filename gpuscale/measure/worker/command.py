@@ -195,7 +195,8 @@ class _Watch:
     def _record_software(self) -> None:
         """Record the software of the processes; if they have ended, keep what was recorded."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
-        if found.software.packages or found.libraries or not self._has_software:
+        has_all = found.libraries if self._place.number else found.software.packages
+        if has_all or not self._has_software:
             self._directory.software(self._place.number or 0).write(found)
             self._has_software = True
 
