@@ -193,3 +193,5 @@ def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Pat
     (run,) = made.results.runs
     assert run.is_valid
     assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]
+    # The library of the tests has two processes of others on every device.
+    assert [node.load and node.load.gpu_processes for node in run.nodes] == [2]

@@ -192,9 +192,10 @@ def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path
     )
     limits = {"power_limit_w": 300.0, "application_clock_mhz": 1312.0, "max_clock_mhz": 1530.0}
     found = ast.literal_eval(answer.stdout)
+    firmware = [{"firmware": f"VBIOS 88.00.0{number}, GSP 575.57.08"} for number in (0, 1)]
     assert found == {
-        GPU_A: {"smi_index": 0, "pci_address": "00000000:00:00.0", **limits},
-        GPU_B: {"smi_index": 2, "pci_address": "00000000:11:00.0", **limits},
+        GPU_A: {"smi_index": 0, "pci_address": "00000000:00:00.0", **limits, **firmware[0]},
+        GPU_B: {"smi_index": 2, "pci_address": "00000000:11:00.0", **limits, **firmware[1]},
         GPU_WITHOUT_POWER: found[GPU_WITHOUT_POWER],
         BLACKWELL_GPU: found[BLACKWELL_GPU],
     }
