@@ -11,10 +11,12 @@ import msgspec
 from gpuscale.base.counters import MOMENTS
 from gpuscale.base.errors import require_packages
 from gpuscale.cli.inputs import add_device, add_text_or_json
+from gpuscale.judge.diagnose.port_faults import find_port_faults
 from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
 from gpuscale.measure.telemetry.examination import Machine, examine, find_problems
+from gpuscale.records import NodeProbe
 from gpuscale.records.json_text import document_text
 from gpuscale.records.request import NodeProbeRequest
 from gpuscale.reports.machine_text import doctor_text, nodes_text
@@ -52,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
     machine = examine()
-    problems = find_problems(machine)
+    here = NodeProbe(host=machine.host, compute_s=(), sends=(), ports=machine.ports)
+    faults = find_port_faults([here])
+    problems = (*find_problems(machine), *(fault.text for fault in faults))
     document = document_text("gpuscale-doctor", **_fields(machine), problems=problems)
     return doctor_text(machine, problems), document, bool(problems)
 
@@ -65,7 +69,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
     with closing(launcher):
         request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
         probes = launcher.probe(request)
-    findings = find_slow(probes)
+    findings = (*find_slow(probes), *find_port_faults(probes))
     document = document_text(
         "gpuscale-doctor-nodes",
         message_bytes=request.message_bytes,

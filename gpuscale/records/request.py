@@ -8,6 +8,7 @@ import msgspec
 
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.port import Port
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
 
@@ -227,9 +228,14 @@ class SendTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of a node's devices and links, measured by the rank on that node."""
+    """Speed of a node's devices and links, and its ports, as seen by the rank on that node."""
 
     host: str
     compute_s: tuple[float, ...]
     """Shortest time of a fixed computation, on each GPU in turn or on one CPU core."""
     sends: tuple[SendTime, ...]
+    ports: tuple[Port, ...] = ()
+    gpu_numa_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each GPU in turn; None if unknown."""
+    cpu_numa_nodes: tuple[int, ...] = ()
+    """NUMA nodes of the CPUs that the rank may run on; empty if unknown."""

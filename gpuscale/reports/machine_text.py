@@ -42,6 +42,9 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
         *_setting_lines(machine),
         f"driver    {machine.driver_absent or machine.driver_version or 'of unknown version'}",
     ]
+    for port in machine.ports:
+        rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gb/s"
+        lines.append(f"port      {port.name} ({port.kind}): {port.state or UNKNOWN}{rate}")
     if machine.driver_absent is None and not machine.gpus:
         lines.append("GPUs      none")
     for gpu in machine.gpus:

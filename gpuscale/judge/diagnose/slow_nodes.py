@@ -21,13 +21,13 @@ Pair = tuple[int, int]
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """A finding that a node, a link, or one direction of a link is slow."""
+    """A finding on a node: it, a link or a port is slow, or a port is down, or CPUs are far."""
 
-    kind: Literal["computation", "node links", "link", "direction"]
+    kind: Literal["computation", "node links", "link", "direction", "port", "binding"]
     hosts: tuple[str, ...]
     """The slow node, or the two nodes that the link connects."""
     slower: float
-    """Ratio of the measured time to the typical time."""
+    """Ratio of the time taken to the typical time; 1 if nothing was timed."""
     text: str
     """Message for the user, with the remedy."""
 

@@ -13,9 +13,11 @@ from gpuscale.base.counters import Reading
 from gpuscale.base.host import cpu_model
 from gpuscale.measure import nvml
 from gpuscale.measure.evidence.host_load import HostLoadMeter
+from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.settings import read_settings
 from gpuscale.measure.telemetry.device import NvmlDevice, all_devices
 from gpuscale.records import HostLoad
+from gpuscale.records.port import Port
 
 _BUSY_UTILIZATION = 0.5
 """Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
@@ -70,6 +72,8 @@ class Machine:
     settings: Mapping[str, str]
     absent: Mapping[str, str]
     """Settings that could not be read, each with the reason."""
+    ports: tuple[Port, ...] = ()
+    """The ports of network adapters."""
     driver_version: str | None = None
     driver_absent: str | None = None
     """The reason why there is no usable NVIDIA driver; None if there is one."""
@@ -96,6 +100,7 @@ def examine() -> Machine:
         load=HostLoadMeter().read(),
         settings=settings,
         absent=absent,
+        ports=read_ports(),
     )
     try:
         with nvml.open_nvml() as driver_version:

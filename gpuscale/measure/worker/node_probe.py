@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.base.host import die_with_parent
+from gpuscale.measure.evidence.network import read_ports
+from gpuscale.measure.evidence.numa import cpu_numa_nodes
 from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.worker.machine import numa_node_of
 from gpuscale.measure.worker.strategies import cuda_device
 from gpuscale.records import NodeProbe
 from gpuscale.records.request import NodeProbeRequest, SendTime
@@ -36,7 +39,14 @@ def probe(directory: str) -> None:
     patience = timedelta(seconds=request.timeout_s)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
     sends = tuple(_send_times(request, rank, dist.get_world_size(), device))
-    seen = NodeProbe(host=socket.gethostname(), compute_s=compute_s, sends=sends)
+    seen = NodeProbe(
+        host=socket.gethostname(),
+        compute_s=compute_s,
+        sends=sends,
+        ports=read_ports(),
+        gpu_numa_nodes=_gpu_numa_nodes() if on_gpu else (),
+        cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
+    )
     run_directory.probe(rank).write(seen)
     # No rank may exit while another needs it: NCCL's sends return before they are made, and the
     # first rank keeps the store that the others ask when they open a connection.
@@ -45,6 +55,11 @@ def probe(directory: str) -> None:
     dist.all_reduce(torch.zeros(1))
     # Destroying the group can hang (measure/worker/entry.py); everything is written.
     os._exit(0)
+
+
+def _gpu_numa_nodes() -> tuple[int | None, ...]:
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return tuple(map(numa_node_of, properties))
 
 
 def _rounds(nodes: int) -> list[list[tuple[int, int]]]:

@@ -1,0 +1,142 @@
+"""What the doctor says of ports and of the CPUs that ranks may run on, on each node of a job."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from builders.network_tree import infiniband, write
+from changing import replace
+from hosts import Cluster, skip_without_hosts
+from slurm_cluster import slurm_cluster
+
+from gpuscale.judge.diagnose.port_faults import find_port_faults
+from gpuscale.records import NodeProbe
+from gpuscale.records.port import Port
+
+PORT = Port(
+    name="mlx5_0 port 1",
+    kind="infiniband",
+    model="15b3:1021",
+    state="active",
+    rate_gbit_s=400,
+    width=4,
+    pcie_gt_s=32,
+    pcie_width=16,
+)
+SLOW = replace(PORT, rate_gbit_s=200)
+DOWN = replace(PORT, state="down", rate_gbit_s=10)
+ETHERNET = Port(name="eth1", kind="ethernet", model="8086:1572", state="up", rate_gbit_s=10)
+UNPLUGGED = replace(ETHERNET, state="down", rate_gbit_s=None)
+
+
+def node(
+    host: str, *ports: Port, gpus: Sequence[int | None] = (), cpus: tuple[int, ...] = ()
+) -> NodeProbe:
+    return NodeProbe(
+        host=host,
+        compute_s=(),
+        sends=(),
+        ports=ports,
+        gpu_numa_nodes=tuple(gpus),
+        cpu_numa_nodes=cpus,
+    )
+
+
+def row_of(*ports: Port) -> list[Port]:
+    """The ports of one node, by names of their own."""
+    return [replace(port, name=f"mlx5_{n} port 1") for n, port in enumerate(ports)]
+
+
+def texts(*nodes: NodeProbe) -> list[str]:
+    return [finding.text for finding in find_port_faults(nodes)]
+
+
+CHECK = "check cable, switch port and adapter"
+
+
+def test_a_port_is_compared_with_its_namesakes_on_other_nodes() -> None:
+    alike = [node(f"n{number}", PORT) for number in range(1, 4)]
+    assert texts(*alike) == []
+    assert texts(*alike, node("n4", SLOW)) == [
+        f"n4 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400: {CHECK}"
+    ]
+    (two,) = texts(node("n1", PORT), node("n2", replace(PORT, width=1)))
+    assert two.startswith("n2 mlx5_0 port 1 has 1 lanes, its neighbours 4")
+    # The port of each node that leads to the storage.
+    storage = replace(SLOW, name="mlx5_8 port 1")
+    assert texts(*(node(f"n{number}", PORT, storage) for number in range(3))) == []
+
+
+def test_a_port_of_a_single_node_is_compared_with_its_likes_there() -> None:
+    assert texts(node("n1", *row_of(PORT, PORT, PORT))) == []
+    (slow,) = texts(node("n1", *row_of(PORT, SLOW, PORT, SLOW, PORT, PORT)[:3]))
+    assert slow.startswith("n1 mlx5_1 port 1 runs at 200 Gb/s")
+    (narrow,) = texts(node("n1", *row_of(PORT, replace(PORT, pcie_width=8))))
+    assert narrow.startswith("n1 mlx5_1 port 1 is on PCIe x8, its neighbours on x16")
+    other_model = replace(SLOW, name="mlx4_0 port 1", model="15b3:1003")
+    assert texts(node("n1", PORT, other_model)) == []
+
+
+def test_a_port_that_is_down_is_named_unless_it_is_so_on_most_nodes() -> None:
+    down = f"n2 mlx5_0 port 1 is down: {CHECK}"
+    assert texts(node("n2", DOWN)) == [down]
+    assert texts(node("n1", PORT), node("n2", DOWN), node("n3", PORT)) == [down]
+    assert texts(node("n1", DOWN), node("n2", DOWN), node("n3", PORT)) == []
+
+
+def test_a_socket_of_ethernet_without_a_cable_is_named_if_other_nodes_have_one() -> None:
+    assert texts(node("n1", ETHERNET, replace(UNPLUGGED, name="eth2"))) == []
+    found = texts(node("n1", ETHERNET), node("n2", UNPLUGGED), node("n3", ETHERNET))
+    assert found == [f"n2 eth1 is down: {CHECK}"]
+
+
+def test_gpus_that_are_far_from_the_cpus_of_their_ranks_are_named() -> None:
+    assert texts(node("n1", gpus=(0, 0, 1, 1), cpus=(0, 1))) == []
+    assert texts(node("n1", gpus=(None, None), cpus=(0,)), node("n2", gpus=(3,))) == []
+    (found,) = find_port_faults([node("n1", gpus=(0, 0, 1, 1), cpus=(0,))])
+    assert (found.kind, found.hosts) == ("binding", ("n1",))
+    assert found.text.startswith("n1: ranks run on CPUs of NUMA node 0, far from GPU 2, 3")
+
+
+@pytest.mark.scheduler
+def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(tmp_path: Path) -> None:
+    skip_without_hosts((), "")
+    infiniband(tmp_path, "mlx5_0")
+    folder = infiniband(tmp_path, "mlx5_1", address="0000:c2:00.0")
+    write(tmp_path, (f"{folder}/rate", "200 Gb/sec (4X HDR)"))
+    see = f"mount --bind {tmp_path}/sys/class /sys/class"
+    doctor = f"{sys.executable} -m gpuscale doctor"
+    command = ["unshare", "--mount", "sh", "-c", f"{see} && exec {doctor}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1, answer.stderr
+    assert "port      mlx5_0 port 1 (infiniband): active, 400 Gb/s\n" in answer.stdout
+    assert "mlx5_1 port 1 runs at 200 Gb/s, its neighbours at 400" in answer.stdout
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster(dict.fromkeys(("n1", "n2", "n3"), "CPUs=1")) as cluster:
+        yield cluster
+
+
+@pytest.mark.scheduler
+def test_the_doctor_finds_the_node_whose_port_is_slow(cluster: Cluster, tmp_path: Path) -> None:
+    for number, host in enumerate(cluster.nodes, start=1):
+        root = cluster.directory / f"sees-{host.name}"
+        folder = infiniband(root)
+        write(root, (f"{folder}/rate", f"{200 if number == 2 else 400} Gb/sec (4X NDR)"))
+        host.mount_over(Path("/sys/class"), root / "sys/class")
+    answer = cluster.run(
+        *("salloc", "--quiet", "--nodes=3", "--exclusive"),
+        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),
+        *("--format", "json"),
+    )
+    assert answer.returncode == 1, answer.stdout
+    document = json.loads(answer.stdout)
+    (port,) = (finding for finding in document["findings"] if finding["kind"] == "port")
+    assert port["hosts"] == ["n2"]
+    assert port["text"].startswith("n2 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400")
+    assert [node["ports"][0]["rate_gbit_s"] for node in document["nodes"]] == [400, 200, 400]
