@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import pytest_command
+from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
 from test_launch_mpirun import hosts, run_on
 
@@ -49,7 +50,8 @@ with report(samples=8 * ranks) as step_done:
         if step == 20 and rank == ranks - 1:
             {fault}
 """
-HEALTHY, KILLED = TRAIN.format(fault="pass"), TRAIN.format(fault="os.kill(os.getpid(), 9)")
+HEALTHY = SPEAK + "speak(*LINES)\n" + TRAIN.format(fault="pass")
+KILLED = TRAIN.format(fault="os.kill(os.getpid(), 9)")
 ALL_HANG = TRAIN.replace("if step == 20 and rank == ranks - 1", "if step == 20").format(
     fault="print('batch 21 does not come', flush=True); time.sleep(600)"
 )
@@ -127,6 +129,7 @@ def test_a_job_that_starts_its_ranks_is_measured_as_it_is(
     assert sorted(hosts) == ["n1", "n1", "n2", "n2"]
     assert [rank.host for rank in fourth.ranks] == hosts
     assert [node.host for node in fourth.nodes] == ["n1", "n2"]
+    assert [node.connections for node in fourth.nodes] == [SAID, SAID]
     # The second start measures nothing again.
     code, said = run(cluster, tmp_path, "--resume", "r.jsonl", "--gpus", "1,4", *words)
     assert code == 0, said

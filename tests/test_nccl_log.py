@@ -236,7 +236,7 @@ def test_a_log_that_is_cut_short_gives_what_is_there() -> None:
 
 def test_a_log_that_is_not_understood_is_said(tmp_path: Path) -> None:
     (tmp_path / "nccl.n1.1").write_text("Some other library\nspeaks here\n")
-    found, problem = read_logs(tmp_path)
+    found, problem = read_logs(tmp_path, "n1.site.org")
     assert found == {}
     assert problem is not None
     assert [*tmp_path.iterdir()] == []
@@ -244,22 +244,22 @@ def test_a_log_that_is_not_understood_is_said(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "nccl.n1.1").mkdir()
-    found, problem = read_logs(tmp_path)
+    found, problem = read_logs(tmp_path, "n1.site.org")
     assert found == {}
     assert problem is not None
     assert str(tmp_path) not in problem
 
 
 def test_without_logs_nothing_is_said(tmp_path: Path) -> None:
-    assert read_logs(tmp_path) == ({}, None)
+    assert read_logs(tmp_path, "n1.site.org") == ({}, None)
     (tmp_path / "nccl.n1.1").touch()
-    assert read_logs(tmp_path) == ({}, None)
+    assert read_logs(tmp_path, "n1.site.org") == ({}, None)
 
 
 def test_what_no_terminal_can_print_is_escaped(tmp_path: Path) -> None:
     text = log("NET/OFI Selected provider is c\x1bi", "NET/OFI Using aws-ofi-nccl 1.\xff")
     (tmp_path / "nccl.n1.1").write_bytes(text.encode("latin-1"))
-    found, _ = read_logs(tmp_path)
+    found, _ = read_logs(tmp_path, "n1.site.org")
     assert found["adapters"] == "c\\x1bi"
     assert found["network plugin"].isprintable()
 
@@ -272,5 +272,17 @@ def test_variables_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
     assert found["NCCL_DEBUG_SUBSYS"] == "INIT,GRAPH,NET"
 
 
+def test_without_its_folder_nothing_is_asked_of_nccl(tmp_path: Path) -> None:
+    assert log_variables(tmp_path / "absent", {}) == {}, "it would print all lines"
+
+
+def test_each_host_reads_its_own_logs_of_a_folder_that_hosts_share(tmp_path: Path) -> None:
+    (tmp_path / "nccl.n1.1").write_text(log(*V2_7))
+    (tmp_path / "nccl.n2.1").write_text(log(*V2_28_SOCKET))
+    assert read_logs(tmp_path, "n2") == (SAID[V2_28_SOCKET], None)
+    assert [path.name for path in tmp_path.iterdir()] == ["nccl.n1.1"]
+
+
 def test_a_percent_sign_in_the_folder_is_doubled_as_nccl_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "a%h").mkdir()
     assert log_variables(tmp_path / "a%h", {})["NCCL_DEBUG_FILE"].endswith("/a%%h/nccl.%h.%p")

@@ -44,21 +44,24 @@ _ADDRESS = re.compile(r":.*<\d+>$")
 def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make NCCL write its logs into a folder on the node.
 
-    There are none if the user has set any of them. Ranks on CPUs get them too: gloo ignores them,
-    and so the tests need no GPU.
+    There are none if the user has set any of them, or if there is no such folder. Ranks on CPUs get
+    them too: gloo ignores them, and so the tests need no GPU.
     """
-    if any(name in variables for name in _USERS):
+    if any(name in variables for name in _USERS) or not folder.is_dir():
         return {}
     file = str(folder / "nccl").replace("%", "%%")
     values = ("INFO", f"{file}.%h.%p", "INIT,GRAPH,NET")
     return dict(zip(_USERS, values, strict=True))
 
 
-def read_logs(folder: Path) -> tuple[dict[str, str], str | None]:
-    """Return what the logs in a folder say, and why it is nothing if it is; remove the logs."""
+def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
+    """Return what the host's logs in a folder say, or why it is unknown; remove the logs.
+
+    Nodes may share the folder, as nodes without disks do.
+    """
     texts = []
     try:
-        for path in sorted(folder.glob("nccl.*")):
+        for path in sorted(folder.glob(f"nccl.{host.partition('.')[0]}.*")):
             with path.open("rb") as log:
                 texts.append(log.read(_LOG_BYTES).decode(errors="replace"))
             path.unlink()

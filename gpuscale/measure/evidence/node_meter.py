@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpuscale.measure.evidence.gpus import count_foreign_processes
@@ -22,15 +23,20 @@ class NodeMeter:
         self._load = HostLoadMeter(count_foreign_processes(gpu_uuids), root=root)
         self._network = NetworkMeter(root=root)
         self._logs, self._root = logs, root
+        with suppress(OSError):
+            logs.mkdir(mode=0o700, exist_ok=True)
         self.variables = log_variables(logs, os.environ)
         """Environment variables that the ranks need for the evidence."""
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
         settings, absent = read_settings(self._root)
-        connections, problem = read_logs(self._logs)
+        host = socket.gethostname()
+        connections, problem = read_logs(self._logs, host)
+        with suppress(OSError):
+            self._logs.rmdir()
         return NodeEvidence(
-            host=socket.gethostname(),
+            host=host,
             load=self._load.read(),
             settings=settings,
             ports=self._network.read(),

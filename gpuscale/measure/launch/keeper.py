@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import suppress
@@ -151,7 +152,11 @@ class Keeper:
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
         uuids = () if gpus is None else gpus.uuids.get(host, ())
         if is_first and order.job in _WITH_EVIDENCE:
-            self._evidence = NodeMeter(uuids, logs=self._scratch), directory.node_evidence(host)
+            logs = self._scratch
+            if order.is_whole_environment:
+                # The command starts processes on all nodes, which all get this path.
+                logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
+            self._evidence = NodeMeter(uuids, logs=logs), directory.node_evidence(host)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
         if gpus is not None and gpus.are_sampled and uuids:
@@ -195,8 +200,6 @@ class Keeper:
             log = os.open(directory.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
                 os.dup2(log, stream)
-        if self._evidence is not None:
-            os.environ.update(self._evidence[0].variables)
         if order.variables:
             place = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
             own = {own: place[name] for name, own in self._places.items()}
@@ -205,6 +208,8 @@ class Keeper:
                 os.environ.clear()
             hosts = directory.host_names() if self._places else ()
             os.environ.update({**place, **own, **gloo_variables(os.environ, hosts)})
+        if self._evidence is not None:
+            os.environ.update(self._evidence[0].variables)
         if order.cores_per_rank is not None:
             cores = sorted(os.sched_getaffinity(0))[: order.cores_per_rank * ranks_here]
             os.sched_setaffinity(0, cores)
