@@ -53,7 +53,7 @@ with report(samples=8 * ranks) as step_done:
 HEALTHY = SPEAK + "speak(*LINES)\n" + TRAIN.format(fault="pass")
 KILLED = TRAIN.format(fault="os.kill(os.getpid(), 9)")
 ALL_HANG = TRAIN.replace("if step == 20 and rank == ranks - 1", "if step == 20").format(
-    fault="print('batch 21 does not come', flush=True); time.sleep(600)"
+    fault="signal.signal(15, signal.SIG_IGN); print('batch 21 does not come'); time.sleep(600)"
 )
 CASE = """
 import sys

@@ -18,7 +18,7 @@ from gpuscale.cli.run import name_of_command
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import skip_reason
-from gpuscale.records import Environment
+from gpuscale.records import Environment, GpuDevice, Node
 from gpuscale.store import read_results
 from gpuscale.workload.command_case import (
     CommandCase,
@@ -221,12 +221,10 @@ def test_a_command_is_named_by_what_it_runs(words: tuple[str, ...], name: str) -
 )
 def test_a_constant_command_fails(typed: str, launch: str, on_gpu: bool, is_refused: bool) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
-    validate_scaling(case, {2: 1}, on_gpu=on_gpu)
-    if not is_refused:
-        validate_scaling(case, {1: 1, 2: 1}, on_gpu=on_gpu)
-        return
-    with pytest.raises(CaseError, match=r"write \{gpus\} where"):
-        validate_scaling(case, {1: 1, 2: 1}, on_gpu=on_gpu)
+    here = Environment(device="cuda" if on_gpu else "cpu")
+    validate_scaling(case, {2}, here)
+    with pytest.raises(CaseError, match=r"write \{gpus\}") if is_refused else nullcontext():
+        validate_scaling(case, {1, 2}, here)
 
 
 TORCHRUN = "torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} train.py"
@@ -284,9 +282,12 @@ def test_a_constant_command_fails_across_nodes(
     typed: str, launch: str, on_gpu: bool, is_refused: bool
 ) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
-    validate_scaling(case, {4: 2}, on_gpu=on_gpu, across_nodes=True)
+    gpus = tuple(GpuDevice(index=index, name="A100") for index in range(2 * on_gpu))
+    nodes = tuple(Node(host=host, cpu_count=2, gpus=gpus) for host in ("n1", "n2"))
+    there = Environment(device="cuda" if on_gpu else "cpu", nodes=nodes)
+    validate_scaling(case, {4}, there)
     with pytest.raises(CaseError, match="; write ") if is_refused else nullcontext():
-        validate_scaling(case, {1: 1, 2: 1, 4: 2}, on_gpu=on_gpu, across_nodes=True)
+        validate_scaling(case, {1, 2, 4}, there)
 
 
 def test_a_command_case_without_its_number_of_gpus_is_refused(tmp_path: Path) -> None:

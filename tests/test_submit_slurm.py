@@ -60,8 +60,17 @@ class OnEachNode(CommandCase):
 def test_steps(scaling):
     scaling()
 
+class ByItsOwnSrun(CommandCase):
+    command = f"srun --nodes={{nodes}} --ntasks={{gpus}} {sys.executable} steps.py"
+    batch = 8
+    launch = "once"
+
 @pytest.mark.gpuscale(case=OnEachNode)
 def test_on_each_node(scaling):
+    scaling()
+
+@pytest.mark.gpuscale(case=ByItsOwnSrun)
+def test_by_its_own_srun(scaling):
     scaling()
 """
 STEPS = """
@@ -152,6 +161,7 @@ def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, s
     assert [rank.host for rank in across["case"].ranks] == ["n1", "n1", "n2"]
     assert across["steps"].is_valid
     assert across["on_each_node"].is_valid
+    assert across["by_its_own_srun"].is_valid
 
 
 def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, site: Path) -> None:

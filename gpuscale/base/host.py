@@ -95,10 +95,7 @@ def processes_with(variable: str) -> set[int]:
 
 
 def end_descendants(grace_s: float, *, variable: str | None = None) -> None:
-    """End all descendants of this process: by SIGTERM, and after a grace period by SIGKILL.
-
-    The same ends the `processes_with` a variable, which schedulers may have started.
-    """
+    """End all descendants, and processes with a variable: by SIGTERM, and later by SIGKILL."""
 
     def living() -> set[int]:
         return living_descendants() | (processes_with(variable) if variable else set())

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
+from gpuscale.records import Environment
 from gpuscale.workload.command_case import (
     LAUNCHES,
     PLACEHOLDERS,
@@ -36,10 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
     add("--step-regex", metavar="REGEX", help=text)
-    text = (
-        "start the command once for each rank, on each node, or in all; plain (default) is once on "
-        "one node, else per-rank, or per-node with torchrun; torchrun means per-rank"
-    )
+    text = "start it for each rank (also: torchrun), on each node, or once; plain (default) chooses"
     add("--launch", choices=LAUNCHES, default="plain", help=text)
     for option in OPTIONS.values():
         settings = option.settings()
@@ -96,8 +94,8 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
                 case.batch_per_gpu(number, batch)
         if options.launcher == "local":
             # A session looks for GPUs later.
-            nodes_of = dict.fromkeys(options.gpus, 1)
-            validate_scaling(case, nodes_of, on_gpu=options.device != "cpu")
+            here = Environment(device="cpu" if options.device == "cpu" else "cuda")
+            validate_scaling(case, {*options.gpus}, here)
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

@@ -20,7 +20,6 @@ from gpuscale.workload.run_defaults import (
     data_workers,
     default_request,
     file_of_case,
-    nodes_of_run,
     ranks_per_gpu,
     timing_plan,
 )
@@ -54,12 +53,7 @@ def validate_plans(
     for name, case in sorted(cases.items()):
         if issubclass(case, CommandCase):
             gpus = {plan.gpus for plan in plans if plan.case.name() == name}
-            command_case.validate_scaling(
-                case,
-                {number: nodes_of_run(environment, number) for number in gpus},
-                on_gpu=environment.device == "cuda",
-                across_nodes=bool(environment.nodes),
-            )
+            command_case.validate_scaling(case, gpus, environment)
         try:
             if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
                 case().named_size(options.size)

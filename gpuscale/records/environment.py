@@ -1,5 +1,6 @@
 """The environment of a measurement: the machine, its software, and the job."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
@@ -105,6 +106,11 @@ class Environment(Record, frozen=True, kw_only=True):
     def cores_per_node(self) -> int:
         """Smallest number of CPU cores on any node; an unknown number counts as 1."""
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
+
+    def nodes_for(self, gpus: int) -> int:
+        """Return the number of nodes that are needed for this number of GPUs, or of CPU ranks."""
+        here = self.gpus_per_node if self.device == "cuda" else self.cores_per_node
+        return min(self.node_count, math.ceil(gpus / max(1, here)))
 
     @property
     def hardware_label(self) -> str:

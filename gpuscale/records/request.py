@@ -103,9 +103,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         return STRATEGIES[self.configuration.strategy].processes(self.gpus)
 
     @property
-    def has_process_per_rank(self) -> bool:
-        """True if each process of the run is, or starts, one rank."""
-        return self.command is None or self.command.launch == "per-rank"
+    def launch(self) -> Launch:
+        """How often the command is started; `per-rank` also if gpuscale itself trains."""
+        return "per-rank" if self.command is None else self.command.launch
 
 
 class RunGpus(msgspec.Struct, frozen=True, kw_only=True):

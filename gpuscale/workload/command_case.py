@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from string import Formatter
@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from gpuscale.base.errors import CaseError, nearest
 from gpuscale.base.printable import escaped, shown
 from gpuscale.base.strategies import COMMAND
+from gpuscale.records import Environment
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case
@@ -116,17 +117,14 @@ def validate_command(case: type[CommandCase]) -> None:
 
 
 def validate_scaling(
-    case: type[CommandCase],
-    nodes_of: Mapping[int, int],
-    *,
-    on_gpu: bool,
-    across_nodes: bool = False,
+    case: type[CommandCase], numbers: Collection[int], environment: Environment
 ) -> None:
     """Raise a CaseError if the command would do the same for different numbers of GPUs.
 
     The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
-    on each GPU in `CUDA_VISIBLE_DEVICES`. `nodes_of` maps numbers of GPUs to numbers of nodes.
+    on each GPU in `CUDA_VISIBLE_DEVICES`.
     """
+    across_nodes, on_gpu = bool(environment.nodes), environment.device == "cuda"
     launch, starter = case.launch_of(across_nodes=across_nodes), starter_of(case.words())
     if launch == "per-rank":
         return
@@ -144,13 +142,14 @@ def validate_scaling(
     # Without the number of nodes, the processes on each would take {gpus} for their own number.
     knows_total = not is_per_node or "nodes" in case.placeholders()
     different = set[tuple[object, ...]]()
-    for gpus, nodes in nodes_of.items():
+    for gpus in numbers:
+        nodes = environment.nodes_for(gpus)
         here = math.ceil(gpus / nodes)
         sizes = {"gpus": gpus * knows_total, "nodes": nodes, "gpus_per_node": here}
         sizes |= {"hosts": nodes, "hostfile": gpus}
         words = filled(case.words(), {**dict.fromkeys(PLACEHOLDERS), **sizes})
         different.add((takes_all and here, *words))
-    if len(different) < len(nodes_of):
+    if len(different) < len(numbers):
         kind = "GPUs" if on_gpu else "CPU ranks"
         raise CaseError(
             f"{escaped(case.name())}: the command would do the same on different numbers of {kind}"

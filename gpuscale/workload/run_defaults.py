@@ -82,8 +82,9 @@ def command_request(
     GPU; by default, the case's own batch is used.
     """
     across_nodes = bool(environment.nodes)
-    launch, nodes = case.launch_of(across_nodes=across_nodes), nodes_of_run(environment, gpus)
-    processes = (gpus if launch == "per-rank" else nodes) if across_nodes else 1
+    launch, processes = case.launch_of(across_nodes=across_nodes), 1
+    if across_nodes:
+        processes = gpus if launch == "per-rank" else environment.nodes_for(gpus)
     own = case.global_batch or case.batch
     batch_per_gpu = case.batch_per_gpu(gpus, batch)
     configuration = Configuration(
@@ -177,12 +178,6 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
         return None
     ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(environment.gpus))
     return ranks if ranks > 1 else None
-
-
-def nodes_of_run(environment: Environment, gpus: int) -> int:
-    """Return the number of nodes that a command's run on this number of GPUs needs."""
-    here = environment.gpus_per_node if environment.device == "cuda" else environment.cores_per_node
-    return min(environment.node_count, math.ceil(gpus / max(1, here)))
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:

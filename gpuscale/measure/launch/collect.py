@@ -140,7 +140,7 @@ def command_software(request: RunRequest, directory: RunDirectory) -> Software |
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
     """Return a command's ranks with their hosts; empty on a single node or if not all are known."""
     hosts = {number: text_of(directory.host(number)) for number in range(request.processes)}
-    if not request.has_process_per_rank:
+    if request.launch != "per-rank":
         started = ((text_of(directory.started(number)), host) for number, host in hosts.items())
         hosts = {int(rank): host for ranks, host in started for rank in ranks.split()}
     known = tuple(RankReport(rank=rank, host=hosts[rank]) for rank in sorted(hosts) if hosts[rank])

@@ -98,7 +98,7 @@ def _unwatched(request: RunRequest, directory: RunDirectory, exit_codes: dict[in
     if code == _ENDED:
         message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
         failure = _ended(directory, rank, "launch", message)
-        return failure if request.has_process_per_rank else replace(failure, rank=None)
+        return failure if request.launch == "per-rank" else replace(failure, rank=None)
     end = f"ended with exit code {code}"
     if code < 0:
         end = f"was killed by {signal.Signals(-code).name}"
@@ -200,7 +200,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
     """Return the rank of the first of these processes, and words for all of them."""
-    if not request.has_process_per_rank:
+    if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"
     return processes[0], f"rank{plural} {', '.join(map(str, processes))}"

@@ -104,13 +104,9 @@ class NodesLauncher(Launcher):
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
+            is_once = request.launch == "once"
             _, outcome = self._perform(
-                request.job,
-                directory,
-                placement,
-                patience_s,
-                is_fresh=is_fresh,
-                as_in_session=request.command is not None and request.command.launch == "once",
+                request.job, directory, placement, patience_s, is_fresh=is_fresh, as_here=is_once
             )
         finally:
             self.running = None
@@ -157,11 +153,9 @@ class NodesLauncher(Launcher):
         if request.configuration.device == "cuda":
             cores_per_rank = max(1, cores // gpus) * gpus_per_process
             slots = max(1, gpus // gpus_per_process)
-        hosts, first = self._each_host.hosts, request.index - 1
-        if is_once := request.command is not None and request.command.launch == "once":
-            first = 0
+        hosts, first = self._each_host.hosts, 0 if request.launch == "once" else request.index - 1
         placement = place(request.processes, hosts, slots=slots, first=first)
-        if is_once:
+        if request.launch == "once":
             # All cores, which processes of the command may share.
             return placement
         oversubscribed = placement.ranks_per_host * cores_per_rank > cores
@@ -196,7 +190,7 @@ class NodesLauncher(Launcher):
         timeout_s: float,
         *,
         is_fresh: bool | None = None,
-        as_in_session: bool = False,
+        as_here: bool = False,
         **details: object,
     ) -> tuple[Keepers, Outcome]:
         """Run a job on all ranks; on success, wait until their files are visible on this node."""
@@ -210,9 +204,8 @@ class NodesLauncher(Launcher):
             try:
                 seats = self._seats(keepers, placement, directory, is_fresh=is_fresh)
                 outcome = Outcome()
-                variables = rank_variables(placement.ranks, placement.hosts[0])
-                if as_in_session:
-                    variables = {**os.environ, **variables}
+                variables = {**os.environ} if as_here else {}
+                variables |= rank_variables(placement.ranks, placement.hosts[0])
                 if keepers.is_usable:
                     outcome = keepers.perform(
                         job,
@@ -220,7 +213,7 @@ class NodesLauncher(Launcher):
                         seats,
                         timeout_s=timeout_s,
                         variables=variables,
-                        is_whole_environment=as_in_session,
+                        is_whole_environment=as_here,
                         cores_per_rank=None if is_fresh else self._cores_per_rank(placement),
                         **details,
                     )

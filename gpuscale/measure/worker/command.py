@@ -50,12 +50,13 @@ def main(folder: str) -> None:
     directory = RunDirectory(path=Path(folder))
     request = directory.request.read()
     place = Place(request, directory, int(os.environ["RANK"]) if directory.hosts.exists() else None)
-    if not request.has_process_per_rank:
+    if request.launch != "per-rank":
         for name in _OF_RANKS:
             os.environ.pop(name, None)
     # The processes of a command that is started once are not all descendants of this process.
     variable = directory.variable if place.covers_all_nodes else None
-    with scratch_folder("gpuscale-pipes-") if place.has_rank_pipes else nullcontext() as pipes:
+    starts_ranks_here = place.rank is None and not place.covers_all_nodes
+    with scratch_folder("gpuscale-pipes-") if starts_ranks_here else nullcontext() as pipes:
         try:
             if place.number and place.covers_all_nodes:
                 _stand_by(place)
@@ -225,9 +226,8 @@ class _Watch:
         # A rank may drive several GPUs if the command is given their number.
         if on_gpu and gpus % ranks == 0 and has_number:
             return
-        remedy = f"write {{{name}}} where the command has their number"
-        if has_number:
-            remedy = f"see why, since it has {{{name}}}"
+        unnamed = f"write {{{name}}} where the command has their number"
+        remedy = f"see why, since it has {{{name}}}" if has_number else unnamed
         asked = counted(gpus, "GPU" if on_gpu else "CPU rank")
         here = f" of {socket.gethostname()}" if name == "gpus_per_node" else ""
         raise self._reader.failed(

@@ -35,7 +35,7 @@ class Place:
     @property
     def rank(self) -> int | None:
         """The rank that this process starts; None if the command starts ranks, or on one node."""
-        return self.number if self.request.has_process_per_rank else None
+        return self.number if self.request.launch == "per-rank" else None
 
     @property
     def hosts(self) -> list[str]:
@@ -56,12 +56,7 @@ class Place:
     @property
     def covers_all_nodes(self) -> bool:
         """True if the command is started on one of several nodes, and starts ranks on all."""
-        return self.number is not None and self.command.launch == "once"
-
-    @property
-    def has_rank_pipes(self) -> bool:
-        """True if all ranks that the command starts run on this node."""
-        return self.rank is None and not self.covers_all_nodes
+        return self.number is not None and self.request.launch == "once"
 
     @property
     def label(self) -> str:
