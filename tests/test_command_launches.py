@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,26 +82,23 @@ def start(
     (folder / "train.py").write_text(script)
     kept = () if "--resume" in words else INTO_FILE
     command = (sys.executable, "-m", "gpuscale", "run", "--launcher", "slurm", *OPTIONS, *kept)
-    return cluster.start(*ALLOCATE, *command, *words, folder=folder, log=folder / "log")
+    scratch = cluster.directory / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return cluster.start(
+        *(*ALLOCATE, *command, *words),
+        folder=folder,
+        log=folder / "log",
+        environment={"TMPDIR": str(scratch)},
+    )
 
 
 def run(cluster: Cluster, folder: Path, *words: str, script: str = HEALTHY) -> tuple[int, str]:
     """The exit code and output of such a run, after which nothing is left."""
-    before = left_in_tmp()
     code = start(cluster, folder, *words, script=script).wait(LIMIT_S)
     assert processes_in(folder) == []
-    assert left_in_tmp() <= before
+    assert not list((cluster.directory / "scratch").glob("gpuscale-*"))
     assert not list(folder.glob(".run-*"))
     return code, (folder / "log").read_text()
-
-
-def left_in_tmp() -> set[Path]:
-    """Folders of our nodes; other tests may have theirs on this machine."""
-    return {path for node in ("n1", "n2") for path in folders_of(node)}
-
-
-def folders_of(node: str) -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob(f"gpuscale-*-{node}_*"))
 
 
 def runs_in(folder: Path) -> tuple[Run, ...]:

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.records import Failure
+from gpuscale.records.request import RankFailure
 from gpuscale.reports.show.scaling_table import scaling_table
 
 FOREVER = "steps(range(10**6))\n"
@@ -223,6 +225,24 @@ open("told", "w").write(" ".join([*told, str("RANK" in os.environ)]))
     watch(tmp_path, replace(request, devices=(0, 1, 0))).wait()
     hostfile = "n1 slots=2\nn2 slots=1\n"
     assert Path("told").read_text() == f"2 1 1 n1 77 n1,n2 {hostfile} 4 False"
+
+
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_a_node_without_steps_leaves_the_failure_to_one_that_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reported: bool
+) -> None:
+    for name, value in {"RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "run").mkdir()
+    directory = RunDirectory(path=tmp_path / "run")
+    directory.hosts.write_text("n1\nn2")
+    if has_reported:
+        few = Failure(kind="invalid", message="3 lines told a step")
+        directory.failure(1).write(RankFailure(failure=few, lost_peer=False))
+    request = request_for(tmp_path, "", gpus=4, nodes=2, launch="per-node")
+    watch(tmp_path, request).wait()
+    (report,) = directory.failures()
+    assert report.failure.kind == ("invalid" if has_reported else "unread")
 
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --master-port {{master_port}}"
