@@ -83,6 +83,11 @@ class Host:
             limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
             _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
+    def lose_packets(self) -> None:
+        """Send through a queue of a few packets, which drops those that do not fit."""
+        limit = "root tbf rate 50mbit burst 16kb limit 20kb"
+        _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
+
     def mount_over(self, place: Path, source: Path | None = None) -> None:
         """See another file in a place, or an empty folder, of which the other hosts know nothing.
 

@@ -60,7 +60,7 @@ def cause(folder: Path, before: Results, now: Results) -> dict[str, Any]:
 def test_a_verdict_ends_with_the_port_that_is_slower_than_before(tmp_path: Path) -> None:
     before, now = night("then", PORT, TCP), night("now", SICK, TCP, fault=SLOW_LINK)
     text = " ".join(compared(tmp_path, before, now).split())
-    assert "exposed all-reduce +30 ms (n2 mlx5_1 port 1: rate 400 → 200 Gb/s and 1 more)" in text
+    assert "exposed all-reduce +30 ms (n2 mlx5_1 port 1: rate 400 → 200 Gb/s; 1 more)" in text
     errors = "rate 400 → 200 Gb/s, +1,204 symbol errors a run, none before"
     assert f"· n2 mlx5_1 port 1: {errors}" in text
     assert "· counters are the host's: traffic of other jobs may be in them" in text
@@ -100,7 +100,7 @@ def test_a_port_that_a_node_lacks_is_named(tmp_path: Path) -> None:
 def test_a_port_of_another_node_than_before_is_compared_with_its_namesakes(tmp_path: Path) -> None:
     elsewhere = night("then", PORT, hosts=("n5", "n6"))
     found = cause(tmp_path, elsewhere, night("now", SICK, fault=SLOW_LINK))
-    assert found["headline"].endswith("(n2 mlx5_1 port 1: rate 400 → 200 Gb/s and 1 more)")
+    assert found["headline"].endswith("(n2 mlx5_1 port 1: rate 400 → 200 Gb/s; 1 more)")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ranks on the nodes of a real Slurm, from the allocation to the verdict, and what can go wrong."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from changing import replace
+from command_line import gpuscale
 from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
@@ -322,6 +324,28 @@ def test_a_slow_link_shows_as_exposed_communication(cluster: Cluster, tmp_path: 
     least_s = WIDE_BYTES / (100e6 / 8)
     assert exposed_across_s > 0.8 * least_s
     assert exposed_within_s < 0.5 * exposed_across_s
+
+
+def test_packets_lost_between_nodes_are_found_behind_slower_communication(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    write_case(tmp_path, WIDE)
+    command = pytest_command("--gpus", "4", *ACROSS[:-1], "3", "--run-seconds", "1")
+    try:
+        for name in ("then", "now"):
+            for node in cluster.nodes:
+                own_name(node, cluster, tmp_path)
+                if name == "now":
+                    node.lose_packets()
+            session = cluster.run(*ALLOCATE, *command, f"--results={name}.jsonl", folder=tmp_path)
+            assert session.returncode == 0, session.stdout
+    finally:
+        for node in cluster.nodes:
+            node.limit_link("none")
+    answer = gpuscale("compare", "then.jsonl", "now.jsonl", cwd=tmp_path)
+    assert answer.returncode == 1, answer.stdout
+    text = " ".join(answer.stdout.split())
+    assert re.search(r"· n[12] TCP: \+[\d,]+ retransmissions a run, ", text)
 
 
 def own_name(node: Host, cluster: Cluster, folder: Path) -> None:

@@ -132,7 +132,7 @@ def _seen_in(cause: Cause) -> str:
 def _link(cause: Cause) -> str:
     if cause.kind is CauseKind.FABRIC:
         first, *more = _of_type(PortSymptom, cause)
-        others = f" and {len(more)} more" if more else ""
+        others = f"; {len(more)} more" if more else ""
         return f" ({first.host} {first.port}: {_port_fact(first)}{others})"
     return f" ({cause.kind})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
 
