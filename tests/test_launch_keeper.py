@@ -15,6 +15,7 @@ from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
+from gpuscale.measure.evidence.numa import cpu_numa_nodes
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import NodeSamples, RunDirectory
@@ -98,6 +99,7 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_pa
         b"sleep\x00611" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
     )
     outcome = directory.outcome(0).read()
+    assert outcome.report.numa_nodes == cpu_numa_nodes(os.sched_getaffinity(0))
     windows = outcome.measurement.windows
     first, last = windows[0], windows[-1]
     whole_run = Window(

@@ -95,6 +95,8 @@ class RankReport(Record, frozen=True, kw_only=True):
     devices: tuple[Number, ...] = ()
     """CUDA device numbers in this job; empty on CPU."""
     device_uuids: tuple[Line, ...] = ()
+    numa_nodes: tuple[Number, ...] = ()
+    """NUMA nodes of the CPUs that the rank may run on."""
     parameter_digest: Name | None = None
     """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
     final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None

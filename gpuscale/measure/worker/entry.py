@@ -20,6 +20,7 @@ from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SH
 from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.libraries import own_libraries
+from gpuscale.measure.evidence.numa import cpu_numa_nodes
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
@@ -198,6 +199,7 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
         host=socket.gethostname(),
         devices=strategy.devices,
         device_uuids=tuple(str(uuid) for uuid in uuids),
+        numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
         parameter_digest=parameter_digest(training.model),
         final_loss=training.final_loss(),
         peak_memory_bytes=max(peaks_bytes, default=None),
