@@ -73,6 +73,7 @@ ENVIRONMENT_FIELDS = (
             ("firmware", "firmware of GPUs", ""),
         )
     ),
+    EnvironmentField("system"),
     EnvironmentField("cpu_model", "CPU"),
     EnvironmentField("cpu_count", "CPU cores"),
     EnvironmentField("cases_revision", "revision of the cases"),

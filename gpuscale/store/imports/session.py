@@ -15,7 +15,9 @@ from gpuscale.records.node_evidence import NodeEvidence
 
 _UNRECORDED = "unrecorded"
 _TIME = re.compile(r"([num]?s|µs|sec(onds?)?|min(utes?)?|h(ours?)?)", re.IGNORECASE)
-_RATE = re.compile(r".+/ ?(s|sec|second|h|hour|min)|[kMGTPE]?flops?(/s)?|.*hz", re.IGNORECASE)
+_RATE = re.compile(
+    r".+/ ?(s|sec|second|h|hour|min)|[kMGTPE]?flops?(/s)?|.*hz|speedup|efficiency", re.IGNORECASE
+)
 _OVER_ALL_GPUS = re.compile(
     r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
     re.IGNORECASE,
