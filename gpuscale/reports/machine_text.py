@@ -8,6 +8,7 @@ from gpuscale.base.units import format_bytes, format_percent, format_seconds, wh
 from gpuscale.judge.diagnose.slow_nodes import NodeFinding
 from gpuscale.measure.telemetry.examination import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Rate
+from gpuscale.records.port import Port
 from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.phrases import (
     FOUND,
@@ -40,11 +41,9 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
         f"torch     {machine.torch_version or 'not installed: pip install torch'}",
         "settings",
         *_setting_lines(machine),
+        *map(_port_line, machine.ports),
         f"driver    {machine.driver_absent or machine.driver_version or 'of unknown version'}",
     ]
-    for port in machine.ports:
-        rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gb/s"
-        lines.append(f"port      {port.name} ({port.kind}): {port.state or UNKNOWN}{rate}")
     if machine.driver_absent is None and not machine.gpus:
         lines.append("GPUs      none")
     for gpu in machine.gpus:
@@ -53,6 +52,11 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     return "\n".join(
         [*lines, "", *_problems(problems, "no problem found" if machine.gpus else none)]
     )
+
+
+def _port_line(port: Port) -> str:
+    rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gb/s"
+    return f"port      {port.name} ({port.kind}): {port.state or UNKNOWN}{rate}"
 
 
 def nodes_text(
