@@ -27,8 +27,9 @@ from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  #
 from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
 from gpuscale.base.host import python_environment  # noqa: E402
-from gpuscale.measure.nvml import open_nvml  # noqa: E402
-from gpuscale.measure.telemetry.device import find_device  # noqa: E402
+from gpuscale.measure.smi import open_smi  # noqa: E402
+from gpuscale.measure.telemetry.device import Device  # noqa: E402
+from gpuscale.measure.telemetry.devices import find_devices  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
@@ -95,6 +96,8 @@ class Checks:
         self.on_gpu = device == "cuda"
         self.uuid: str | None = None
         """UUID of the GPU as CUDA reports it; None without a GPU."""
+        self.address: str | None = None
+        """PCI address of a GPU of AMD."""
         self.has_tf32 = True
         self._device = device
         self._folder = folder
@@ -300,9 +303,10 @@ class Checks:
             return 0
         # The driver removes a context a moment after its process ends.
         time.sleep(2)
-        with open_nvml():
-            answers = find_device(self.uuid).read().answers
-        return int(answers["memory_used_bytes"]) >> 20
+        with open_smi() as smi:
+            (device,) = find_devices(smi, {self.uuid: self.address}).values()
+            used = device.read().answers["memory_used_bytes"] if isinstance(device, Device) else 0
+        return int(used) >> 20
 
 
 def _case_file(case: str) -> Path:

@@ -58,7 +58,8 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
     script = (
         "from gpuscale.measure.evidence.node_meter import NodeMeter\n"
         "from pathlib import Path\n"
-        f"print(NodeMeter(['{GPU_A}'], logs=Path('{tmp_path}')).read().load.gpu_processes)\n"
+        f"meter = NodeMeter({{'{GPU_A}': None}}, logs=Path('{tmp_path}'))\n"
+        "print(meter.read().load.gpu_processes)\n"
         # The keeper forks ranks: they must not find a driver that is open already.
         "print('libnvidia-ml' in open('/proc/self/maps').read())"
     )
@@ -74,10 +75,10 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
 def test_a_driver_that_hangs_or_dies_costs_its_patience_and_nothing_else(driver: str) -> None:
     script = (
         "import os, time\n"
-        "from gpuscale.measure import nvml\n"
+        "from gpuscale.measure import smi\n"
         "from gpuscale.measure.evidence import gpus\n"
-        f"gpus._PATIENCE_S, nvml.open_nvml = 0.5, lambda: {driver}\n"
-        "print(gpus.count_foreign_processes(['GPU']))\n"
+        f"gpus._PATIENCE_S, smi.open_smi = 0.5, lambda: {driver}\n"
+        "print(gpus.count_foreign_processes({'GPU': None}))\n"
         "os.waitpid(-1, 0) if 'sleep' in '" + driver + "' else None\n"
     )
     answer = subprocess.run(

@@ -83,8 +83,8 @@ def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
 def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
     host = socket.gethostname()
-    uuids = {host: (GPU_A,), "another": ("not here",)}
-    directory.gpus.write(RunGpus(uuids=uuids, are_sampled=True))
+    addresses: dict[str, dict[str, str | None]] = {host: {GPU_A: None}, "another": {"n": None}}
+    directory.gpus.write(RunGpus(addresses=addresses, are_sampled=True))
     driver = tmp_path / "driver"
     driver.mkdir()
     keepers = keeper(tmp_path, driver=compile_driver(driver))
@@ -107,8 +107,8 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_pa
         time_s=last.started_at_s + last.busy_s - first.started_at_s,
         busy_s=(last.busy_s,),
     )
-    here = NodeSamples(host=host, path=directory.samples(host), uuids=(GPU_A,))
-    gone = NodeSamples(host="gone", path=directory.samples("gone"), uuids=("none",))
+    here = NodeSamples(host=host, path=directory.samples(host), addresses={GPU_A: None})
+    gone = NodeSamples(host="gone", path=directory.samples("gone"), addresses={"none": None})
     report = RunSampling(lambda: [here, gone]).summarize(replace(run(1, 0.1), windows=(whole_run,)))
     assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
     assert report.gpu_summaries[0].samples > 0

@@ -33,7 +33,7 @@ APART = (
 # The ranks see what they share with who starts them, and nothing sees the ranks.
 RANKS = "measure.worker"
 RANKS_MAY_IMPORT = tuple(
-    f"measure.{part}" for part in ("evidence", "nvml", "run_directory", "schedulers", "waits")
+    f"measure.{part}" for part in ("evidence", "run_directory", "schedulers", "smi", "waits")
 )
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}

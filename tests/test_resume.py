@@ -227,7 +227,7 @@ def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
 def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None, kept: str) -> None:
     samples = tmp_path / "samples"
     samples.write_text(line_of(Header(driver_version=seen, devices={})))
-    sampling = RunSampling(lambda: [NodeSamples(host="", path=samples, uuids=())])
+    sampling = RunSampling(lambda: [NodeSamples(host="", path=samples, addresses={})])
     options = parse_options({"gpus": "1", "results": str(tmp_path / "night.jsonl")})
     here = replace(environment(), driver_version="550.54")
     recorder = Recorder(here, options, folder=tmp_path)

@@ -91,7 +91,7 @@ def sample(tmp_path: Path) -> Sample:
     def sampled(*uuids: str, ticks: int = 5) -> TelemetryReport:
         output = tmp_path / "samples.jsonl"
         began = time.time()
-        sampler = Sampler(uuids=uuids, output=output, interval_s=0.01)
+        sampler = Sampler(addresses=dict.fromkeys(uuids), output=output, interval_s=0.01)
         try:
             wait_until(
                 lambda: lines_of(output) > ticks or not is_living(sampler.pid),
@@ -120,7 +120,8 @@ def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample
     assert two.values["power_mean_w"] == pytest.approx(150.5)
     assert unknown.absent == (f"device: NVML knows no device with UUID {UNKNOWN_UUID}",)
     # No sample is older than the window's begin, and Blackwell counts what this GPU does not.
-    assert set(one.values) == set(NUMBERS) - {"energy_j", "nvlink_effective_errors"}
+    amds = {name for name in NUMBERS if name.startswith("xgmi")}
+    assert set(one.values) == set(NUMBERS) - amds - {"energy_j", "nvlink_effective_errors"}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
 def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     uuids = [GPU_A, GPU_WITHOUT_POWER]
-    sampler = Sampler(uuids=uuids, output=output, interval_s=0.02)
+    sampler = Sampler(addresses=dict.fromkeys(uuids), output=output, interval_s=0.02)
     try:
         wait_until(lambda: lines_of(output) > 1, "the first sample was there")
         began = time.time()
@@ -384,7 +385,7 @@ def test_a_sampler_that_cannot_run_is_recorded_with_its_last_words(
 @pytest.mark.usefixtures("fake_driver")
 def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler(uuids=[GPU_A], output=output, interval_s=0.01)
+    sampler = Sampler(addresses={GPU_A: None}, output=output, interval_s=0.01)
     try:
         wait_until(lambda: lines_of(output) > 3, "there were some samples")
         header, *ticks = output.read_text().splitlines()[:4]
@@ -402,7 +403,7 @@ def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None
 def test_stop_ends_a_hanging_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_HANG", "1")
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler(uuids=[GPU_A], output=output)
+    sampler = Sampler(addresses={GPU_A: None}, output=output)
     wait_until(lambda: lines_of(output) == 1, "the header was there")
     sampler.stop()
     assert not is_living(sampler.pid)
@@ -413,7 +414,7 @@ def test_a_killed_parent_leaves_no_sampler_behind(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     program = (
         "import pathlib, sys, time; from gpuscale.measure.run_directory import Sampler\n"
-        f"sampler = Sampler(uuids=[{GPU_A!r}], output=pathlib.Path(sys.argv[1]))\n"
+        f"sampler = Sampler(addresses={{{GPU_A!r}: None}}, output=pathlib.Path(sys.argv[1]))\n"
         "print(sampler.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen(
@@ -434,7 +435,7 @@ def test_a_hanging_sampler_ends_by_itself(tmp_path: Path, monkeypatch: pytest.Mo
     output = tmp_path / "samples.jsonl"
     program = "import sys; from gpuscale.measure.telemetry import sampler; sampler.HANG_S = 1\n"
     program += "sampler.main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "--output", str(output), "--uuid", GPU_A]
+    command = [sys.executable, "-c", program, "--output", str(output), "--device", GPU_A]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGALRM
     absent = summarize(output, uuids=[GPU_A], intervals=[(0, time.time())]).absent
     assert absent is not None

@@ -288,7 +288,7 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
     there = replace(environment(), gpus=gpus, nodes=nodes)
     made = run(1, 2.0)
     left = [
-        NodeSamples(host=host, path=tmp_path / host, uuids=(uuid,))
+        NodeSamples(host=host, path=tmp_path / host, addresses={uuid: None})
         for host, uuid in (("node1", A), ("node2", B), ("node3", "cccc"))
     ]
     began_s = window(2.0, 1).started_at_s

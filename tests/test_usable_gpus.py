@@ -194,8 +194,20 @@ def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path
     found = ast.literal_eval(answer.stdout)
     firmware = [{"firmware": f"VBIOS 88.00.0{number}, GSP 575.57.08"} for number in (0, 1)]
     assert found == {
-        GPU_A: {"smi_index": 0, "pci_address": "00000000:00:00.0", **limits, **firmware[0]},
-        GPU_B: {"smi_index": 2, "pci_address": "00000000:11:00.0", **limits, **firmware[1]},
+        GPU_A: {
+            "smi": "NVML",
+            "smi_index": 0,
+            "pci_address": "00000000:00:00.0",
+            **limits,
+            **firmware[0],
+        },
+        GPU_B: {
+            "smi": "NVML",
+            "smi_index": 2,
+            "pci_address": "00000000:11:00.0",
+            **limits,
+            **firmware[1],
+        },
         GPU_WITHOUT_POWER: found[GPU_WITHOUT_POWER],
         BLACKWELL_GPU: found[BLACKWELL_GPU],
     }

@@ -35,16 +35,24 @@ ERRORS = Quantity("a whole number", "", 0, 2**64, whole=True)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One way to query NVML, in terms of its Python binding."""
+    """One way to query NVML or AMD SMI, in terms of their Python bindings."""
 
     call: str
-    """Name of an NVML function, or of a field ID (`NVML_FI_…`) for nvmlDeviceGetFieldValues."""
+    """Name of a function of NVML or AMD SMI (`amdsmi_…`), or of a field ID (`NVML_FI_…`) for
+    nvmlDeviceGetFieldValues."""
     arguments: tuple[str, ...] = ()
-    """Names of NVML constants to pass to the function after the device."""
+    """Names of the binding's constants to pass to the function after the device."""
     member: str | None = None
-    """Attribute of NVML's answer that holds the number; None if the answer is the number itself."""
+    """Path to the number in the answer, with dots; None if the answer is the number itself."""
     buffer: str | None = None
     """Buffer, if any, to read with nvmlDeviceGetSamples in preference to a single answer."""
+    divisor: int = 1
+    """Divisor that converts the driver's unit into gpuscale's."""
+
+    @property
+    def is_of_amd(self) -> bool:
+        """True if AMD SMI is queried."""
+        return self.call.startswith("amdsmi_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Field:
     name: str
     """Name of the counter in the records of a run."""
     moment: str
-    """Key under which a `Reading` stores the answer from NVML; several counters may share a key."""
+    """Key under which a `Reading` stores the driver's answer; several counters may share a key."""
     label: str
     """Name shown to people; counters with the same label share a line of output."""
     quantity: Quantity
@@ -64,15 +72,14 @@ class Field:
     the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
-    """NVML queries, newest first; empty if a method of `telemetry.device` reads the counter."""
-    divisor: int = 1
-    """Divisor that converts NVML's unit into gpuscale's."""
+    """Queries of NVML and of AMD SMI, newest first; none if a method of the device reads the
+    counter, or if the vendor has no such counter."""
     take: Callable[[Any], float | None] = lambda answer: answer
     """Function that extracts the number from an answer that is not a number itself."""
     mig: tuple[Literal["own", "shared", "summed"], ...] = ()
     """Meaning in MIG mode. `own`: each MIG device has its own counter. `shared`: only the whole GPU
     has the counter, which includes other MIG devices. `summed`: the GPU's counter is the sum over
-    all of its MIG devices."""
+    all of its MIG devices. Partitions of an AMD GPU have none of these."""
     per_run: bool = False
     """True if the records of single windows omit the counter, although it is read inside them."""
     meaning: str = ""
@@ -96,10 +103,10 @@ class Field:
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers from NVML about one device at one time, keyed by `Field.moment`."""
+    """The driver's answers about one device at one time, keyed by `Field.moment`."""
 
     answers: dict[str, Any] = {}
-    """Depending on the counter: a number, the active clock event reasons, whether each NVLink is
+    """Depending on the counter: a number, the active clock event reasons, whether each link is
     active, NVLink error counts by kind, or the XID errors since the previous reading."""
     absent: dict[str, str] = {}
     """Reason given by the driver for each answer that is missing."""
@@ -116,32 +123,41 @@ FIELDS = (
     # name in a run, name at a moment, label, quantity, what counts, how it becomes one number
     Field("utilization_mean", "utilization", "utilization", SHARE, "windows", "mean",
           (Query("nvmlDeviceGetUtilizationRates", member="gpu",
-                 buffer="NVML_GPU_UTILIZATION_SAMPLES"),), divisor=100, mig=("own",),
+                 buffer="NVML_GPU_UTILIZATION_SAMPLES", divisor=100),
+           Query("amdsmi_get_gpu_activity", member="gfx_activity", divisor=100)), mig=("own",),
           meaning="share of time with a kernel running"),
     # Version 2 leaves out what the driver itself reserves (up to about 1 GiB), as nvidia-smi
     # does; drivers before R510 only have the first version, which counts it.
     Field("memory_used_peak_bytes", "memory_used_bytes", "memory", BYTES, "windows", "max",
           (Query("nvmlDeviceGetMemoryInfo", ("nvmlMemory_v2",), member="used"),
-           Query("nvmlDeviceGetMemoryInfo", member="used")),
+           Query("nvmlDeviceGetMemoryInfo", member="used"),
+           Query("amdsmi_get_gpu_memory_usage", ("AmdSmiMemoryType.VRAM",))),
           mig=("own", "summed"), shown="{} in use",
-          meaning="that processes had allocated, of this and of other jobs"),
+          meaning="that processes had allocated, of other jobs too"),
     # From Ampere on, the older call answers with the mean over the last second, most of which
     # may lie before the window that the sample is put into, and the buffer is smoothed as well.
     Field("power_mean_w", "power_w", "power", WATTS, "windows", "mean",
-          (Query("NVML_FI_DEV_POWER_INSTANT"),
-           Query("nvmlDeviceGetPowerUsage", buffer="NVML_TOTAL_POWER_SAMPLES")),
-          divisor=1000, mig=("shared", "summed")),
+          (Query("NVML_FI_DEV_POWER_INSTANT", divisor=1000),
+           Query("nvmlDeviceGetPowerUsage", buffer="NVML_TOTAL_POWER_SAMPLES", divisor=1000),
+           # From MI300 on, and before.
+           Query("amdsmi_get_power_info", member="current_socket_power"),
+           Query("amdsmi_get_power_info", member="average_socket_power")),
+          mig=("shared", "summed")),
     Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",
-          (Query("nvmlDeviceGetTotalEnergyConsumption"),),
-          divisor=1000, mig=("shared", "summed"), shown="counted by the device",
+          (Query("nvmlDeviceGetTotalEnergyConsumption", divisor=1000),),
+          mig=("shared", "summed"), shown="counted by the device",
           meaning="of all windows together, from the device's own counter"),
     Field("sm_clock_mean_mhz", "sm_clock_mhz", "SM clock", MHZ, "windows", "mean",
-          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",)),)),
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",)),
+           Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="clk"))),
     Field("memory_clock_mean_mhz", "memory_clock_mhz", "memory clock", MHZ, "windows", "mean",
-          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",)),), per_run=True),
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",)),
+           Query("amdsmi_get_clock_info", ("AmdSmiClkType.MEM",), member="clk")), per_run=True),
     Field("temperature_max_c", "temperature_c", "temperature", CELSIUS, "windows", "max",
           (Query("nvmlDeviceGetTemperatureV", ("NVML_TEMPERATURE_GPU",)),
-           Query("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)))),
+           Query("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)),
+           Query("amdsmi_get_temp_metric",
+                 ("AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureMetric.CURRENT")))),
     Field("clock_event_reasons", "clock_event_reasons", "clock events", SHARE, "windows", "shares",
           (Query("nvmlDeviceGetCurrentClocksEventReasons"),
            Query("nvmlDeviceGetCurrentClocksThrottleReasons"))),
@@ -150,19 +166,32 @@ FIELDS = (
           meaning="lowest between the first window's begin and the last one's end"),
     Field("pcie_max_generation", "pcie_max_generation", "PCIe", COUNT, "load", "max",
           (Query("nvmlDeviceGetMaxPcieLinkGeneration"),), shown=None,
-          meaning="the most that this device can have in this slot"),
+          meaning="the most in this slot"),
     Field("pcie_width", "pcie_width", "PCIe", COUNT, "load", "min",
-          (Query("nvmlDeviceGetCurrPcieLinkWidth"),), meaning="lanes, lowest in the same time"),
+          (Query("nvmlDeviceGetCurrPcieLinkWidth"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_width")),
+          meaning="lanes, lowest in the same time"),
     Field("pcie_max_width", "pcie_max_width", "PCIe", COUNT, "load", "max",
-          (Query("nvmlDeviceGetMaxPcieLinkWidth"),), shown=None,
-          meaning="the most lanes that this device can have in this slot"),
+          (Query("nvmlDeviceGetMaxPcieLinkWidth"),
+           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_width")), shown=None,
+          meaning="the most lanes in this slot"),
+    Field("pcie_replays", "pcie_replays", "PCIe replays", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetPcieReplayCounter"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_replay_count"),
+           Query("amdsmi_get_gpu_pci_replay_counter")), mig=("shared",),
+          meaning="new ones, from warm-up to the run's end"),
     Field("power_limit_w", "power_limit_w", "power limit", WATTS, "load", "min",
-          (Query("nvmlDeviceGetEnforcedPowerLimit"),), divisor=1000, mig=("shared",),
-          meaning="the lowest that was enforced in the same time"),
-    Field("nvlink_links", "nvlink_active", "NVLink", COUNT, "run", "max", take=len, shown=None,
-          meaning="links that the device has"),
-    Field("nvlink_active_min", "nvlink_active", "NVLink", COUNT, "run", "min", take=sum,
-          meaning="the fewest of them that were active at any time of the run"),
+          (Query("nvmlDeviceGetEnforcedPowerLimit", divisor=1000),
+           Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6)), mig=("shared",),
+          meaning="the lowest in the same time"),
+    *(field
+      for link, label in (("nvlink", "NVLink"), ("xgmi", "XGMI"))
+      for field in (
+          Field(f"{link}_links", f"{link}_active", label, COUNT, "run", "max", take=len,
+                shown=None, meaning="links that the device has"),
+          Field(f"{link}_active_min", f"{link}_active", label, COUNT, "run", "min", take=sum,
+                meaning="the fewest that were active during the run"),
+      )),
     *(Field(f"nvlink_{kind}_errors", "nvlink_errors", "NVLink errors", ERRORS, "run", "increase",
             take=methodcaller("get", kind), mig=("shared",), shown=f"{{}} {kind}", meaning=meaning)
       for kind, meaning in (
@@ -171,14 +200,18 @@ FIELDS = (
           ("crc", "until Hopper"),
           ("effective", "those that forward error correction left; from Blackwell on"),
       )),
+    Field("xgmi_errors", "xgmi_errors", "XGMI errors", ERRORS, "run", "increase", mig=("shared",),
+          meaning="checks, one a second, that found new ones"),
     Field("ecc_corrected", "ecc_corrected", "ECC errors", ERRORS, "run", "increase",
           (Query("nvmlDeviceGetTotalEccErrors",
-                 ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC")),),
+                 ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC")),
+           Query("amdsmi_get_gpu_total_ecc_count", member="correctable_count")),
           mig=("shared",), shown="{} corrected",
           meaning="new memory errors that ECC corrected"),
     Field("ecc_uncorrected", "ecc_uncorrected", "ECC errors", ERRORS, "run", "increase",
           (Query("nvmlDeviceGetTotalEccErrors",
-                 ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")),),
+                 ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")),
+           Query("amdsmi_get_gpu_total_ecc_count", member="uncorrectable_count")),
           mig=("shared",), shown="{} not, since the last reset",
           meaning="new memory errors that it could not correct"),
     Field("xids", "xids", "XID events", COUNT, "run", "events", mig=("shared",),
@@ -193,7 +226,7 @@ MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""For each key of a `Reading`, the first counter with this key, whose queries are sent to NVML."""
+"""For each key of a `Reading`, the first counter with this key, whose queries are sent."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),

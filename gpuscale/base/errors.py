@@ -117,6 +117,35 @@ class MachineError(GpuscaleError):
         self.hosts = tuple(hosts)
 
 
+class DriverAbsentError(GpuscaleError):
+    """This machine has no usable driver of GPUs; the message says why."""
+
+
+class DriverBrokenError(DriverAbsentError):
+    """This machine has a driver of GPUs, but the driver does not work."""
+
+
+class DeviceAbsentError(GpuscaleError):
+    """The driver does not offer the requested device; the message says why."""
+
+
+class QueryError(GpuscaleError):
+    """A query that a GPU's driver did not answer; the message is the driver's own."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        """Store the driver's reason and its error code."""
+        super().__init__(reason)
+        self.code = code
+
+
+class NeverOfferedError(QueryError):
+    """A query that is not repeated on the same device, because it would always fail."""
+
+
+class DeviceGoneError(QueryError):
+    """A query of a lost GPU, which is not queried again: such calls can take seconds."""
+
+
 class SchedulerError(GpuscaleError):
     """The batch scheduler is missing, rejected a job or lost a job; the message quotes it."""
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
@@ -91,7 +91,7 @@ class RunDirectory:
     node_evidence = _record("node-{}.json", NodeEvidence)
     """Evidence of a host, which its keeper leaves after the host's last rank has ended."""
     samples = _path("samples-{}.jsonl")
-    """Readings of the NVML sampler on a host."""
+    """Readings of the GPU sampler on a host."""
     environment = _record("environment-{}.json", Environment)
     """A node's description of itself; the file name contains the launcher's name for the node."""
     refusal = _path("environment-{}.refusal")
@@ -156,8 +156,8 @@ class NodeSamples:
 
     host: str
     path: Path
-    uuids: tuple[str, ...]
-    """UUIDs of the sampled devices."""
+    addresses: Mapping[str, str | None]
+    """PCI addresses of the sampled devices by UUID; None if unknown."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -175,11 +175,14 @@ def stderr_path(samples: Path) -> Path:
 class Sampler:
     """A child process that samples GPUs into a file until it is stopped or this process ends."""
 
-    def __init__(self, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> None:
+    def __init__(
+        self, *, addresses: Mapping[str, str | None], output: Path, interval_s: float = 0.1
+    ) -> None:
         command = [sys.executable, "-P", "-m", "gpuscale.measure.telemetry.sampler"]
         command += ["--output", str(output), "--interval-s", str(interval_s)]
         command += ["--parent-pid", str(os.getpid())]
-        command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+        for uuid, address in addresses.items():
+            command += ["--device", uuid, *([address] if address else [])]
         with stderr_path(output).open("wb") as errors:
             self._process = Popen(
                 command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=python_environment()

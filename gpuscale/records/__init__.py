@@ -6,7 +6,13 @@ An unknown value is `None`, never 0. Units are in the field names. Nothing here 
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
-from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
+from gpuscale.records.environment import (
+    Environment,
+    EnvironmentChange,
+    GpuDevice,
+    Node,
+    pci_addresses,
+)
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.node_evidence import HostLoad, NodeEvidence
 from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint

@@ -17,11 +17,16 @@ class CauseKind(StrEnum):
     CLOCKS = "clocks"
     PCIE = "PCIe link"
     NVLINK = "NVLink"
+    XGMI = "XGMI"
     FABRIC = "fabric"
     MEMORY_ERRORS = "memory errors"
     DRIVER_ERRORS = "driver errors"
     ENVIRONMENT = "environment"
     NOT_ESTABLISHED = "cause not established"
+
+
+LINKS = (CauseKind.NVLINK, CauseKind.XGMI, CauseKind.PCIE)
+"""Kinds of faults of a GPU's links, the fastest link first."""
 
 
 class Beside(StrEnum):

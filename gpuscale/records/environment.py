@@ -18,8 +18,12 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     index: Number
     name: Name
     uuid: Line | None = None
+    smi: Line | None = None
+    """Source of telemetry, `NVML` or `AMD SMI`."""
     smi_index: Number | None = None
-    """Device number in nvidia-smi, which counts all GPUs of the machine."""
+    """Device number in nvidia-smi or amd-smi."""
+    partition: Line | None = None
+    """Partition modes of an AMD GPU, such as `CPX/NPS4`."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
     numa_node: Number | None = None
@@ -122,6 +126,11 @@ class Environment(Record, frozen=True, kw_only=True):
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
+
+
+def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
+    """Return the PCI address of each GPU by UUID; None if unknown."""
+    return {gpu.uuid: gpu.pci_address for gpu in gpus if gpu.uuid}
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:

@@ -33,7 +33,7 @@ class EnvironmentField:
         return getattr(environment, self.name) if self.of is None else self.of(environment)
 
 
-def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
+def _of_gpus(name: str, unit: str = "") -> Callable[[Environment], str | None]:
     """Return a function that lists the distinct values of a GPU property, such as `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
@@ -74,6 +74,7 @@ ENVIRONMENT_FIELDS = (
         )
     ),
     EnvironmentField("system"),
+    EnvironmentField("partition", "partition modes of GPUs", of=_of_gpus("partition")),
     EnvironmentField("cpu_model", "CPU"),
     EnvironmentField("cpu_count", "CPU cores"),
     EnvironmentField("cases_revision", "revision of the cases"),

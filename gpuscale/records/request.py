@@ -109,9 +109,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """UUIDs, by host, of the GPUs that a run uses."""
+    """PCI addresses, by host and UUID, of the GPUs that a run uses."""
 
-    uuids: Mapping[str, tuple[str, ...]]
+    addresses: Mapping[str, Mapping[str, str | None]]
     are_sampled: bool
     """True if the keeper of each host samples them during the run."""
 

@@ -146,12 +146,12 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     name: Line | None = None
     samples: Count
     absent: tuple[Line, ...] = ()
-    """Counters that NVML could not read, each with the reason."""
+    """Counters that could not be read, each with the reason."""
     values: Values = msgspec.field(default_factory=dict)
     """Counter values by name (see `gpuscale.base.counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """Reasons for throttled clocks, as nvidia-smi names them (`sw_power_cap`), each with the share
-    of samples that show it; reasons that never occurred are left out."""
+    """Share of samples with each reason for throttled clocks, as nvidia-smi or AMD names it
+    (`sw_power_cap`, `ppt`)."""
     xids: tuple[Count, ...] | None = None
     """Numbers of the driver's error events, in order; empty if the driver reported no errors."""
     windows: tuple[GpuWindow, ...] = ()

@@ -7,6 +7,7 @@ from gpuscale.base.port_counters import PORT_COUNTERS_BY_NAME
 from gpuscale.base.units import counted, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
 from gpuscale.records.cause import (
+    LINKS,
     Beside,
     Cause,
     CauseKind,
@@ -134,7 +135,7 @@ def _link(cause: Cause) -> str:
         first, *more = _of_type(PortSymptom, cause)
         others = f"; {len(more)} more" if more else ""
         return f" ({first.host} {first.port}: {_port_fact(first)}{others})"
-    return f" ({cause.kind})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
+    return f" ({cause.kind})" if cause.kind in LINKS else ""
 
 
 def _slow(cause: Cause) -> str:
@@ -310,6 +311,7 @@ _COUNTERS = {
     "pcie_width": ("PCIe x{}", "x{}"),
     "pcie_generation": ("PCIe generation {}", "generation {}"),
     "nvlink_active_min": ("{} NVLink links active", "{}"),
+    "xgmi_active_min": ("{} XGMI links active", "{}"),
 }
 """For each counter, templates for a value that is too low and for the usual value."""
 _PORT_FACTS = {
@@ -392,8 +394,8 @@ def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
         return f"XID {now}" + (f" ({_XIDS[int(symptom.now)]})" if symptom.now in _XIDS else "")
-    if symptom.counter == "nvlink_errors":
-        return f"{now} new NVLink errors"
+    if symptom.kind in (CauseKind.NVLINK, CauseKind.XGMI) and symptom.usual is None:
+        return f"{now} new {symptom.kind} errors"
     if symptom.counter == "ecc_uncorrected":
         return f"{now} memory error{'' if now == '1' else 's'} that ECC could not correct"
     usual = sorted(each.usual or 0.0 for each in every)

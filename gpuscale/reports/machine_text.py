@@ -219,7 +219,7 @@ def _pcie_width(width: int, gpu: ExaminedGpu) -> str:
     return f"width x{width} of {'unknown' if most is None else f'x{most}'}"
 
 
-def _nvlink(active: Sequence[bool], _: ExaminedGpu) -> str:
+def _links(active: Sequence[bool], _: ExaminedGpu) -> str:
     down = [str(link) for link, is_active in enumerate(active) if not is_active]
     inactive = f" (inactive: {', '.join(down)})" if down else ""
     return f"{sum(active)} of {len(active)} links active{inactive}"
@@ -229,6 +229,7 @@ _OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
     "clock_event_reasons": lambda reasons, _: ", ".join(reasons) or "none",
     "pcie_generation": _pcie_generation,
     "pcie_width": _pcie_width,
-    "nvlink_active": _nvlink,
+    "nvlink_active": _links,
+    "xgmi_active": _links,
 }
 """Functions that format counters in a special way, keyed by `Field.moment`."""

@@ -348,6 +348,10 @@ int nvmlDeviceGetCurrPcieLinkWidth(device *d, uint *out) {
     return unsigned_answer(d, "pcie_width", d->pcie_width, out);
 }
 
+int nvmlDeviceGetPcieReplayCounter(device *d, uint *count) {
+    return unsigned_answer(d, "pcie_replays", 0, count);
+}
+
 int nvmlDeviceGetMaxPcieLinkGeneration(device *d, uint *out) {
     *out = d->max_generation;
     return d->max_generation == ABSENT ? NOT_SUPPORTED : SUCCESS;

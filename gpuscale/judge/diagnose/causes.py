@@ -10,7 +10,15 @@ from gpuscale.judge.diagnose.devices import explaining_clocks
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.judge.diagnose.fabric import port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
-from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
+from gpuscale.records.cause import (
+    LINKS,
+    Cause,
+    CauseKind,
+    EfficiencyLoss,
+    LostMetric,
+    PhaseChange,
+    Remedy,
+)
 from gpuscale.records.environment_diff import (
     environment_changes,
     host_changes,
@@ -20,9 +28,9 @@ from gpuscale.records.environment_diff import (
 
 def communication(row: RowEvidence, change: Change) -> Cause:
     """Return the cause if gradient synchronisation not hidden by the backward pass got longer."""
-    links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
+    links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
     kinds = {symptom.kind for symptom in links}
-    found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
+    found = (kind for kind in LINKS if kind in kinds)
     ports = port_symptoms(row)
     kind = next(found, CauseKind.FABRIC if ports else CauseKind.COMMUNICATION)
     hosts = tuple(dict.fromkeys(port.host for port in ports))

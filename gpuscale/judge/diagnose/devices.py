@@ -1,4 +1,4 @@
-"""Device symptoms, such as throttling, that NVML reported in the results but not before."""
+"""Device symptoms, such as throttling, that drivers reported in the results but not before."""
 
 import math
 import statistics
@@ -42,8 +42,13 @@ _LOW_LINKS = (
     _Low("pcie_width", CauseKind.PCIE, most="pcie_max_width"),
     _Low("pcie_generation", CauseKind.PCIE, most="pcie_max_generation"),
     _Low("nvlink_active_min", CauseKind.NVLINK),
+    _Low("xgmi_active_min", CauseKind.XGMI),
 )
-_ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
+_ERRORS = {
+    "nvlink_errors": CauseKind.NVLINK,
+    "xgmi_errors": CauseKind.XGMI,
+    "ecc_uncorrected": CauseKind.MEMORY_ERRORS,
+}
 """Kind of symptom reported if a group of error counters shows more errors than before."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
 """Clock counters; computing speed is assumed to be proportional to each of them."""

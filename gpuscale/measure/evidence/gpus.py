@@ -1,11 +1,11 @@
-"""Ask NVML about the GPUs of a run in a child process.
+"""Ask the driver about the GPUs of a run in a child process.
 
-The keeper forks ranks, which must not inherit an open NVML.
+The keeper forks ranks, which must not inherit an open driver.
 """
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from select import select
 
@@ -13,21 +13,24 @@ _PATIENCE_S = 10.0
 """Without its persistence mode, a driver takes seconds to wake the GPUs of a node."""
 
 
-def count_foreign_processes(uuids: Sequence[str]) -> int | None:
-    """Count the processes that compute on these GPUs before a run; None if unknown."""
-    if not uuids:
+def count_foreign_processes(addresses: Mapping[str, str | None]) -> int | None:
+    """Count the processes that compute on these GPUs before a run; None if unknown.
+
+    `addresses` are those of the GPUs by UUID.
+    """
+    if not addresses:
         return None
     # Imported only for GPUs and before the fork, so that it happens once per keeper.
-    from gpuscale.measure.nvml import open_nvml
-    from gpuscale.measure.telemetry.device import foreign_processes
+    from gpuscale.measure.smi import open_smi
+    from gpuscale.measure.telemetry.devices import foreign_processes
 
     readable, writable = os.pipe()
     # The child must not write signals into the pipe that wakes the keeper.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if not child:
-        with suppress(BaseException), open_nvml():
-            os.write(writable, str(foreign_processes(uuids)).encode())
+        with suppress(BaseException), open_smi() as smi:
+            os.write(writable, str(foreign_processes(smi, addresses)).encode())
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writable)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from gpuscale.records import NodeEvidence
 class NodeMeter:
     """Takes the evidence of this node from the creation of the meter until the call of `read`."""
 
-    def __init__(self, gpu_uuids: Sequence[str], *, logs: Path, root: Path = Path("/")) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str | None], *, logs: Path, root: Path = Path("/")
+    ) -> None:
         """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node."""
         # Before the ranks start, so that all processes on the GPUs are others'.
-        self._load = HostLoadMeter(count_foreign_processes(gpu_uuids), root=root)
+        self._load = HostLoadMeter(count_foreign_processes(addresses), root=root)
         self._network = NetworkMeter(root=root)
         self._logs, self._root = logs, root
         with suppress(OSError):

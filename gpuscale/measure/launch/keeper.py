@@ -150,17 +150,17 @@ class Keeper:
         # If each rank has a keeper, the keeper of a node's first rank acts for the node.
         is_first = any(local_rank == 0 for _, local_rank in seats)
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
-        uuids = () if gpus is None else gpus.uuids.get(host, ())
+        addresses = {} if gpus is None else gpus.addresses.get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
             logs = self._scratch
             if order.is_whole_environment:
                 # The command starts processes on all nodes, which all get this path.
                 logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
-            self._evidence = NodeMeter(uuids, logs=logs), directory.node_evidence(host)
+            self._evidence = NodeMeter(addresses, logs=logs), directory.node_evidence(host)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
-        if gpus is not None and gpus.are_sampled and uuids:
-            self._sampler = Sampler(uuids=uuids, output=directory.samples(host))
+        if gpus is not None and gpus.are_sampled and addresses:
+            self._sampler = Sampler(addresses=addresses, output=directory.samples(host))
 
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
         """Fork a rank and return its process id."""

@@ -19,7 +19,7 @@ from gpuscale.measure.launch.orders import Keepers, Seats
 from gpuscale.measure.launch.rendezvous import free_port
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.waits import RUN_S
-from gpuscale.records import Environment, Failure, Run, RunGpus, RunRequest
+from gpuscale.records import Environment, Failure, Run, RunGpus, RunRequest, pci_addresses
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 _HERE = "here"
@@ -76,9 +76,9 @@ class LocalLauncher(Launcher):
         keeper = self._keeper_with(STRATEGIES[request.configuration.strategy].package)
         with self._directory(request) as directory:
             gpus = (gpu for gpu in self.environment.gpus if gpu.index in request.devices)
-            if uuids := tuple(gpu.uuid for gpu in gpus if gpu.uuid):
-                here = {socket.gethostname(): uuids}
-                directory.gpus.write(RunGpus(uuids=here, are_sampled=False))
+            if addresses := pci_addresses(gpus):
+                here = {socket.gethostname(): addresses}
+                directory.gpus.write(RunGpus(addresses=here, are_sampled=False))
             started_at_s, started = time.time(), time.monotonic()
             failure = _launch(keeper, request, directory, request.job)
             wall_s = time.monotonic() - started

@@ -32,7 +32,7 @@ from gpuscale.measure.run_directory import (
 )
 from gpuscale.measure.schedulers.placement import Placement, place, without_excluded
 from gpuscale.measure.waits import RUN_S
-from gpuscale.records import Environment, NodeProbe, Run, RunGpus, RunRequest
+from gpuscale.records import Environment, NodeProbe, Run, RunGpus, RunRequest, pci_addresses
 from gpuscale.records.request import NodeProbeRequest
 
 _START_S = _DESCRIBE_S = 180.0
@@ -168,7 +168,7 @@ class NodesLauncher(Launcher):
     def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Write a list of the GPUs of the run on each host, by UUID, for the keepers to sample."""
+        """Write a list of the GPUs of the run on each host, for the keepers to sample."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         gpus_per_process = math.ceil(request.gpus / request.processes)
         per_host = placement.ranks_per_host * gpus_per_process
@@ -176,11 +176,11 @@ class NodesLauncher(Launcher):
         for position, name in enumerate(placement.hosts):
             node, path = nodes[name], directory.samples(nodes[name].host)
             used = request.devices[: min(per_host, request.gpus - per_host * position)]
-            if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
-                self._samples.append(NodeSamples(host=node.host, path=path, uuids=uuids))
+            if addresses := pci_addresses(gpu for gpu in node.gpus if gpu.index in used):
+                self._samples.append(NodeSamples(host=node.host, path=path, addresses=addresses))
         if self._samples:
-            uuids_of = {left.host: left.uuids for left in self._samples}
-            directory.gpus.write(RunGpus(uuids=uuids_of, are_sampled=True))
+            on_hosts = {left.host: left.addresses for left in self._samples}
+            directory.gpus.write(RunGpus(addresses=on_hosts, are_sampled=True))
 
     def _perform(
         self,

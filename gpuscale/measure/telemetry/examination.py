@@ -10,27 +10,33 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from gpuscale.base.counters import Reading
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError
 from gpuscale.base.host import cpu_model
-from gpuscale.measure import nvml
 from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.settings import read_settings
-from gpuscale.measure.telemetry.device import NvmlDevice, all_devices
+from gpuscale.measure.smi import open_smi
+from gpuscale.measure.telemetry.device import Device
+from gpuscale.measure.telemetry.devices import all_devices
 from gpuscale.records import HostLoad
 from gpuscale.records.port import Port
 
 _BUSY_UTILIZATION = 0.5
 """Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
 
+_Links = Counter[tuple[str, str | None]]
+_LINKS = {"nvlink_active": "NVLink", "xgmi_active": "XGMI"}
+_TOO_HOT = "slows itself because it is too hot: check fans, air flow and heat sink"
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
-    "hw_thermal_slowdown": "slows itself because it is too hot: check fans, air flow and heat sink",
+    "hw_thermal_slowdown": _TOO_HOT,
+    **dict.fromkeys(("prochot", "socket_thermal", "vr_thermal", "hbm_thermal"), _TOO_HOT),
     "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
     "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
 }
 """Clock event reasons that a healthy GPU never reports, the most specific first.
 
-`sw_power_cap` is not among them: many healthy GPUs always train at their power limit.
+`sw_power_cap` and `ppt` are not among them: many healthy GPUs always train at their power limit.
 """
 
 
@@ -39,13 +45,13 @@ class ExaminedGpu:
     """The state of one GPU at one moment."""
 
     number: int
-    """NVML's index among all GPUs of the machine; the CUDA index may differ."""
+    """The driver's index among all GPUs of the machine; the CUDA index may differ."""
     name: str | None = None
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
     firmware: str | None = None
     unreachable: str | None = None
-    """The reason why NVML cannot reach the GPU; None if NVML can reach the GPU."""
+    """The reason why the driver cannot reach the GPU; None if it can."""
 
     @property
     def is_busy(self) -> bool:
@@ -74,9 +80,11 @@ class Machine:
     """Settings that could not be read, each with the reason."""
     ports: tuple[Port, ...] = ()
     """The ports of network adapters."""
+    smi: str | None = None
+    """The driver's interface that answered, NVML or AMD SMI; None without a driver."""
     driver_version: str | None = None
     driver_absent: str | None = None
-    """The reason why there is no usable NVIDIA driver; None if there is one."""
+    """The reason why there is no usable driver of GPUs; None if there is one."""
     driver_broken: bool = False
     """True if a driver is installed but does not work."""
     gpus: tuple[ExaminedGpu, ...] = ()
@@ -103,16 +111,17 @@ def examine() -> Machine:
         ports=read_ports(),
     )
     try:
-        with nvml.open_nvml() as driver_version:
-            gpus = tuple(_examined(*numbered) for numbered in all_devices())
-            return replace(machine, driver_version=driver_version, gpus=gpus)
-    except nvml.DriverAbsentError as error:
-        is_broken = isinstance(error, nvml.DriverBrokenError)
+        with open_smi() as smi:
+            gpus = tuple(_examined(*numbered) for numbered in all_devices(smi))
+            version = smi.driver_version()
+            return replace(machine, smi=smi.NAME, driver_version=version, gpus=gpus)
+    except DriverAbsentError as error:
+        is_broken = isinstance(error, DriverBrokenError)
         return replace(machine, driver_absent=str(error), driver_broken=is_broken)
 
 
-def _examined(number: int, device: NvmlDevice | nvml.DeviceAbsentError) -> ExaminedGpu:
-    if isinstance(device, nvml.DeviceAbsentError):
+def _examined(number: int, device: Device | DeviceAbsentError) -> ExaminedGpu:
+    if isinstance(device, DeviceAbsentError):
         return ExaminedGpu(number=number, unreachable=str(device))
     reading = device.inspect(device.read())
     return ExaminedGpu(
@@ -129,17 +138,18 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
     found: list[str] = []
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"
-        found.append(f"the NVIDIA driver does not work ({machine.driver_absent}): {remedy}")
+        found.append(f"the driver of the GPUs does not work ({machine.driver_absent}): {remedy}")
     # Compared within a model: the number of links in use differs between healthy machines.
-    most_links: Counter[str | None] = Counter()
+    most_links: _Links = Counter()
     for gpu in machine.gpus:
-        most_links |= Counter({gpu.name: sum(gpu.reading.answers.get("nvlink_active", ()))})
+        for moment in _LINKS:
+            most_links |= Counter({(moment, gpu.name): sum(gpu.reading.answers.get(moment, ()))})
     for gpu in machine.gpus:
         found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
     return tuple(found)
 
 
-def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iterator[str]:
+def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
     answers, absent = gpu.reading.answers, gpu.reading.absent.values()
     if gpu.unreachable is not None:
         remedy = "look for XID messages in the kernel's log, then reset it or reboot"
@@ -155,13 +165,7 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
     if gpu.is_busy and now is not None and most is not None and now < most:
         remedy = "reseat it, check the riser and the slot's setting in the firmware"
         yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
-    active = answers.get("nvlink_active", ())
-    if active and sum(active) < most_links[gpu.name]:
-        down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
-        yield (
-            f"has {sum(active)} of {len(active)} NVLink links active, another {gpu.name} here has "
-            f"{most_links[gpu.name]}: check bridge or baseboard at link {down}"
-        )
+    yield from _inactive_links(gpu, most_links)
     if uncorrected := answers.get("ecc_uncorrected"):
         errors = "memory error" if uncorrected == 1 else "memory errors"
         yield (
@@ -173,3 +177,14 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
             heat = answers.get("temperature_c")
             yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
             break  # hw_slowdown comes with its own specific reason
+
+
+def _inactive_links(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
+    for moment, links in _LINKS.items():
+        active, most = gpu.reading.answers.get(moment, ()), most_links[moment, gpu.name]
+        if active and sum(active) < most:
+            down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
+            yield (
+                f"has {sum(active)} of {len(active)} {links} links active, another {gpu.name} here "
+                f"has {most}: check bridge or baseboard at link {down}"
+            )

@@ -1,4 +1,4 @@
-"""The sampling process: `python -m gpuscale.measure.telemetry.sampler --output FILE --uuid U …`.
+"""The sampling process: `python -m gpuscale.measure.telemetry.sampler --output FILE --device U …`.
 
 The sampler appends a line to FILE at each tick until SIGTERM or the end of the parent process. If
 sampling is impossible, the sampler writes the reason to FILE and ends. FILE is in JSON Lines and
@@ -14,11 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
 from gpuscale.base.counters import Reading
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError
+
+if TYPE_CHECKING:
+    from gpuscale.measure.telemetry.device import Device
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -43,7 +47,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     absent: str | None = None
     """The reason why there is no driver; None if a driver is present."""
     devices: dict[str, SampledDevice] = {}
-    """Devices, keyed by UUID in the form given to `--uuid`."""
+    """Devices, keyed by UUID in the form given to `--device`."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +56,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Unix time at which the reading began."""
     readings: dict[str, Reading]
-    """Readings, keyed by device UUID in the form given to `--uuid`."""
+    """Readings, keyed by device UUID in the form given to `--device`."""
 
 
 def line_of(record: Header | Tick) -> str:
@@ -78,38 +82,36 @@ def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
     return header, ticks
 
 
-class _Device(Protocol):
-    def read(self) -> Reading: ...
-    def inspect(self, reading: Reading) -> Reading: ...
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample until a signal stops the process; the exit code is 0 even without a GPU."""
     # Signals are blocked from the start and waited for between ticks: no handler runs in the
     # middle of a line, and no signal falls between a check and a sleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
-    # Imported here, so that readers of the file do not load the NVML binding.
-    from gpuscale.measure.nvml import DeviceAbsentError, DriverAbsentError, open_nvml
-    from gpuscale.measure.telemetry.device import find_device
+    # Imported here, so that readers of the file do not load the driver's binding.
+    from gpuscale.measure.smi import open_smi
+    from gpuscale.measure.telemetry.devices import find_devices
 
     parser = argparse.ArgumentParser(prog="python -m gpuscale.measure.telemetry.sampler")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--uuid", action="append", required=True)
+    parser.add_argument(
+        "--device", action="append", nargs="+", metavar=("UUID", "ADDRESS"), required=True
+    )
     parser.add_argument("--interval-s", type=float, default=0.1)
     parser.add_argument("--parent-pid", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
-    devices: dict[str, _Device] = {}
+    addresses = {uuid: address[0] if address else None for uuid, *address in options.device}
+    devices: dict[str, Device] = {}
     described: dict[str, SampledDevice] = {}
     with options.output.open("w", encoding="utf-8", buffering=1) as output:
         try:
-            with open_nvml() as driver_version:
-                for uuid in dict.fromkeys(options.uuid):
-                    try:
-                        device = devices[uuid] = find_device(uuid)
-                        described[uuid] = SampledDevice(name=device.name)
-                    except DeviceAbsentError as error:
-                        described[uuid] = SampledDevice(absent=str(error))
-                output.write(line_of(Header(driver_version=driver_version, devices=described)))
+            with open_smi() as smi:
+                for uuid, device in find_devices(smi, addresses).items():
+                    if isinstance(device, DeviceAbsentError):
+                        described[uuid] = SampledDevice(absent=str(device))
+                    else:
+                        devices[uuid], described[uuid] = device, SampledDevice(name=device.name)
+                header = Header(driver_version=smi.driver_version(), devices=described)
+                output.write(line_of(header))
                 if devices:
                     _sample(devices, output, options.interval_s, parent=options.parent_pid)
         except DriverAbsentError as error:
@@ -118,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sample(
-    devices: Mapping[str, _Device], output: TextIO, interval_s: float, *, parent: int
+    devices: Mapping[str, "Device"], output: TextIO, interval_s: float, *, parent: int
 ) -> None:
     """Write one line per tick until a stop signal arrives or the process `parent` ends.
 

@@ -19,6 +19,7 @@ from gpuscale.records import (
     GpuWindow,
     Run,
     RunRequest,
+    pci_addresses,
     with_measured,
 )
 
@@ -61,7 +62,7 @@ class RunSampling:
         summaries: list[GpuSummary] = []
         absent, driver_version = [], None
         for left in self.samples():
-            report = summarize(left.path, uuids=left.uuids, intervals=windows)
+            report = summarize(left.path, uuids=[*left.addresses], intervals=windows)
             summaries += report.gpu_summaries
             driver_version = driver_version or report.driver_version
             if report.absent:
@@ -85,13 +86,13 @@ def sample_run(
     On several nodes the keepers take the samples, and `samples_on_nodes` returns the files.
     """
     gpus = gpus_of_run(request, environment)
-    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
-    if environment.nodes or not uuids:
+    addresses = pci_addresses(gpus)
+    if environment.nodes or not addresses:
         yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
-        here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
-        sampler = Sampler(uuids=uuids, output=here.path)
+        here = NodeSamples(host="", path=folder / "samples.jsonl", addresses=addresses)
+        sampler = Sampler(addresses=addresses, output=here.path)
         try:
             yield RunSampling(lambda: [here], sampler)
         finally:

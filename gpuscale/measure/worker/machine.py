@@ -9,7 +9,7 @@ import platform
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuscale.base.errors import GpuscaleError
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DriverAbsentError,
+    GpuscaleError,
+    QueryError,
+)
 from gpuscale.base.host import (
     CACHE_VARIABLES,
+    JOB_VARIABLES,
     VARIABLE_PREFIXES,
     cpu_model,
     die_with_parent,
@@ -27,22 +33,14 @@ from gpuscale.base.host import (
 )
 from gpuscale.measure.evidence.numa import gpu_numa_node
 from gpuscale.measure.evidence.packages import installed_packages
-from gpuscale.measure.nvml import (
-    DeviceAbsentError,
-    DriverAbsentError,
-    NvmlError,
-    all_handles,
-    ask,
-    firmware,
-    named,
-    open_nvml,
-)
 from gpuscale.measure.run_directory import RecordFile, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job
+from gpuscale.measure.smi import open_smi
 from gpuscale.records import Environment, GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last one in CPU-only jobs."""
+"""Values of `CUDA_VISIBLE_DEVICES` and HIP's variables that hide all GPUs; Slurm sets the last one
+in CPU-only jobs."""
 _FIRST_OF_CUDA_13 = (7, 5)
 """Lowest compute capability that default builds of torch 2.11 and later support. Older GPUs need
 builds for CUDA 12.6, which end with torch 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
@@ -135,64 +133,57 @@ def _gpus() -> tuple[GpuDevice, ...]:
     for number, gpu in enumerate(found):
         validate_kernels(number, gpu, built_for)
     known = known_to_driver()
-    return tuple(
-        GpuDevice(
-            index=number,
-            name=gpu.name,
-            uuid=str(gpu.uuid),
-            memory_bytes=gpu.total_memory,
-            numa_node=numa_node_of(gpu),
-            **known.get(str(gpu.uuid), {}),
-        )
-        for number, gpu in enumerate(found)
+    return tuple(_described(number, gpu, known) for number, gpu in enumerate(found))
+
+
+def _described(number: int, gpu: Any, known: Mapping[str, dict[str, Any]]) -> GpuDevice:
+    address, fields = _pci_address(gpu), dict[str, Any]()
+    if torch.version.hip is not None and address is not None:
+        fields = {"pci_address": address, **known.get(address.partition(".")[0], {})}
+    return GpuDevice(
+        index=number,
+        name=gpu.name,
+        uuid=str(gpu.uuid),
+        memory_bytes=gpu.total_memory,
+        numa_node=numa_node_of(gpu),
+        **known.get(str(gpu.uuid), fields),
     )
 
 
 def numa_node_of(gpu: Any) -> int | None:
     """Return the NUMA node of a GPU, given its properties; None if unknown."""
+    address = _pci_address(gpu)
+    return None if address is None else gpu_numa_node(address)
+
+
+def _pci_address(gpu: Any) -> str | None:
+    """Return the PCI address in a GPU's properties; None if unknown, as before torch 2.8."""
     if not hasattr(gpu, "pci_bus_id"):
-        # Before torch 2.8.
         return None
-    place = (gpu.pci_domain_id, gpu.pci_bus_id, gpu.pci_device_id)
-    return gpu_numa_node("{:04x}:{:02x}:{:02x}.0".format(*place))
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """Return the fields of each GPU that only NVML reports, keyed by the UUID in CUDA's form."""
+    """Return the fields of each GPU that only the driver reports, keyed by `Smi.key`."""
     found: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
-        for number, handle in all_handles():
+    with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
+        for number, handle in smi.all_handles():
             # A GPU may be lost from the beginning, or only now.
             if isinstance(handle, DeviceAbsentError):
                 continue
-            with contextlib.suppress(NvmlError):
-                uuid = str(ask("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
-                address = str(ask("nvmlDeviceGetPciInfo", handle).busId)
-                found[uuid] = {"smi_index": number, "pci_address": address, **_limits(handle)}
-                found[uuid] |= {"firmware": firmware(handle)}
-    return found
-
-
-def _limits(handle: Any) -> dict[str, float]:
-    """Return the power and clock limits that NVML reports for a GPU."""
-    found = {}
-    for name, call, constants, divisor in (
-        ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", (), 1000),
-        ("application_clock_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1),
-        ("max_clock_mhz", "nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_SM",), 1),
-    ):
-        with contextlib.suppress(NvmlError):
-            found[name] = ask(call, handle, *map(named, constants)) / divisor
+            with contextlib.suppress(QueryError):
+                described = {"smi": smi.NAME, "smi_index": number, **smi.description(handle)}
+                found[smi.key(handle)] = described
     return found
 
 
 def _gpus_of_driver() -> int:
-    """Return the number of this job's GPUs according to NVML; 0 if none is visible."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+    """Return the number of this job's GPUs according to the driver; 0 if none is visible."""
+    if any(os.environ.get(name) in _HIDDEN for name in JOB_VARIABLES):
         return 0
-    with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
+    with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
         # A GPU of ours that is lost counts too.
-        return sum(1 for _ in all_handles())
+        return sum(1 for _ in smi.all_handles())
     return 0
 
 

@@ -1,0 +1,230 @@
+"""Access to AMD's driver and GPUs; the only module that imports the Python binding of AMD SMI."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from importlib import import_module
+from io import StringIO
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from gpuscale.base.counters import Query
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DriverAbsentError,
+    DriverBrokenError,
+    NeverOfferedError,
+    QueryError,
+)
+
+NAME = "AMD SMI"
+_NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
+"""Names of the errors, after `AMDSMI_STATUS_`, that would always come back."""
+_UNKNOWN = ("N/A", 2**32 - 1, 2**64 - 1)
+"""Numbers by which AMD SMI says that it has none."""
+_TWO_DEVICES = ("0x7408", "0x740c")
+"""PCI device IDs of MI250 and MI250X: each module is two devices, and only the first of them
+measures power, of both; the second one reports 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmdGpu:
+    """The handle of a GPU, or of one of its partitions, and how it shares hardware."""
+
+    number: int
+    """Number in the order of `amd-smi`, which is not HIP's."""
+    handle: Any
+    address: str
+    """PCI address without the function, which counts partitions."""
+    partition: str | None
+    """Compute and memory partition modes, such as `CPX/NPS4`; None if there are none."""
+    of_module: bool = False
+    """True if the GPU is one of the two devices of a module."""
+    other: str | None = None
+    """Address of the module's other device; None if it is not visible here."""
+    meter: Any = None
+    """Handle that measures the GPU's power; of a module with both devices visible, its first."""
+
+
+@cache
+def _binding() -> Any:
+    """Import the binding, preferably the one that ROCm ships with the library."""
+    root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
+    sys.path.insert(0, str(root / "share" / "amd_smi"))
+    try:
+        # Without the library it prints a line, and then fails on what it did not load.
+        with redirect_stdout(StringIO()):
+            return import_module("amdsmi")
+    except ImportError:
+        why = "AMD SMI's Python binding is not installed; pip install 'gpuscale[amd]'"
+    except KeyError:
+        why = "no AMD driver: libamd_smi.so not found in $ROCM_PATH/lib or by the loader"
+    except AttributeError as error:
+        why = f"AMD SMI's binding and library are of different releases: {error}"
+    finally:
+        sys.path.pop(0)
+    raise DriverAbsentError(why)
+
+
+def start() -> None:
+    """Open AMD SMI; DriverAbsentError if that is impossible."""
+    binding = _binding()
+    try:
+        binding.amdsmi_init()
+    except binding.AmdSmiException as error:
+        broken = f"AMD SMI does not start: {_reason(error)}"
+        is_absent = _status(error) == "DRIVER_NOT_LOADED"
+        raise (DriverAbsentError if is_absent else DriverBrokenError)(broken) from None
+
+
+def stop() -> None:
+    """Close AMD SMI."""
+    _gpus.cache_clear()
+    with suppress(QueryError):
+        ask("amdsmi_shut_down")
+
+
+def driver_version() -> str | None:
+    """Return the driver's version; None if unknown."""
+    with suppress(QueryError):
+        for gpu in _gpus():
+            return str(ask("amdsmi_get_gpu_driver_info", gpu.handle)["driver_version"])
+    return None
+
+
+def ask(call: str, *arguments: Any) -> Any:
+    """Call a function of AMD SMI and return the result; QueryError if the call fails."""
+    binding = _binding()
+    try:
+        return _named(call)(*arguments)
+    except binding.AmdSmiException as error:
+        kind = NeverOfferedError if _status(error) in _NEVER_OFFERED else QueryError
+        raise kind(_reason(error), getattr(error, "err_code", None)) from None
+
+
+def answer(query: Query, gpu: AmdGpu) -> Any:
+    """Return the number that answers a query, in AMD SMI's unit."""
+    answered = ask(query.call, gpu.handle, *map(_named, query.arguments))
+    try:
+        found = reduce(lambda part, name: part[name], (query.member or "").split("."), answered)
+    except (KeyError, TypeError):
+        found = answered if query.member is None else "N/A"
+    if found in _UNKNOWN:
+        raise NeverOfferedError("not reported")
+    return found
+
+
+def metrics(gpu: AmdGpu) -> Any:
+    """Return the driver's own table of a GPU's metrics, whose bits the binding does not return."""
+    wrapper = _named("amdsmi_interface.amdsmi_wrapper")
+    table = wrapper.amdsmi_gpu_metrics_t()
+    code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))
+    if code:
+        raise NeverOfferedError(_reason(_binding().AmdSmiLibraryException(code)), code)
+    return table
+
+
+def find_handle(uuid: str, pci_address: str | None) -> AmdGpu:
+    """Return a GPU by its PCI address: its UUIDs and numbers differ between AMD SMI and HIP."""
+    if pci_address is None:
+        raise DeviceAbsentError(
+            f"torch does not report the PCI address of {uuid}, by which AMD SMI would find it; "
+            "torch 2.8 does"
+        )
+    for gpu in _gpus():
+        if gpu.address == _without_function(pci_address):
+            return gpu
+    raise DeviceAbsentError(f"AMD SMI knows no device at {pci_address}")
+
+
+def all_handles() -> Iterator[tuple[int, AmdGpu]]:
+    """Yield AMD SMI's number and the handle of every GPU."""
+    return ((gpu.number, gpu) for gpu in _gpus())
+
+
+def key(gpu: AmdGpu) -> str:
+    """Return the PCI address of a GPU."""
+    return gpu.address
+
+
+def description(gpu: AmdGpu) -> dict[str, Any]:
+    """Return the partition modes and the power and clock limits that AMD SMI reports for a GPU."""
+    found: dict[str, Any] = {"partition": gpu.partition} if gpu.partition else {}
+    for name, query in _LIMITS.items():
+        with suppress(QueryError):
+            found[name] = answer(query, gpu) / query.divisor
+    return found
+
+
+_LIMITS = {
+    "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
+    "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
+}
+
+
+def _named(name: str) -> Any:
+    try:
+        return attrgetter(name)(_binding())
+    except AttributeError:
+        raise NeverOfferedError(f"this AMD SMI has no {name}") from None
+
+
+def _status(error: Any) -> str:
+    return str(getattr(error, "err_info", "")).partition(" - ")[0].removeprefix("AMDSMI_STATUS_")
+
+
+def _reason(error: Any) -> str:
+    """Return the text for people in an error of the binding, which has a code and a name too."""
+    return str(getattr(error, "err_info", error)).rpartition(" - ")[2].strip()
+
+
+def _without_function(address: str) -> str:
+    return address.lower().partition(".")[0]
+
+
+@cache
+def _gpus() -> Sequence[AmdGpu]:
+    """Return all GPUs in AMD SMI's order, with the two devices of each module paired."""
+    found = [_gpu(*numbered) for numbered in enumerate(ask("amdsmi_get_processor_handles"))]
+    pairs: dict[str, tuple[AmdGpu, AmdGpu]] = {}
+    halves = sorted((gpu for gpu in found if gpu.of_module), key=lambda gpu: gpu.address)
+    for first, second in pairwise(halves):
+        # At hand are perhaps only some devices, of different modules.
+        with suppress(QueryError):
+            if energy_j(first.handle) and energy_j(second.handle) == 0:
+                pairs |= {first.address: (first, second), second.address: (first, first)}
+    return [
+        replace(gpu, meter=pairs[gpu.address][0].handle, other=pairs[gpu.address][1].address)
+        if gpu.address in pairs
+        else gpu
+        for gpu in found
+    ]
+
+
+def _gpu(number: int, handle: Any) -> AmdGpu:
+    modes, device_id = [], None
+    for call in ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition"):
+        with suppress(QueryError):
+            modes.append(str(ask(call, handle)))
+    with suppress(QueryError):
+        device_id = ask("amdsmi_get_gpu_asic_info", handle)["device_id"]
+    return AmdGpu(
+        number=number,
+        handle=handle,
+        address=_without_function(ask("amdsmi_get_gpu_device_bdf", handle)),
+        partition="/".join(modes) if modes and "N/A" not in modes else None,
+        of_module=device_id in _TWO_DEVICES,
+        meter=handle,
+    )
+
+
+def energy_j(handle: Any) -> float:
+    """Return the energy that a GPU has counted, in joules."""
+    count = ask("amdsmi_get_energy_count", handle)
+    return float(count["energy_accumulator"] * count["counter_resolution"] / 1e6)

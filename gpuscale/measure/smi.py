@@ -1,0 +1,48 @@
+"""The drivers of GPUs behind one interface; nothing but these modules and devices knows vendors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuscale.base.counters import Query
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError
+from gpuscale.measure import amdsmi, nvml
+
+AMD_DRIVER = Path("/dev/kfd")
+"""Path that exists if AMD's compute driver is loaded."""
+
+
+class Smi(Protocol):
+    """What the modules `nvml` and `amdsmi` have in common, and document."""
+
+    NAME: str
+
+    def stop(self) -> None: ...
+    def driver_version(self) -> str | None: ...
+    def find_handle(self, uuid: str, pci_address: str | None) -> Any: ...
+    def all_handles(self) -> Iterator[tuple[int, Any | DeviceAbsentError]]: ...
+    def answer(self, query: Query, handle: Any) -> Any: ...
+    def key(self, handle: Any) -> str: ...
+    def description(self, handle: Any) -> dict[str, Any]: ...
+
+
+@contextmanager
+def open_smi() -> Iterator[Smi]:
+    """Keep the interface to this machine's GPUs open while the context lasts: NVML, or AMD SMI."""
+    smi: Smi = nvml
+    try:
+        nvml.start()
+    except DriverBrokenError:
+        raise
+    except DriverAbsentError as no_nvidia:
+        smi = amdsmi
+        try:
+            amdsmi.start()
+        except DriverAbsentError as no_amd:
+            is_amd = AMD_DRIVER.exists() or isinstance(no_amd, DriverBrokenError)
+            raise (no_amd if is_amd else no_nvidia) from None
+    try:
+        yield smi
+    finally:
+        smi.stop()

@@ -1,0 +1,124 @@
+"""A GPU of AMD: energy of modules, what holds the clocks back, and the links between GPUs."""
+
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from gpuscale.base.counters import JOULES, WATTS, Field, Query
+from gpuscale.base.errors import NeverOfferedError, QueryError
+from gpuscale.measure import amdsmi
+from gpuscale.measure.amdsmi import AmdGpu, ask
+from gpuscale.measure.telemetry.device import Device
+
+_PARTITION = "measured only for the whole GPU, which other partitions ({}) share"
+_MODULE = (
+    "measured only for the whole module, whose other device ({}) is not in this run or not visible"
+)
+_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
+"""PCIe generations by megatransfers per second."""
+_COUNTED = {
+    "prochot": "prochot_residency_acc",
+    "ppt": "ppt_residency_acc",
+    "socket_thermal": "socket_thm_residency_acc",
+    "vr_thermal": "vr_thm_residency_acc",
+    "hbm_thermal": "hbm_thm_residency_acc",
+}
+"""Counters, from MI300 on, of the time for which each reason held the clocks back."""
+_BITS = {
+    "prochot": 0xC000_0000_0000,
+    "ppt": 0xFFFF,
+    "tdc": 0xFFFF_0000,
+    "socket_thermal": 0x0C3B_0000_0000,
+    "vr_thermal": 0x33C0_0000_0000,
+    "hbm_thermal": 0x0004_0000_0000,
+}
+"""Bits of the same reasons, before MI300, in the order of the kernel's `SMU_THROTTLER_*_BIT`."""
+_UNKNOWN = 2**64 - 1
+
+
+class AmdDevice(Device):
+    """A GPU of AMD, or one of its partitions."""
+
+    is_of_amd = True
+
+    def __init__(self, gpu: AmdGpu, with_addresses: Container[str | None]) -> None:
+        """Prepare to read the counters; `with_addresses` has the GPUs that are read as well."""
+        self._gpu, self._meter, self._sharers = gpu, replace(gpu, handle=gpu.meter), 1
+        self.name: str | None = None
+        self.uuid: str | None = None
+        with suppress(QueryError):
+            self.name = ask("amdsmi_get_gpu_asic_info", gpu.handle)["market_name"]
+        with suppress(QueryError):
+            self.uuid = ask("amdsmi_get_gpu_device_uuid", gpu.handle)
+        own = {
+            "energy_j": self._energy_j,
+            "clock_event_reasons": self._held_back_by,
+            "pcie_generation": lambda: self._generation("pcie_metric.pcie_speed"),
+            "pcie_max_generation": lambda: self._generation("pcie_static.max_pcie_speed"),
+            "xgmi_active": self._xgmi_active,
+            "xgmi_errors": self._xgmi_errors,
+        }
+        super().__init__(amdsmi, gpu, own)
+        if gpu.other is not None and gpu.other in with_addresses:
+            self._sharers = 2
+        elif gpu.of_module:
+            reason = _MODULE.format(gpu.other or "unknown")
+            self.never_ask(reason, lambda field: field.quantity in (WATTS, JOULES))
+        if gpu.partition is not None and not gpu.partition.startswith("SPX"):
+            self.never_ask(_PARTITION.format(gpu.partition), lambda field: field.mig)
+        self._counted: list[int] = []
+        self._at = self._errors = 0
+        self._reasons: tuple[str, ...] = ()
+        # Reasons are those since the previous reading.
+        with suppress(QueryError):
+            self._held_back_by()
+
+    def compute_processes(self) -> int:
+        """Return the number of processes that are computing on the device."""
+        return len(ask("amdsmi_get_gpu_process_list", self._gpu.handle))
+
+    def number(self, field: Field, query: Query) -> Any:
+        """Return the answer to a query; the power of a module is shared out to its devices."""
+        number = super().number(field, query)
+        return number / self._sharers if field.quantity is WATTS else number
+
+    def asked(self, field: Field) -> Any:
+        """Return the GPU to ask: of a module, its first device measures the power of both."""
+        return self._meter if field.quantity is WATTS else self._gpu
+
+    def _energy_j(self) -> float:
+        return amdsmi.energy_j(self._gpu.meter) / self._sharers
+
+    def _held_back_by(self) -> tuple[str, ...]:
+        """Return what has held the clocks back since the last call, or, before MI300, does now."""
+        table = amdsmi.metrics(self._gpu)
+        now = [int(getattr(table, name, _UNKNOWN)) for name in _COUNTED.values()]
+        if _UNKNOWN in now:
+            bits = int(table.indep_throttle_status)
+            if bits == _UNKNOWN:
+                raise NeverOfferedError("not reported")
+            return tuple(reason for reason, mask in _BITS.items() if bits & mask)
+        if (at := int(table.accumulation_counter)) != self._at:
+            pairs = zip(_COUNTED, now, self._counted or now, strict=True)
+            self._reasons = tuple(reason for reason, count, before in pairs if count > before)
+            self._at, self._counted = at, now
+        return self._reasons
+
+    def _generation(self, member: str) -> int:
+        speed = amdsmi.answer(Query("amdsmi_get_pcie_info", member=member), self._gpu)
+        if speed not in _GENERATIONS:
+            raise NeverOfferedError(f"no PCIe generation has {speed} MT/s")
+        return _GENERATIONS[speed]
+
+    def _xgmi_active(self) -> tuple[bool, ...]:
+        """Return for each enabled link to another GPU whether it is up."""
+        states = ask("amdsmi_get_gpu_xgmi_link_status", self._gpu.handle)["status"]
+        if not (used := [state for state in states if state in ("U", "D")]):
+            raise NeverOfferedError("no links between GPUs")
+        return tuple(state == "U" for state in used)
+
+    def _xgmi_errors(self) -> int:
+        """Return the number of errors found so far: each reading clears them in the driver."""
+        self._errors += ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle)
+        return self._errors

@@ -1,0 +1,281 @@
+"""Counters of AMD's GPUs, by the real binding on the AMD SMI library of the tests."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amdsmi_library.library import Answers, Layouts, build, mi250x, mi300x, write_fleet
+
+from gpuscale.measure.run_directory import Sampler
+from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
+
+NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED = 2, 10, 34
+FIRST, SECOND = "0000:c1:00.0", "0000:c6:00.0"
+Fleet = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layouts]:
+    return build(tmp_path_factory.mktemp("rocm"))
+
+
+@pytest.fixture
+def fleet(library: tuple[Path, Layouts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """Puts GPUs into this machine."""
+    root, layouts = library
+    monkeypatch.setenv("ROCM_PATH", str(root))
+
+    def put(*gpus: Answers) -> None:
+        table = write_fleet(tmp_path / "fleet", layouts, gpus)
+        monkeypatch.setenv("FAKE_AMDSMI", str(table))
+
+    return put
+
+
+def sample(
+    folder: Path, addresses: Mapping[str, str | None], *, ticks: int = 12, in_middle: bool = False
+) -> TelemetryReport:
+    """Samples devices, and summarises all samples, or those that others surround."""
+    output = folder / "samples.jsonl"
+
+    def wait_for(lines: int) -> float:
+        deadline = time.monotonic() + 240
+        while not output.exists() or output.read_text().count("\n") < lines:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return time.time()
+
+    output.unlink(missing_ok=True)
+    started = time.time()
+    sampler = Sampler(addresses=addresses, output=output, interval_s=0.01)
+    try:
+        # Energy is interpolated between samples, so there are some on both sides.
+        began, ended = wait_for(3), wait_for(ticks)
+    finally:
+        sampler.stop()
+    interval = (began, ended) if in_middle else (started, time.time())
+    return summarize(output, uuids=[*addresses], intervals=[interval])
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def doctor(**variables: str) -> tuple[int, str]:
+    answer = subprocess.run(
+        [sys.executable, "-m", "gpuscale", "doctor"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.stderr == ""
+    return answer.returncode, answer.stdout
+
+
+def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    # AMD SMI's numbers and UUIDs are others than HIP's, and nothing else says which is which.
+    other = mi300x(0xC1, amdsmi_get_gpu_activity={"gfx_activity": 50})
+    fleet(other, mi300x(0xC6))
+    report = sample(tmp_path, {"hip-0": SECOND, "hip-1": FIRST.upper(), "hip-2": "0000:ff:00.0"})
+    one, two, unknown = report.gpu_summaries
+    assert report.driver_version == "6.12.12"
+    assert (one.name, one.absent) == ("AMD Instinct MI300X", ())
+    expected: dict[str, Any] = {
+        "utilization_mean": 0.9,
+        "memory_used_peak_bytes": 5 << 30,
+        "power_mean_w": 620,
+        "sm_clock_mean_mhz": 2100,
+        "temperature_max_c": 65,
+        "pcie_generation": 5,
+        "pcie_max_generation": 5,
+        "pcie_width": 16,
+        "pcie_max_width": 16,
+        "pcie_replays": 0,
+        "power_limit_w": 750,
+        "xgmi_links": 7,
+        "xgmi_active_min": 7,
+        "xgmi_errors": 0,
+        "ecc_uncorrected": 0,
+    }
+    assert {name: one.values.get(name) for name in expected} == pytest.approx(expected)
+    assert one.clock_event_reasons == {"ppt": 1.0}
+    assert two.values["utilization_mean"] == 0.5
+    assert unknown.absent == ("device: AMD SMI knows no device at 0000:ff:00.0",)
+    # Nothing that only NVIDIA counts is named as missing.
+    assert not any("nvlink" in name for name in one.values)
+
+
+def test_the_energy_of_a_module_is_shared_out_to_its_two_devices(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet(mi250x(0xC1, is_first=True), mi250x(0xC6, is_first=False))
+    first, second = sample(tmp_path, {"a": FIRST, "b": SECOND}).gpu_summaries
+    for name, value in (("power_mean_w", 250), ("power_limit_w", 280)):
+        assert first.values[name] == second.values[name] == value
+    # Before MI300 reasons are bits of the moment.
+    assert first.clock_event_reasons == {"socket_thermal": 1.0}
+    report = sample(tmp_path, {"a": FIRST, "b": SECOND}, ticks=40, in_middle=True)
+    first, second = report.gpu_summaries
+    # The library counts one more at each call, of which each tick makes two.
+    assert first.values["energy_j"] == pytest.approx(second.values["energy_j"], rel=0.3)
+    per_call_j = 10**6 * 15.25e-6
+    assert first.values["energy_j"] == pytest.approx(per_call_j * first.samples, rel=0.3)
+
+
+@pytest.mark.parametrize(("mine", "other"), [(FIRST, "0000:c6:00"), (SECOND, "0000:c1:00")])
+def test_half_a_module_has_no_energy_and_says_why(
+    fleet: Fleet, tmp_path: Path, mine: str, other: str
+) -> None:
+    fleet(mi250x(0xC1, is_first=True), mi250x(0xC6, is_first=False))
+    (gpu,) = sample(tmp_path, {"a": mine}).gpu_summaries
+    assert not {"power_mean_w", "energy_j", "power_limit_w"} & set(gpu.values)
+    why = f"only for the whole module, whose other device ({other}) is not in this run"
+    assert [reason.partition(":")[0] for reason in gpu.absent if why in reason] == [
+        "power",
+        "energy",
+        "power limit",
+    ]
+    assert gpu.values["utilization_mean"] == pytest.approx(0.9)
+
+
+def test_devices_of_two_modules_are_no_pair(fleet: Fleet, tmp_path: Path) -> None:
+    # Only the second device of one module and the first one of another are visible.
+    fleet(mi250x(0xC6, is_first=False), mi250x(0xC9, is_first=True))
+    found = sample(tmp_path, {"a": SECOND, "b": "0000:c9:00.0"}).gpu_summaries
+    assert not any("power_mean_w" in gpu.values for gpu in found)
+
+
+def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path: Path) -> None:
+    modes = {
+        "amdsmi_get_gpu_compute_partition": {"": "CPX"},
+        "amdsmi_get_gpu_memory_partition": {"": "NPS4"},
+    }
+    fleet(mi300x(0xC1, **modes))
+    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
+    assert "power: measured only for the whole GPU, which other partitions (CPX/NPS4) share" in (
+        gpu.absent
+    )
+    assert not {"utilization_mean", "energy_j", "memory_used_peak_bytes"} & set(gpu.values)
+    assert gpu.values["sm_clock_mean_mhz"] == 2100
+    code = "from gpuscale.measure.worker.machine import known_to_driver; print(known_to_driver())"
+    answer = python(code)
+    assert "'smi': 'AMD SMI', 'smi_index': 0, 'partition': 'CPX/NPS4'" in answer.stdout
+
+
+def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet(
+        mi300x(
+            0xC1,
+            amdsmi_get_gpu_total_ecc_count=NO_PERMISSION,
+            amdsmi_get_temp_metric=NOT_SUPPORTED,
+            amdsmi_get_gpu_activity={"umc_activity": 1},
+        )
+    )
+    (gpu,) = sample(tmp_path, {"a": FIRST, "b": None}).gpu_summaries[:1]
+    assert set(gpu.absent) == {
+        "utilization: not reported",
+        "temperature: Feature not supported",
+        "ECC errors: Permission Denied",
+    }
+    assert gpu.values["power_mean_w"] == 620
+
+
+def test_a_torch_without_pci_addresses_is_named(fleet: Fleet, tmp_path: Path) -> None:
+    fleet(mi300x(0xC1))
+    report = sample(tmp_path, {"a": FIRST, "b": None})
+    assert "torch does not report the PCI address of b" in report.gpu_summaries[1].absent[0]
+
+
+def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_them(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    links = {"total_links": 8, **{f"status.{n}": 1 for n in range(6)}, "status.6": 0, "status.7": 2}
+    fleet(
+        mi300x(
+            0xC1,
+            amdsmi_gpu_xgmi_error_status={"": 1},
+            amdsmi_get_gpu_xgmi_link_status=links,
+        ),
+        mi300x(0xC6),
+    )
+    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
+    assert (gpu.values["xgmi_links"], gpu.values["xgmi_active_min"]) == (7, 6)
+    assert gpu.values["xgmi_errors"] >= 1
+    code, text = doctor()
+    assert "XGMI          6 of 7 links active (inactive: 6)" in text
+    assert "GPU 0 has 6 of 7 XGMI links active, another AMD Instinct MI300X here has 7" in text
+    assert code == 1
+
+
+def test_doctor_shows_each_gpu_and_its_heat(fleet: Fleet) -> None:
+    metrics = {"accumulation_counter": (1, 1), "socket_thm_residency_acc": (1, 1)}
+    for name in ("prochot", "ppt", "vr_thm", "hbm_thm"):
+        metrics[f"{name}_residency_acc"] = (0, 0)
+    fleet(mi300x(0xC1, amdsmi_get_gpu_metrics_info=metrics))
+    code, text = doctor()
+    assert "driver    6.12.12" in text
+    assert "GPU 0  AMD Instinct MI300X  c1ff74a1-0000-1000-80aa-000000000000" in text
+    assert "power         620 W" in text
+    assert "clock events  socket_thermal" in text
+    assert "GPU 0 slows itself because it is too hot" in text
+    assert code == 1
+
+
+def test_a_library_that_does_not_start_is_a_problem(fleet: Fleet) -> None:
+    fleet(mi300x(0xC1))
+    code, text = doctor(FAKE_AMDSMI_INIT=str(NO_PERMISSION))
+    assert "driver    AMD SMI does not start: Permission Denied" in text
+    assert code == 1
+    code, text = doctor(FAKE_AMDSMI_INIT=str(DRIVER_NOT_LOADED))
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "reason"),
+    [
+        ("", "libamd_smi.so not found in $ROCM_PATH/lib or by the loader"),
+        ("sys.modules['amdsmi'] = None; ", "binding is not installed; pip install"),
+    ],
+)
+def test_where_amds_driver_is_the_missing_part_is_named_and_nothing_is_printed(
+    tmp_path: Path, library: tuple[Path, Layouts], sabotage: str, reason: str
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gpuscale.measure import smi\n"
+        f"{sabotage}smi.AMD_DRIVER = Path('/')\n"
+        "try:\n    smi.open_smi().__enter__()\n"
+        "except smi.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
+    )
+    answer = python(code, ROCM_PATH=str(tmp_path))
+    assert reason in answer.stderr
+    assert (answer.stdout, answer.stderr.count("\n")) == ("", 0)
+
+
+def test_rocms_own_binding_comes_first(tmp_path: Path) -> None:
+    own = tmp_path / "share" / "amd_smi" / "amdsmi"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text("raise AttributeError('amdsmi_new: undefined symbol')")
+    code = (
+        "from gpuscale.measure import amdsmi\n"
+        "try:\n    amdsmi.start()\nexcept Exception as error:\n    print(error)\n"
+    )
+    said = python(code, ROCM_PATH=str(tmp_path)).stdout
+    assert said == (
+        "AMD SMI's binding and library are of different releases: amdsmi_new: undefined symbol\n"
+    )
