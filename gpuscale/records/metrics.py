@@ -62,6 +62,9 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         if self.scaling is not None and self.more_is_better != (self.scaling == "rate"):
             raise FieldError("scaling", "of a rate more is better, of a time less")
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
     def work(self, gpus: int) -> int:
         """Units of work on so many GPUs; `cost` is the time for them."""
         return gpus if self.scaling in ("rate", "weak") else 1

@@ -42,6 +42,7 @@ class _Gauge(NamedTuple):
 
 
 _OF_POINTS = (
+    _Gauge("value", "", "Value of the metric in place of the step time", "metric_value"),
     _Gauge("step_time_s", "seconds", "Time of a step", "step_time"),
     _Gauge("samples_per_s", "samples_per_second", "Samples per second over all GPUs", "throughput"),
     _Gauge("speedup", "ratio", "Throughput over that of 1 GPU"),

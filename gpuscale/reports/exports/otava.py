@@ -8,12 +8,13 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuscale.analysis.history import Night, RowHistory, history_of
+from gpuscale.analysis.scaling import level_of
 from gpuscale.analysis.statistics.estimates import exponential
-from gpuscale.records import PointKey, Results
+from gpuscale.records import Estimate, PointKey, Results
 from gpuscale.reports.phrases import gpus_text, set_apart
 from gpuscale.store import write_report
 
@@ -32,8 +33,9 @@ def write(target: Path, results: Sequence[Results]) -> str:
         stem = target.stem if number == 1 else f"{target.stem}-{number}"
         path = target.with_name(f"{stem}{target.suffix}")
         columns = {row.point: names[row.point] for row in rows}
+        ways = {names[row.point]: _direction(row.point) for row in rows}
         write_report(path, _table([history.nights[night] for night in nights], columns))
-        lines += _test(stem, path, columns.values())
+        lines += _test(stem, path, ways)
     return "\n".join(lines)
 
 
@@ -57,12 +59,19 @@ def _table(nights: Sequence[Night], columns: dict[PointKey, str]) -> str:
     for night in nights:
         machine = night.environment
         facts = (machine.host, machine.driver_version, machine.torch_version)
-        times_s = (exponential(night.log_costs[point]) for point in columns)
-        rows.writerow((night.began_at.isoformat(), night.allocation, *facts, *times_s))
+        costs = (Estimate(value=exponential(night.log_costs[point])) for point in columns)
+        levels = map(level_of, columns, costs)
+        values = (level.judged.value for level in levels if level.judged)
+        rows.writerow((night.began_at.isoformat(), night.allocation, *facts, *values))
     return text.getvalue()
 
 
-def _test(name: str, path: Path, columns: Iterable[str]) -> Iterator[str]:
+def _direction(point: PointKey) -> int:
+    metric = point.configuration.metric
+    return 1 if metric is not None and metric.more_is_better else -1
+
+
+def _test(name: str, path: Path, columns: Mapping[str, int]) -> Iterator[str]:
     """Yield the lines of a test in Otava's YAML configuration, with strings quoted as in JSON."""
     yield f"  {json.dumps(name)}:"
     yield "    type: csv"
@@ -70,5 +79,5 @@ def _test(name: str, path: Path, columns: Iterable[str]) -> Iterator[str]:
     yield "    time_column: time"
     yield f"    attributes: [{', '.join(_ATTRIBUTES)}]"
     yield "    metrics:"
-    for column in columns:
-        yield f"      {json.dumps(column)}: {{direction: -1}}"
+    for column, direction in columns.items():
+        yield f"      {json.dumps(column)}: {{direction: {direction}}}"

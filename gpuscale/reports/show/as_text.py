@@ -58,7 +58,8 @@ def _origin(results: Results, shown: Shown) -> Iterator[str]:
     yield f"measured  {moment} UTC by gpuscale {results.gpuscale_version}{age}"
     device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
-    yield f"software  {phrases.software_text(environment)}"
+    if software := phrases.software_text(environment):
+        yield f"software  {software}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     yield ""

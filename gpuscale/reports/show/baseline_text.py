@@ -25,6 +25,7 @@ from gpuscale.records import (
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, text_table
+from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, fitted
 from gpuscale.reports.show.scaling_table import (
@@ -86,7 +87,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         place = allocation if named else f"{allocation} on {host}"
         by_software.setdefault(phrases.software_text(environment), []).append(place)
     for software, places in by_software.items():
-        yield f"software  {software}"
+        yield f"software  {software or UNKNOWN}"
         yield phrases.to_minutes(f"          in {', '.join(places)}")
 
 
@@ -122,7 +123,8 @@ def _measured_blocks(
     cells = cells_under(headers, points, made, steps)
     yield [text_table(cells, columns, first=(*levels, *PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(point.configuration for point in points)
-    yield [f"{configurations}; intervals: 95 %, over runs", *wide_interval_note(points)]
+    note = "; ".join(filter(None, (configurations, "intervals: 95 %, over runs")))
+    yield [note, *wide_interval_note(points)]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
