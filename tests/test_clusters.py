@@ -23,7 +23,7 @@ from gpuscale.campaigns.profile_files import (
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.store.files import decode_content
 
-SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")
+SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "lumi", "waic")
 SMALLEST = """\
 description = "Here"
 scheduler = "slurm"

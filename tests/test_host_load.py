@@ -13,6 +13,7 @@ from changing import replace
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
+from gpuscale.base.host import cpu_model
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.causes import busy_host
@@ -154,3 +155,13 @@ def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() 
     comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
     facts = facts_of(comparison.notes, "busy_host")
     assert (facts["busy"], facts["made"], facts["on"], facts["load"]) == (3, 6, "n2", more)
+
+
+def test_a_cpu_without_a_model_name_is_named_by_its_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("CPU implementer\t: 0x41\n")
+    assert cpu_model(tmp_path) is None
+    dmi = tmp_path / "sys" / "class" / "dmi" / "id"
+    dmi.mkdir(parents=True)
+    (dmi / "product_name").write_text("Grace Hopper blade\n")
+    assert cpu_model(tmp_path) == "Grace Hopper blade"

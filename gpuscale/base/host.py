@@ -35,18 +35,24 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def cpu_model() -> str | None:
-    """Return the model name of the CPU; None if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
+def cpu_model(root: Path = Path("/")) -> str | None:
+    """Return the model name of the CPU, or else of the machine; None if unknown."""
+    lines = _text(root / "proc/cpuinfo").splitlines()
     for line in lines:
         key, _, value = line.partition(":")
         # x86 says "model name", POWER says "cpu".
         if key.strip() in ("model name", "cpu") and value.strip():
             return value.strip()
-    return None
+    # Linux names no Arm CPU, such as Grace.
+    names = ("proc/device-tree/model", "sys/devices/soc0/machine", "sys/class/dmi/id/product_name")
+    return next(filter(None, (_text(root / name).strip(" \n\0") for name in names)), None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
