@@ -40,6 +40,8 @@ from gpuscale import report
 
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 open(f"host-{{rank}}", "w").write(socket.gethostname())
+# A process that no task of a scheduler is the parent of.
+os.system("setsid sleep 611 >/dev/null 2>&1 &")
 while not all(os.path.exists(f"host-{{other}}") for other in range(ranks)):
     time.sleep(0.05)
 with report(samples=8 * ranks) as step_done:
@@ -136,7 +138,7 @@ def test_a_job_that_starts_its_ranks_is_measured_as_it_is(
 def test_a_rank_killed_on_the_other_node_is_named(
     cluster: Cluster, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    asked = ("--gpus", "4", "--run-seconds", "14")
+    asked = ("--gpus", "4", "--run-seconds", "100")
     code, said = run(cluster, tmp_path, *asked, *words, script=KILLED)
     assert code == 1, said
     failure = runs_in(tmp_path)[0].failure
