@@ -75,10 +75,12 @@ def _results() -> Results:
         absent={"microcode": "no permission"},
     )
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), nodes=(node,))
-    first = replace(first, reported_step_s=0.1)
+    ranks = (replace(first.ranks[0], numa_nodes=(0, 1)), *first.ranks[1:])
+    first = replace(first, reported_step_s=0.1, ranks=ranks)
     found_by_driver = {
         "smi_index": 3,
         "pci_address": "00000000:C1:00.0",
+        "numa_node": 1,
         "power_limit_w": 250.0,
         "application_clock_mhz": 1312.0,
         "max_clock_mhz": 1530.0,
