@@ -108,6 +108,7 @@ def test_tcp_counts_what_it_sends_again(tmp_path: Path) -> None:
         ("out_of_sequence", 2**32 - 10, 5, Growth(15)),
         ("out_of_sequence", 1000, 5, Growth(5, is_floor=True)),
         ("out_of_sequence", 2**32 + 5, 2**32 + 9, Growth(4)),
+        ("out_of_sequence", 2**32 + 5, 3, Growth(3, is_floor=True)),
         ("hni_pcs_uncorrected_cw", 2**56 - 1, 0, Growth(1)),
         ("rx_errors", 3, 2**64 - 1, "not plausible"),
         ("rx_errors", 3, 0, Growth(0, is_floor=True)),
