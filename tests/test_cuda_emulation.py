@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from amdsmi_library.library import build, mi250x, write_fleet
 from cuda_emulation.devices import UUIDS
 from measuring import Session, pytest_command, write_case
 from nvml.library import compile_driver
@@ -167,6 +168,24 @@ def test_a_rocm_torch_and_a_device_chosen_by_uuid_are_described(
     chosen = {"CUDA_VISIBLE_DEVICES": f"GPU-{UUIDS[1]}", "EMULATED_ROCM": "gfx90a"}
     answer = run_on(devices, tmp_path, sys.executable, "-c", described, **chosen)
     assert json.loads(answer.output) == [["6.4.43482", "2.28.3", None], [[UUIDS[1], 1]]]
+
+
+def test_two_devices_of_amd_are_trained_on_and_sampled(
+    session: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root, layouts = build(tmp_path_factory.mktemp("rocm"))
+    # In another order than HIP's.
+    fleet = [mi250x(0xC6, is_first=False), mi250x(0xC1, is_first=True)]
+    table = write_fleet(tmp_path / "fleet", layouts, fleet)
+    there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
+    options = ("--gpus", "2", "--run-seconds", "1")
+    made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="")
+    assert made.exit_code == 0, made.output
+    found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
+    assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
+    (run,) = made.results.runs
+    powers = [gpu.values["power_mean_w"] for gpu in run.gpu_summaries]
+    assert powers == [250.0, 250.0]
 
 
 SCRIPT = """

@@ -231,6 +231,9 @@ def properties(device: Any = None) -> SimpleNamespace:
         minor=CAPABILITY[1],
         total_memory=MEMORY_BYTES,
         multi_processor_count=108,
+        pci_domain_id=0,
+        pci_bus_id=0xC1 + 5 * number,
+        pci_device_id=0,
         gcnArchName=f"{ROCM_TARGET}:sramecc+:xnack-" if ROCM_TARGET else "",
     )
 
