@@ -57,7 +57,7 @@ def edited(old: str, new: str) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"step_time_s": 0.00415', '"step_time_s": -3', "runs[2]: step_time_s is expected between"),
+        ('"step_time_s": 0.00415', '"step_time_s": -3', "runs[1]: step_time_s is expected between"),
         ('"samples_per_s": 2650.0', '"samples_per_s": "2650"', "published[3].samples_per_s: exp"),
         ('"gpu_name": "V100"', '"gpu_nmae": "V100"', "hardware: unknown field 'gpu_nmae'; did you"),
         ('"margin": 0.02', '"margin": 2', "tolerances.margin: expected a number up to"),
