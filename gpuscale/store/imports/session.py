@@ -117,7 +117,8 @@ class Directions:
 def results_of(session: Session, directions: Directions) -> Results:
     """Return the results of a session, with a run for each value."""
     directions.learn(session.values)
-    environment = Environment(device=_UNRECORDED, host=session.host, system=session.system)
+    system = session.system or "unrecorded machine"
+    environment = Environment(device=_UNRECORDED, host=session.host, system=system)
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
         gpuscale_version=__version__,
