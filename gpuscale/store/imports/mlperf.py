@@ -34,31 +34,18 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
     start, stop = events.get("run_start"), events.get("run_stop")
     if start is None:
         raise DecodeError("", "has no line ':::MLLOG' with run_start")
-    case = str(_value(events, "submission_benchmark") or path.parent.name)
-    began = datetime.fromtimestamp(start.time_ms / 1e3, UTC)
-    values, without = [], []
-    status = None if stop is None else stop.metadata.get("status")
+    told = {key: str(event.value) for key, event in events.items() if event.value}
+    case = told.get("submission_benchmark", path.parent.name)
+    status = "not ended" if stop is None else stop.metadata.get("status")
+    values = []
     if stop is not None and status == "success":
-        values.append(
-            RecordedValue(
-                case=case,
-                metric="time_to_train_s",
-                value=(stop.time_ms - start.time_ms) / 1e3,
-                unit="s",
-                at_s=start.time_ms / 1e3,
-            )
-        )
-    else:
-        without.append(f"{case} ({status or 'not ended'})")
-    system = _value(events, "submission_platform")
+        time_s, at_s = (stop.time_ms - start.time_ms) / 1e3, start.time_ms / 1e3
+        metric = "time_to_train_s"
+        values.append(RecordedValue(case=case, metric=metric, value=time_s, unit="s", at_s=at_s))
     yield Session(
         key=path.stem,
-        began_at=began,
-        system=None if system is None else str(system),
+        began_at=datetime.fromtimestamp(start.time_ms / 1e3, UTC),
+        system=told.get("submission_platform"),
         values=tuple(values),
-        without_value=tuple(without),
+        without_value=() if values else (f"{case} ({status or 'not ended'})",),
     )
-
-
-def _value(events: dict[str, _Event], key: str) -> Any:
-    return events[key].value if key in events else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.units import format_bytes
-from gpuscale.store.imports.session import RecordedValue, Session
+from gpuscale.store.imports.session import RecordedValue, Session, positive
 
 _SMALLEST_BYTES = 1 << 20
 """Messages below 1 MiB measure latency, of which a bandwidth says little."""
@@ -24,33 +24,30 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
         (found[1] or found[2] for found in map(_COLLECTIVE.search, text.splitlines()) if found),
         path.stem,
     ).removesuffix("_perf")
-    hosts: dict[int, str] = {}
-    values = []
+    ranks = filter(None, map(_RANK.match, text.splitlines()))
+    hosts = {int(found[1]): found[2] for found in ranks}
     at_s = path.stat().st_mtime
-    for line in text.splitlines():
-        if found := _RANK.match(line):
-            hosts[int(found[1])] = found[2]
-            continue
-        for case, bandwidth in _bandwidths(line, name):
-            values.append(
-                RecordedValue(
-                    case=case,
-                    metric="busbw_gb_s",
-                    value=bandwidth,
-                    unit="GB/s",
-                    more_is_better=True,
-                    gpus=max(1, len(hosts)),
-                    hosts=tuple(dict.fromkeys(hosts.values())),
-                    at_s=at_s,
-                )
-            )
+    values = tuple(
+        RecordedValue(
+            case=case,
+            metric="busbw_gb_s",
+            value=bandwidth,
+            unit="GB/s",
+            more_is_better=True,
+            gpus=max(1, len(hosts)),
+            hosts=tuple(dict.fromkeys(hosts.values())),
+            at_s=at_s,
+        )
+        for line in text.splitlines()
+        for case, bandwidth in _bandwidths(line, name)
+    )
     if not values:
         raise DecodeError("", "has no line of a bandwidth as nccl-tests and rccl-tests print it")
     yield Session(
         key=path.stem,
         began_at=datetime.fromtimestamp(at_s, UTC),
         host=hosts.get(0),
-        values=tuple(values),
+        values=values,
     )
 
 
@@ -62,6 +59,5 @@ def _bandwidths(line: str, name: str) -> Iterator[tuple[str, float]]:
     numbers = row[2].split()
     for place, how in enumerate(("", " in place")):
         of_pass = numbers[place * _NUMBERS_OF_PASS :][:_NUMBERS_OF_PASS]
-        is_complete = len(of_pass) == _NUMBERS_OF_PASS and re.fullmatch(r"\d+\.\d+", of_pass[2])
-        if is_complete and float(of_pass[2]) > 0:
-            yield f"{name} {format_bytes(int(row[1]))}{how}", float(of_pass[2])
+        if len(of_pass) == _NUMBERS_OF_PASS and (bandwidth := positive(of_pass[2])):
+            yield f"{name} {format_bytes(int(row[1]))}{how}", bandwidth

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,24 +20,16 @@ class _Benchmark(msgspec.Struct):
     stats: _Stats
 
 
-class _Processor(msgspec.Struct):
-    brand_raw: str | None = None
-
-
 class _Machine(msgspec.Struct):
     node: str | None = None
-    cpu: _Processor = msgspec.field(default_factory=_Processor)
-
-
-class _Commit(msgspec.Struct):
-    id: str | None = None
+    cpu: dict[str, Any] = {}
 
 
 class _File(msgspec.Struct):
     datetime: datetime
     benchmarks: list[_Benchmark]
     machine_info: _Machine
-    commit_info: _Commit = msgspec.field(default_factory=_Commit)
+    commit_info: dict[str, Any] = {}
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
@@ -44,9 +37,9 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
     file = from_json(_File, text)
     at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
     yield Session(
-        key=(file.commit_info.id or path.stem)[:12],
+        key=str(file.commit_info.get("id") or path.stem)[:12],
         began_at=at.astimezone(UTC),
-        system=file.machine_info.cpu.brand_raw,
+        system=file.machine_info.cpu.get("brand_raw"),
         host=file.machine_info.node,
         values=tuple(
             RecordedValue(

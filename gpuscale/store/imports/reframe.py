@@ -4,9 +4,8 @@ import csv
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,17 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records.json_text import from_json
-from gpuscale.store.imports.session import RecordedValue, Session
+from gpuscale.store.imports.session import RecordedValue, Session, positive
 
 _NOT_MEASURED = ("skip", "abort")
 _PLAIN_ENVIRONMENTS = ("builtin", "default", "")
-_NONE = ("", "null", "None", "nan")
+_NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 
 
-class _Case(msgspec.Struct, rename={"nodes": "job_nodelist"}):
-    """A test case of a report; the schema asks for few of its fields."""
+class _Case(
+    msgspec.Struct, rename={"nodes": "job_nodelist", "ended_s": "job_completion_time_unix"}
+):
+    """A test case of a report, or a line of a log; the schema asks for few of its fields."""
 
     name: str
     result: str = "pass"
@@ -30,6 +31,7 @@ class _Case(msgspec.Struct, rename={"nodes": "job_nodelist"}):
     system: str | None = None
     partition: str | None = None
     perfvalues: dict[str, list[Any]] | None = None
+    """Value, reference, lower and upper threshold and unit of each variable."""
     perfvars: list[dict[str, Any]] | None = None
     """Performance variables in reports before data version 4."""
     fail_phase: str | None = None
@@ -37,8 +39,48 @@ class _Case(msgspec.Struct, rename={"nodes": "job_nodelist"}):
     num_tasks_per_node: int | None = None
     num_gpus_per_node: int | None = None
     nodes: list[str] | None = None
-    job_completion_time_unix: float | None = None
-    check_vars: dict[str, Any] | None = None
+    ended_s: float | None = None
+
+    @property
+    def place(self) -> str:
+        """The system and its partition, such as `lumi:gpu`."""
+        return ":".join(filter(None, (self.system, self.partition)))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the test asked for, else its tasks; an unknown number counts 1."""
+        tasks = max(1, self.num_tasks or 1)
+        if not self.num_gpus_per_node:
+            return tasks
+        return self.num_gpus_per_node * math.ceil(tasks / (self.num_tasks_per_node or tasks))
+
+    def values(self) -> Iterator[RecordedValue]:
+        """Yield the usable values of the test."""
+        with_environment = f"{self.name} +{self.environ}"
+        is_plain = (self.environ or "") in _PLAIN_ENVIRONMENTS
+        for variable, value, lower, upper, unit in self._variables():
+            if found := positive(value):
+                # A test that has only a lower threshold must not fall below it.
+                is_one_sided = (lower is None) != (upper is None)
+                yield RecordedValue(
+                    case=self.name if is_plain else with_environment,
+                    metric=variable,
+                    value=found,
+                    unit=unit or "",
+                    more_is_better=upper is None if is_one_sided else None,
+                    gpus=self.gpus,
+                    hosts=tuple(self.nodes or ()),
+                    at_s=self.ended_s,
+                )
+
+    def _variables(self) -> Iterator[tuple[str, Any, Any, Any, str | None]]:
+        """Yield name, value, lower and upper threshold and unit of each performance variable."""
+        for key, entry in (self.perfvalues or {}).items():
+            value, _, lower, upper, unit = [*entry, None, None, None, None, None][:5]
+            yield key.rpartition(":")[2], value, lower, upper, unit
+        for old in self.perfvars or ():
+            lower, upper = old.get("thres_lower"), old.get("thres_upper")
+            yield str(old.get("name")), old.get("value"), lower, upper, old.get("unit")
 
 
 class _Info(msgspec.Struct):
@@ -58,38 +100,25 @@ class _Report(msgspec.Struct):
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield the sessions in a run report, or one for each day of a performance log."""
+    """Yield the sessions in a run report, or one for each UTC day of a performance log."""
     if text.lstrip().startswith("{"):
-        yield from _of_report(path, from_json(_Report, text))
-    else:
-        yield from _of_log(path, text)
+        report = from_json(_Report, text)
+        cases = [case for part in report.runs for case in part.testcases]
+        info, ends_s = report.session_info, [case.ended_s for case in cases if case.ended_s]
+        key = info.uuid or f"{path.stem}-{min(ends_s, default=0):.0f}"
+        for place in dict.fromkeys(case.place for case in cases):
+            of_place = [case for case in cases if case.place == place]
+            yield _session(key, _began(info, ends_s), of_place, info.hostname)
+        return
+    days: dict[datetime, list[_Case]] = defaultdict(list)
+    for case in _logged(path, text):
+        ended_at = datetime.fromtimestamp(case.ended_s or 0.0, UTC)
+        days[ended_at.replace(hour=0, minute=0, second=0, microsecond=0)].append(case)
+    for day, of_day in days.items():
+        yield _session(f"{path.stem}-log", day, of_day)
 
 
-def _of_report(path: Path, report: _Report) -> Iterator[Session]:
-    info = report.session_info
-    cases = [case for part in report.runs for case in part.testcases]
-    values: dict[str, list[RecordedValue]] = defaultdict(list)
-    without: dict[str, list[str]] = defaultdict(list)
-    for case in cases:
-        system = ":".join(filter(None, (case.system, case.partition)))
-        found = list(_values(case)) if case.result not in _NOT_MEASURED else []
-        values[system] += found
-        if not found:
-            why = f"{case.result} in {case.fail_phase}" if case.fail_phase else case.result
-            without[system].append(f"{case.name} ({'no value' if why == 'pass' else why})")
-    ends_s = [case.job_completion_time_unix for case in cases if case.job_completion_time_unix]
-    for system in values:
-        yield Session(
-            key=info.uuid or f"{path.stem}-{min(ends_s, default=0):.0f}",
-            began_at=_began(info, ends_s),
-            system=system or None,
-            host=info.hostname,
-            values=tuple(values[system]),
-            without_value=tuple(without[system]),
-        )
-
-
-def _began(info: _Info, ends_s: list[float]) -> datetime:
+def _began(info: _Info, ends_s: Sequence[float]) -> datetime:
     if info.time_start_unix is not None or ends_s:
         return datetime.fromtimestamp(info.time_start_unix or min(ends_s), UTC)
     try:
@@ -99,136 +128,75 @@ def _began(info: _Info, ends_s: list[float]) -> datetime:
         raise DecodeError("session_info", problem) from None
 
 
-def _values(case: _Case) -> Iterator[RecordedValue]:
-    environment = case.environ or ""
-    name = case.name if environment in _PLAIN_ENVIRONMENTS else f"{case.name} +{environment}"
-    for variable, value, lower, upper, unit in _variables(case):
-        if not _is_positive(value):
-            continue
-        yield RecordedValue(
-            case=name,
-            metric=variable,
-            value=float(value),
-            unit=unit or "",
-            more_is_better=_direction(lower, upper),
-            gpus=_gpus(case.num_tasks, case.num_tasks_per_node, case.num_gpus_per_node),
-            hosts=tuple(case.nodes or ()),
-            at_s=case.job_completion_time_unix,
-        )
+def _session(
+    key: str, began_at: datetime, cases: Sequence[_Case], host: str | None = None
+) -> Session:
+    values: list[RecordedValue] = []
+    without = []
+    for case in cases:
+        found = [*case.values()] if case.result not in _NOT_MEASURED else []
+        values += found
+        if not found:
+            why = "no value" if case.result == "pass" else case.result
+            phase = f" in {case.fail_phase}" if case.fail_phase else ""
+            without.append(f"{case.name} ({why}{phase})")
+    return Session(
+        key=key,
+        began_at=began_at,
+        system=cases[0].place or None,
+        host=host,
+        values=tuple(values),
+        without_value=tuple(without),
+    )
 
 
-def _variables(case: _Case) -> Iterator[tuple[str, Any, Any, Any, str | None]]:
-    """Yield name, value, lower and upper threshold and unit of each performance variable."""
-    for key, entry in (case.perfvalues or {}).items():
-        value, _, lower, upper, unit = [*entry, None, None, None, None, None][:5]
-        yield key.rpartition(":")[2], value, lower, upper, unit
-    for old in case.perfvars or ():
-        lower, upper = old.get("thres_lower"), old.get("thres_upper")
-        yield str(old.get("name")), old.get("value"), lower, upper, old.get("unit")
-
-
-def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0
-
-
-def _direction(lower: Any, upper: Any) -> bool | None:
-    """True if more is better: a test that has only a lower threshold must not fall below it."""
-    return None if (lower is None) == (upper is None) else upper is None
-
-
-def _gpus(tasks: int | None, tasks_per_node: int | None, gpus_per_node: int | None) -> int:
-    """Return the GPUs of a test if it asked for any, else its tasks; an unknown number counts 1."""
-    tasks = max(1, tasks or 1)
-    if not gpus_per_node:
-        return tasks
-    return gpus_per_node * math.ceil(tasks / (tasks_per_node or tasks))
-
-
-def _of_log(path: Path, text: str) -> Iterator[Session]:
-    """Yield a session for each UTC day of a log, which has no sessions of its own."""
+def _logged(path: Path, text: str) -> Iterator[_Case]:
+    """Yield the test of each line of a log, in the form that it has in a report."""
     lines = text.splitlines()
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")
-    rows = csv.DictReader(lines, delimiter="|")
-    names = rows.fieldnames or ()
-    days: dict[str, list[RecordedValue]] = defaultdict(list)
-    without: dict[str, list[str]] = defaultdict(list)
-    system = host = None
-    for row in rows:
-        at_s = _completed_s(row)
-        if at_s is None:
-            problem = "a performance log needs the column job_completion_time"
-            raise DecodeError("", f"{problem}(_unix); add it to handlers_perflog of the site")
-        day = f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}"
-        found = list(_logged_values(row, names, path.stem, at_s))
-        days[day] += found
-        if not found and row.get("result") not in _NOT_MEASURED:
-            without[day].append(f"{row.get('name') or path.stem} ({row.get('result')})")
-        # The folders of a log are named by system and partition.
-        place = [row.get("system") or path.parent.parent.name]
-        place.append(row.get("partition") or path.parent.name)
-        system = ":".join(filter(None, place))
-    for day, values in days.items():
-        yield Session(
-            key=f"{path.stem}-log",
-            began_at=datetime.fromisoformat(day).replace(tzinfo=UTC),
-            system=system,
-            host=host,
-            values=tuple(values),
-            without_value=tuple(without[day]),
+    for row in csv.DictReader(lines, delimiter="|"):
+        told = {name: value for name, value in row.items() if value not in _NONE}
+        names = map(told.get, ("display_name", "name", "check_name"))
+        tasks, tasks_per_node, gpus_per_node = (
+            int(positive(told.get(f"num_{what}")) or 0)
+            for what in ("tasks", "tasks_per_node", "gpus_per_node")
+        )
+        yield _Case(
+            name=next(filter(None, names), path.stem),
+            result=told.get("result", "pass"),
+            environ=told.get("environ"),
+            # The folders of a log are named by system and partition.
+            system=told.get("system", path.parent.parent.name),
+            partition=told.get("partition", path.parent.name),
+            perfvalues=_logged_values(told),
+            num_tasks=tasks,
+            num_tasks_per_node=tasks_per_node,
+            num_gpus_per_node=gpus_per_node,
+            nodes=[*filter(None, re.split(r"[,\s]+", told.get("job_nodelist", "")))],
+            ended_s=_ended_s(told),
         )
 
 
-def _logged_values(
-    row: Mapping[str, str], names: Any, stem: str, at_s: float
-) -> Iterator[RecordedValue]:
-    recorded = partial(
-        RecordedValue,
-        case=row.get("display_name") or row.get("name") or row.get("check_name") or stem,
-        gpus=_gpus(*(_whole(row.get(f"num_{what}")) for what in _COUNTS)),
-        hosts=tuple(filter(None, re.split(r"[,\s]+", row.get("job_nodelist") or ""))),
-        at_s=at_s,
-    )
-    pairs = {name.removesuffix("_value"): name for name in names if name.endswith("_value")}
-    for variable, column in pairs.items():
-        # Older logs have one variable a line, named in a column of its own.
-        prefix, name = variable, variable
-        if variable == "perf":
-            name = row.get("perf_var") or variable
-        value = _number(row.get(column))
-        lower, upper = (_number(row.get(f"{prefix}_{end}_thres")) for end in ("lower", "upper"))
-        if value is not None and value > 0:
-            yield recorded(
-                metric=name,
-                value=value,
-                unit=row.get(f"{prefix}_unit") or "",
-                more_is_better=_direction(lower, upper),
+def _logged_values(told: Mapping[str, str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for column in told:
+        if column.endswith("_value"):
+            prefix = column.removesuffix("_value")
+            # Older logs have one variable a line, named in a column of its own.
+            name = told.get("perf_var", prefix) if prefix == "perf" else prefix
+            others = (
+                told.get(f"{prefix}_{what}") for what in ("lower_thres", "upper_thres", "unit")
             )
+            found[name] = [told[column], None, *others]
+    return found
 
 
-_COUNTS = ("tasks", "tasks_per_node", "gpus_per_node")
-
-
-def _completed_s(row: Mapping[str, str]) -> float | None:
-    if (found := _number(row.get("job_completion_time_unix"))) is not None:
-        return found
+def _ended_s(told: Mapping[str, str]) -> float:
+    if ended_s := positive(told.get("job_completion_time_unix")):
+        return ended_s
     try:
-        return datetime.fromisoformat(row.get("job_completion_time") or "").timestamp()
+        return datetime.fromisoformat(told.get("job_completion_time", "")).timestamp()
     except ValueError:
-        return None
-
-
-def _number(text: str | None) -> float | None:
-    if text is None or text in _NONE:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _whole(text: str | None) -> int | None:
-    value = _number(text)
-    return None if value is None else int(value)
+        problem = "a performance log needs the column job_completion_time(_unix)"
+        raise DecodeError("", f"{problem}; add it to handlers_perflog of the site") from None

@@ -1,8 +1,10 @@
 """Values that another tool recorded, and the results that are made of them."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -74,6 +76,14 @@ class Session:
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
 
 
+def positive(value: object) -> float | None:
+    """Return the value of a measurement if it is a finite number above 0; None if not."""
+    with suppress(ValueError, OverflowError):
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            return found if 0 < (found := float(value)) < math.inf else None
+    return None
+
+
 class Directions:
     """Which way of each metric is better: as given, as the tool says, or by the unit."""
 
@@ -91,19 +101,16 @@ class Directions:
 
     def learn(self, values: Iterable[RecordedValue]) -> None:
         """Find the directions of new metrics; raise a UsageError that names all unknown ones."""
-        unknown = {}
+        unknown: dict[str, RecordedValue] = {}
         for value in values:
-            if value.metric in self.known:
-                continue
-            more, unit = value.more_is_better, value.unit or unit_of_name(value.metric)
-            if more is None and _TIME.fullmatch(unit):
-                more = False
-            if more is None and _RATE.fullmatch(unit):
-                more = True
+            unit = value.unit or unit_of_name(value.metric)
+            more = value.more_is_better
+            if more is None and (_TIME.fullmatch(unit) or _RATE.fullmatch(unit)):
+                more = _TIME.fullmatch(unit) is None
             if more is None:
-                unknown[value.metric] = value
+                unknown.setdefault(value.metric, value)
             else:
-                self.known[value.metric] = more
+                self.known.setdefault(value.metric, more)
         if left := [each for name, each in unknown.items() if name not in self.known]:
             named = ", ".join(
                 f"{each.metric} ({f'{each.value:g} {each.unit}'.strip()})" for each in left

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.store.imports.session import RecordedValue, Session
+from gpuscale.store.imports.session import RecordedValue, Session, positive
 
 _TIME_COLUMNS = ("time", "timestamp", "date", "datetime", "commit_ts")
 _VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
@@ -26,9 +26,7 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
         values = tuple(
             RecordedValue(case=path.stem, metric=name.strip(), value=value, at_s=at.timestamp())
             for name, text_ in row.items()
-            if name not in (time, version, None)
-            and (value := _number(text_)) is not None
-            and value > 0
+            if name not in (time, version, None) and (value := positive(text_))
         )
         key = f"{path.stem}-{row[version]}" if version else path.stem
         yield Session(key=key, began_at=at, values=values)
@@ -36,7 +34,7 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
 
 def _moment(text: str, line: int) -> datetime:
     """Return a time given in ISO 8601 or in Unix seconds; without an offset it is in UTC."""
-    seconds = _number(text)
+    seconds = positive(text)
     try:
         if seconds is not None:
             return datetime.fromtimestamp(seconds, UTC)
@@ -45,10 +43,3 @@ def _moment(text: str, line: int) -> datetime:
         problem = f"expected a time such as 2026-03-01T03:00:00 or Unix seconds, found '{text}'"
         raise DecodeError("", problem, line=line) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
