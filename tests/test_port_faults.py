@@ -12,7 +12,7 @@ from changing import replace
 from hosts import Cluster, skip_without_hosts
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.port_faults import find_port_faults
+from gpuscale.judge.diagnose.ports import find_port_faults
 from gpuscale.records import NodeProbe
 from gpuscale.records.port import Port
 

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 PortKind = Literal["infiniband", "roce", "slingshot", "ethernet", "tcp"]
-_Kinds = tuple[PortKind, ...]
-_RDMA: _Kinds = ("infiniband", "roce")
-_CXI: _Kinds = ("slingshot",)
-_ETHERNET: _Kinds = ("ethernet",)
-_TCP: _Kinds = ("tcp",)
-_TELEMETRY = "device/telemetry"
+_IB: PortKind = "infiniband"
+_CXI = "device/telemetry"
 MOST_GROWTH = 2**60
 """No counter grows by more in a run: only a driver that reports nonsense seems to."""
 
@@ -30,16 +26,15 @@ class Growth(NamedTuple):
 class PortCounter:
     """A counter that grows while a port loses time."""
 
-    kinds: _Kinds
+    kind: PortKind
+    """Kind of the ports that have the counter; those of InfiniBand are RoCE's too."""
     folder: str
-    """Folder of the counter's file below that of the port; for TCP, file in `/proc/net`."""
+    """Folder of the counter's file below that of the port; empty if it is there."""
     name: str
     words: str
     bits: int
     least: int
     """Smallest growth in a run that is mentioned; networks in good order may show less."""
-    effect: Literal["error", "wait"] = "error"
-    """What growth means: `error`, something was lost or sent again; `wait`, data had to wait."""
 
     def growth(self, before: int | str, after: int | str) -> Growth | str:
         """Return the growth between two readings, or the reason why it is unknown.
@@ -63,37 +58,37 @@ class PortCounter:
 
 
 PORT_COUNTERS = (
-    PortCounter(_RDMA, "counters", "symbol_error", "symbol errors", 16, 10),
-    PortCounter(_RDMA, "counters", "link_error_recovery", "link recoveries", 8, 1),
-    PortCounter(_RDMA, "counters", "link_downed", "link downs", 8, 1),
-    PortCounter(_RDMA, "counters", "port_rcv_errors", "receive errors", 16, 10),
-    PortCounter(_RDMA, "counters", "port_xmit_discards", "discarded packets", 16, 10),
-    PortCounter(_RDMA, "counters", "local_link_integrity_errors", "link integrity errors", 4, 1),
-    PortCounter(_RDMA, "counters", "excessive_buffer_overrun_errors", "buffer overruns", 4, 1),
-    PortCounter(_RDMA, "counters", "port_xmit_wait", "ticks of waiting", 32, 10**6, "wait"),
-    PortCounter(_RDMA, "hw_counters", "out_of_sequence", "packets out of sequence", 32, 10),
-    PortCounter(_RDMA, "hw_counters", "packet_seq_err", "sequence errors", 32, 10),
-    PortCounter(_RDMA, "hw_counters", "local_ack_timeout_err", "acknowledgement timeouts", 32, 1),
-    PortCounter(_RDMA, "hw_counters", "roce_adp_retrans", "adaptive retransmissions", 32, 10),
-    PortCounter(_RDMA, "hw_counters", "rnr_nak_retry_err", "receiver-not-ready", 32, 10, "wait"),
-    PortCounter(_RDMA, "hw_counters", "rp_cnp_handled", "congestion slowdowns", 64, 100, "wait"),
-    PortCounter(_RDMA, "hw_counters", "np_cnp_sent", "congestion notifications", 64, 100, "wait"),
-    PortCounter(_CXI, _TELEMETRY, "hni_pcs_uncorrected_cw", "uncorrected codewords", 56, 10),
-    PortCounter(_CXI, _TELEMETRY, "hni_llr_tx_replay_event", "replays sent", 56, 10),
-    PortCounter(_CXI, _TELEMETRY, "hni_llr_rx_replay_event", "replays received", 56, 10),
-    PortCounter(_CXI, _TELEMETRY, "pct_spt_timeouts", "packet timeouts", 56, 1),
-    PortCounter(_CXI, _TELEMETRY, "pct_sct_timeouts", "response timeouts", 56, 1),
-    PortCounter(_CXI, _TELEMETRY, "pct_retry_srb_requests", "retried requests", 56, 1),
-    PortCounter(_CXI, _TELEMETRY, "pct_no_trs_nacks", "refusals by targets", 56, 10, "wait"),
-    PortCounter(_CXI, _TELEMETRY, "hni_rx_paused_0", "paused cycles, in", 56, 10**6, "wait"),
-    PortCounter(_CXI, _TELEMETRY, "hni_tx_paused_0", "paused cycles, out", 56, 10**6, "wait"),
-    PortCounter(_ETHERNET, "", "carrier_changes", "carrier changes", 32, 1),
-    PortCounter(_ETHERNET, "statistics", "rx_errors", "receive errors", 64, 10),
-    PortCounter(_ETHERNET, "statistics", "tx_errors", "send errors", 64, 10),
-    PortCounter(_ETHERNET, "statistics", "rx_dropped", "packets dropped on arrival", 64, 100),
-    PortCounter(_ETHERNET, "statistics", "tx_dropped", "packets dropped on sending", 64, 100),
-    PortCounter(_TCP, "snmp", "RetransSegs", "retransmissions", 64, 100),
-    PortCounter(_TCP, "netstat", "TCPTimeouts", "timeouts", 64, 10),
+    PortCounter(_IB, "counters", "symbol_error", "symbol errors", 16, 10),
+    PortCounter(_IB, "counters", "link_error_recovery", "link recoveries", 8, 1),
+    PortCounter(_IB, "counters", "link_downed", "link downs", 8, 1),
+    PortCounter(_IB, "counters", "port_rcv_errors", "receive errors", 16, 10),
+    PortCounter(_IB, "counters", "port_xmit_discards", "discarded packets", 16, 10),
+    PortCounter(_IB, "counters", "local_link_integrity_errors", "link integrity errors", 4, 1),
+    PortCounter(_IB, "counters", "excessive_buffer_overrun_errors", "buffer overruns", 4, 1),
+    PortCounter(_IB, "counters", "port_xmit_wait", "ticks of waiting", 32, 10**6),
+    PortCounter(_IB, "hw_counters", "out_of_sequence", "packets out of sequence", 32, 10),
+    PortCounter(_IB, "hw_counters", "packet_seq_err", "sequence errors", 32, 10),
+    PortCounter(_IB, "hw_counters", "local_ack_timeout_err", "acknowledgement timeouts", 32, 1),
+    PortCounter(_IB, "hw_counters", "roce_adp_retrans", "adaptive retransmissions", 32, 10),
+    PortCounter(_IB, "hw_counters", "rnr_nak_retry_err", "receiver-not-ready", 32, 10),
+    PortCounter(_IB, "hw_counters", "rp_cnp_handled", "congestion slowdowns", 64, 100),
+    PortCounter(_IB, "hw_counters", "np_cnp_sent", "congestion notifications", 64, 100),
+    PortCounter("slingshot", _CXI, "hni_pcs_uncorrected_cw", "uncorrected codewords", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_llr_tx_replay_event", "replays sent", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_llr_rx_replay_event", "replays received", 56, 10),
+    PortCounter("slingshot", _CXI, "pct_spt_timeouts", "packet timeouts", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_sct_timeouts", "response timeouts", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_retry_srb_requests", "retried requests", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_no_trs_nacks", "refusals by targets", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_rx_paused_0", "paused cycles, in", 56, 10**6),
+    PortCounter("slingshot", _CXI, "hni_tx_paused_0", "paused cycles, out", 56, 10**6),
+    PortCounter("ethernet", "", "carrier_changes", "carrier changes", 32, 1),
+    PortCounter("ethernet", "statistics", "rx_errors", "receive errors", 64, 10),
+    PortCounter("ethernet", "statistics", "tx_errors", "send errors", 64, 10),
+    PortCounter("ethernet", "statistics", "rx_dropped", "packets dropped on arrival", 64, 100),
+    PortCounter("ethernet", "statistics", "tx_dropped", "packets dropped on sending", 64, 100),
+    PortCounter("tcp", "", "RetransSegs", "retransmissions", 64, 100),
+    PortCounter("tcp", "", "TCPTimeouts", "timeouts", 64, 10),
 )
 """All counters, the most telling of each kind of port first."""
 PORT_COUNTERS_BY_NAME = {counter.name: counter for counter in PORT_COUNTERS}

@@ -11,7 +11,7 @@ import msgspec
 from gpuscale.base.counters import MOMENTS
 from gpuscale.base.errors import require_packages
 from gpuscale.cli.inputs import add_device, add_text_or_json
-from gpuscale.judge.diagnose.port_faults import find_port_faults
+from gpuscale.judge.diagnose.ports import find_port_faults
 from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher

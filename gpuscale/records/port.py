@@ -33,8 +33,6 @@ class Port(Record, frozen=True, kw_only=True):
     pcie_gt_s: Rate | None = None
     """Transfers of each PCIe lane, in 10⁹ a second."""
     pcie_width: PositiveCount | None = None
-    pcie_max_gt_s: Rate | None = None
-    pcie_max_width: PositiveCount | None = None
     growth: Mapping[Name, Growth] = msgspec.field(default_factory=dict)
     """Growth of each counter that grew during the run (see `gpuscale.base.port_counters`)."""
     at_least: tuple[Name, ...] = ()

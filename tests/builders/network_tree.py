@@ -15,7 +15,7 @@ def write(root: Path, *files: tuple[str, object]) -> None:
 
 def counter_files(kind: PortKind, folder: str) -> dict[str, str]:
     """The file of each counter of a port, by the counter's name."""
-    found = (counter for counter in PORT_COUNTERS if kind in counter.kinds)
+    found = (counter for counter in PORT_COUNTERS if kind == counter.kind)
     return {c.name: "/".join(filter(None, (folder, c.folder, c.name))) for c in found}
 
 
@@ -24,13 +24,10 @@ def pci_device(root: Path, link: str, address: str, *, width: int = 16) -> None:
     place = f"sys/devices/pci0000:00/{address}"
     write(
         root,
-        (f"{place}/vendor", "0x15b3"),
-        (f"{place}/device", "0x1021"),
+        (f"{place}/uevent", "DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:1021"),
         (f"{place}/numa_node", 1),
         (f"{place}/current_link_speed", "32.0 GT/s PCIe"),
         (f"{place}/current_link_width", width),
-        (f"{place}/max_link_speed", "32.0 GT/s PCIe"),
-        (f"{place}/max_link_width", 16),
     )
     (root / link).parent.mkdir(parents=True, exist_ok=True)
     (root / link).symlink_to(root / place)

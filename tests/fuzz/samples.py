@@ -59,8 +59,6 @@ def _results() -> Results:
         width=4,
         pcie_gt_s=32.0,
         pcie_width=16,
-        pcie_max_gt_s=32.0,
-        pcie_max_width=16,
         growth={"symbol_error": 3},
         at_least=("symbol_error",),
         absent={"Permission denied": ("link_downed",)},

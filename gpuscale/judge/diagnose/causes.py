@@ -8,7 +8,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.judge.diagnose.devices import explaining_clocks
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.diagnose.fabric import port_symptoms
+from gpuscale.judge.diagnose.ports import port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import (
     LINKS,
@@ -31,7 +31,7 @@ def communication(row: RowEvidence, change: Change) -> Cause:
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in LINKS if kind in kinds)
-    ports = port_symptoms(row)
+    ports = tuple(port_symptoms(row))
     kind = next(found, CauseKind.FABRIC if ports else CauseKind.COMMUNICATION)
     hosts = tuple(dict.fromkeys(port.host for port in ports))
     demands = STRATEGIES.get(row.point.key.configuration.strategy)

@@ -7,20 +7,66 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME
+from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
 from gpuscale.records.port import Port
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_RATE = re.compile(r"([\d.]+) Gb/sec \((\d+)X")
 _ETHERNET = "1"
 """Type of a network interface with Ethernet frames; loopback, tunnels and IPoIB have others."""
-_NO_WIDTH = (0, 255)
-"""Widths of a PCIe link that is down, or whose registers cannot be read."""
 
+
+class _Fact(NamedTuple):
+    """A field of a port that is unknown unless the text of a file begins with the pattern."""
+
+    field: str
+    file: str
+    """Path below the folder of the port, or of its PCIe device."""
+    pattern: str
+    of: Callable[[str], Any] = float
+    """Function that returns the field's value, given the group of the pattern."""
+
+
+def _of_mbit_s(text: str) -> float:
+    return int(text) / 1000
+
+
+# The kernel reports an unknown speed as -1 or 0, and the width of a PCIe link that is down, or
+# whose registers cannot be read, as 0 or 255.
+_NUMBER, _SPEED, _WIDTH = r"(\d+(?:\.\d+)?)", r"([1-9]\d*)", r"(?!255\b)([1-9]\d*)"
+_DEVICE_FACTS = (
+    _Fact("model", "uevent", r"(?s).*\bPCI_ID=(\S+)", str.lower),
+    _Fact("numa_node", "numa_node", r"(\d+)", int),
+    _Fact("pcie_width", "current_link_width", _WIDTH, int),
+    _Fact("pcie_gt_s", "current_link_speed", _NUMBER),
+)
+_PORT_FACTS: Mapping[PortKind, tuple[_Fact, ...]] = {
+    "infiniband": (
+        _Fact("kind", "link_layer", r"(Ethernet)", lambda _: "roce"),
+        _Fact("state", "state", r"\d: (\w+)", str.lower),
+        _Fact("rate_gbit_s", "rate", rf"{_NUMBER} Gb/sec"),
+        _Fact("width", "rate", r"[\d.]+ Gb/sec \(([1-9]\d*)X", int),
+    ),
+    "slingshot": (
+        _Fact("state", "device/properties/link", "([01])", {"0": "down", "1": "up"}.get),
+        _Fact("rate_gbit_s", "device/properties/speed", _SPEED, _of_mbit_s),
+        # An extended speed, which the registers of PCIe cannot express.
+        _Fact("pcie_gt_s", "device/properties/current_esm_link_speed", _NUMBER),
+    ),
+    "ethernet": (
+        _Fact("state", "operstate", r"(\w+)", str),
+        _Fact("rate_gbit_s", "speed", _SPEED, _of_mbit_s),
+    ),
+}
+_PLACES: Mapping[str, PortKind] = {
+    "infiniband/*/ports/*": "infiniband",
+    "cxi/cxi*": "slingshot",
+    "net/*": "ethernet",
+}
+"""Kinds of ports by their folders below `/sys/class`."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
 """Each port with the values of its counters, or the reasons why they cannot be read, by name and
@@ -70,82 +116,53 @@ def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
 
 def _readings(root: Path) -> _Readings:
     found = [*_tcp(root)]
-    for pattern, port_of in _PLACES.items():
+    for pattern, kind in _PLACES.items():
         for folder in sorted((root / "sys/class").glob(pattern)):
-            if (port := port_of(folder)) is not None:
-                found.append((port, _counters(port, folder)))
+            port = _port(kind, folder)
+            if kind != "ethernet" or _is_counted(port, folder):
+                found.append((port, _counters(kind, folder)))
     return {(port.name, port.pci_address): (port, counters) for port, counters in found}
 
 
-def _infiniband(folder: Path) -> Port:
-    adapter, rate = folder.parents[1], _RATE.match(_text(folder / "rate"))
-    return Port(
-        name=f"{adapter.name} port {folder.name}",
-        kind="roce" if _text(folder / "link_layer") == "Ethernet" else "infiniband",
-        # The kernel says `4: ACTIVE`.
-        state=_text(folder / "state").rpartition(" ")[2].lower() or None,
-        rate_gbit_s=float(rate[1]) if rate else None,
-        width=int(rate[2]) if rate else None,
-        **_pci(adapter / "device"),
-    )
+def _port(kind: PortKind, folder: Path) -> Port:
+    adapter, name = folder, folder.name
+    if kind == "infiniband":
+        adapter, name = folder.parents[1], f"{folder.parents[1].name} port {name}"
+    device = adapter / "device"
+    # A virtual interface has no PCI address.
+    addresses = _PCI_ADDRESS.findall(str(device.resolve())) or [None]
+    facts: dict[str, Any] = {"name": name, "kind": kind, "pci_address": addresses[-1]}
+    for place, known in ((device, _DEVICE_FACTS), (folder, _PORT_FACTS[kind])):
+        for fact in known:
+            if match := re.match(fact.pattern, _text(place / fact.file)):
+                facts[fact.field] = fact.of(match[1])
+    return Port(**facts)
 
 
-def _slingshot(folder: Path) -> Port:
-    properties, pci = folder / "device/properties", _pci(folder / "device")
-    # An extended speed, which the registers of PCIe cannot express.
-    pci["pcie_gt_s"] = _number(properties / "current_esm_link_speed") or pci.get("pcie_gt_s")
-    return Port(
-        name=folder.name,
-        kind="slingshot",
-        state={"1": "up", "0": "down"}.get(_text(properties / "link")),
-        rate_gbit_s=_gbit_s(properties / "speed"),
-        **pci,
-    )
-
-
-def _ethernet(folder: Path) -> Port | None:
-    pci = _pci(folder / "device")
+def _is_counted(port: Port, folder: Path) -> bool:
+    """True for an interface of an adapter, and for a virtual one that carries traffic itself."""
+    if _text(folder / "type") != _ETHERNET:
+        return False
     # A virtual interface that belongs to a bridge passes on what the bridge counts.
-    is_passed_on = not pci and (folder / "master").exists()
-    if _text(folder / "type") != _ETHERNET or is_passed_on:
-        return None
-    if not pci and not _number(folder / "statistics/rx_bytes"):
-        return None
-    return Port(
-        name=folder.name,
-        kind="ethernet",
-        state=_text(folder / "operstate") or None,
-        rate_gbit_s=_gbit_s(folder / "speed"),
-        **pci,
-    )
-
-
-_PLACES: Mapping[str, Callable[[Path], Port | None]] = {
-    "infiniband/*/ports/*": _infiniband,
-    "cxi/cxi*": _slingshot,
-    "net/*": _ethernet,
-}
-"""Functions that return the port in a folder below `/sys/class`, or None to leave it out."""
+    is_used = _text(folder / "statistics/rx_bytes") not in ("", "0")
+    return port.pci_address is not None or (is_used and not (folder / "master").exists())
 
 
 def _tcp(root: Path) -> Iterator[tuple[Port, Mapping[str, int | str]]]:
-    counters: dict[str, int | str] = {}
-    for counter in PORT_COUNTERS:
-        if "tcp" in counter.kinds:
-            lines = _text(root / "proc/net" / counter.folder).splitlines()
-            # Names and values alternate: `Tcp: InSegs RetransSegs` and `Tcp: 9 2`.
-            for names, values in zip(lines[::2], lines[1::2], strict=False):
-                columns = dict(zip(names.split(), values.split(), strict=False))
-                if counter.name in columns:
-                    counters[counter.name] = int(columns[counter.name])
-    if counters:
-        yield Port(name="TCP", kind="tcp"), counters
+    columns: dict[str, str] = {}
+    for file in ("snmp", "netstat"):
+        lines = _text(root / "proc/net" / file).splitlines()
+        # Names and values alternate: `Tcp: InSegs RetransSegs` and `Tcp: 9 2`.
+        for names, values in zip(lines[::2], lines[1::2], strict=False):
+            columns |= zip(names.split(), values.split(), strict=False)
+    if found := {name: int(columns[name]) for name in PORT_COUNTERS_BY_NAME if name in columns}:
+        yield Port(name="TCP", kind="tcp"), found
 
 
-def _counters(port: Port, folder: Path) -> dict[str, int | str]:
+def _counters(kind: PortKind, folder: Path) -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for counter in PORT_COUNTERS:
-        if port.kind in counter.kinds:
+        if counter.kind == kind:
             try:
                 text = (folder / counter.folder / counter.name).read_text(encoding="ascii")
                 # Slingshot's counters come with the time: `1204@1795426392.731`.
@@ -155,38 +172,6 @@ def _counters(port: Port, folder: Path) -> dict[str, int | str]:
             except ValueError:
                 found[counter.name] = "not a number"
     return found
-
-
-def _pci(device: Path) -> dict[str, Any]:
-    """Return the fields of a port that describe the PCIe device behind it; empty if virtual."""
-    addresses = _PCI_ADDRESS.findall(str(device.resolve())) if device.exists() else []
-    if not addresses:
-        return {}
-    ids = [_text(device / name).removeprefix("0x") for name in ("vendor", "device")]
-    found: dict[str, Any] = {"numa_node": _count(device / "numa_node")}
-    for field, file in (("pcie_", "current"), ("pcie_max_", "max")):
-        width = _count(device / f"{file}_link_width")
-        found[f"{field}width"] = None if width in _NO_WIDTH else width
-        found[f"{field}gt_s"] = _number(device / f"{file}_link_speed")
-    return {"pci_address": addresses[-1], "model": ":".join(ids) if all(ids) else None, **found}
-
-
-def _gbit_s(file: Path) -> float | None:
-    """Return a speed that the kernel reports in Mb/s; for an unknown one it reports -1 or 0."""
-    speed_mbit_s = _count(file)
-    return speed_mbit_s / 1000 if speed_mbit_s else None
-
-
-def _count(file: Path) -> int | None:
-    number = _number(file)
-    return None if number is None or number < 0 else int(number)
-
-
-def _number(file: Path) -> float | None:
-    """Return the number at the beginning of a file, such as `32.0 GT/s PCIe`; None if none is."""
-    with suppress(ValueError, IndexError):
-        return float(_text(file).split()[0])
-    return None
 
 
 def _text(file: Path) -> str:

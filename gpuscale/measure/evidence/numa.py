@@ -13,13 +13,9 @@ def cpu_numa_nodes(cpus: Iterable[int], root: Path = Path("/")) -> tuple[int, ..
 
 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
-    """Return the NUMA node of a GPU; None if unknown, or if the machine has only one.
-
-    `pci_address` is NVML's, such as `00000000:C1:00.0`; the kernel's has fewer zeros.
-    """
+    """Return the NUMA node of a GPU; None if unknown, or if the machine has only one."""
     with suppress(OSError, ValueError):
-        domain, rest = pci_address.lower().split(":", 1)
-        place = root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
-        numa_node = int((place / "numa_node").read_text(encoding="ascii"))
+        device = root / "sys/bus/pci/devices" / pci_address
+        numa_node = int((device / "numa_node").read_text(encoding="ascii"))
         return None if numa_node < 0 else numa_node
     return None
