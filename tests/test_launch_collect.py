@@ -12,6 +12,7 @@ from commands import HERE, request_for
 from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, NodeEvidence, Phases, Run
+from gpuscale.records.environment import without_software
 from gpuscale.records.request import (
     CommandOutcome,
     CommandWindow,
@@ -19,7 +20,7 @@ from gpuscale.records.request import (
     RankOutcome,
     RankWindow,
 )
-from gpuscale.records.software import Library, ProcessSoftware, Software
+from gpuscale.records.software import Library, ProcessSoftware
 from gpuscale.store import read_results
 
 
@@ -134,7 +135,7 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
 def test_libraries_that_could_not_be_read_are_named_on_their_node(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
     asked = request_for(tmp_path, "", gpus=2, nodes=2)
-    lost = Software(packages_absent="process 7 cannot be read: Permission denied")
+    lost = without_software("process 7 cannot be read: Permission denied")
     nccl = Library(name="NCCL", path="/opt/libnccl.so.2")
     for rank, (host, libraries) in enumerate((("n1", ()), ("n2", (nccl,)))):
         directory.node_evidence(host).write(NodeEvidence(host=host, absent={"gpus": "none"}))

@@ -128,7 +128,7 @@ def test_an_interpreter_that_cannot_be_examined_is_named(tmp_path: Path) -> None
     assert "no packages" in absent
     # None of it is gpuscale's own.
     here = replace(environment(), torch_version="2.15", nccl_version="2.28")
-    put = found.software.put_into(here)
+    put = here.with_software_of(found.software)
     assert (put.torch_version, put.nccl_version, put.host) == (None, None, here.host)
 
 

@@ -37,7 +37,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def cpu_model(root: Path = Path("/")) -> str | None:
     """Return the model name of the CPU, or else of the machine; None if unknown."""
-    lines = _text(root / "proc/cpuinfo").splitlines()
+    lines = text_of(root / "proc/cpuinfo").splitlines()
     for line in lines:
         key, _, value = line.partition(":")
         # x86 says "model name", POWER says "cpu".
@@ -45,14 +45,28 @@ def cpu_model(root: Path = Path("/")) -> str | None:
             return value.strip()
     # Linux names no Arm CPU, such as Grace.
     names = ("proc/device-tree/model", "sys/devices/soc0/machine", "sys/class/dmi/id/product_name")
-    return next(filter(None, (_text(root / name).strip(" \n\0") for name in names)), None)
+    return next(filter(None, (text_of(root / name) for name in names)), None)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a file without blanks at its ends; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace").strip(" \t\n\r\0")
     except OSError:
         return ""
+
+
+def variables_of(process: int | str, root: Path = Path("/")) -> dict[str, str]:
+    """Return the variables a process was started with; OSError if it has ended or is another's."""
+    text = (root / f"proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0"))
+
+
+def parent_of(process: int | str, root: Path = Path("/")) -> int:
+    """Return the process ID of a process's parent; raise an OSError if the process has ended."""
+    # The name, in parentheses, may contain anything.
+    stat = (root / f"proc/{process}/stat").read_text(errors="replace")
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
@@ -68,12 +82,10 @@ def adopt_orphans() -> None:
 def descendants() -> set[int]:
     """Return the process IDs of all descendants of this process; empty except on Linux."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for place in Path("/proc").glob("[0-9]*"):
         # A process may end meanwhile.
         with suppress(OSError):
-            # The name, in parentheses, may contain anything.
-            _, _, rest = path.read_text(errors="replace").rpartition(")")
-            children.setdefault(int(rest.split()[1]), []).append(int(path.parent.name))
+            children.setdefault(parent_of(place.name), []).append(int(place.name))
     found, left = set[int](), [os.getpid()]
     while left:
         left += children.get(left.pop(), [])

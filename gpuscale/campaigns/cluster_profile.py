@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, field
 
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
+from gpuscale.base.host import text_of
 from gpuscale.base.printable import shown
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.schedulers import SCHEDULERS
@@ -258,7 +259,4 @@ def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> Cluste
 
 
 def _holds(path: Path, text: str) -> bool:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip() == text.strip()
-    except OSError:
-        return False
+    return text_of(path) == text.strip()

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import text_of
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
-from gpuscale.records.software import Software, software_in
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
@@ -59,7 +59,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def append(
-        self, run: Run, sampling: RunSampling | None, software: Software | None = None
+        self, run: Run, sampling: RunSampling | None, software: Environment | None = None
     ) -> Run:
         """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk.
 
@@ -71,13 +71,13 @@ class Recorder:
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)
         if self.resumed is not None and _is_of_commands(self._before):
-            software = software or software_in(self.environment)
+            software = software or self.environment
             faults = self._before.injections
             validate_environment(self.path, self._before, self.environment, faults, software)
         if self._writer is None:
             environment = self.environment
             if self.is_of_commands and software is not None:
-                environment = software.put_into(environment)
+                environment = environment.with_software_of(software)
             self._before = replace(self._before, environment=environment)
             self._writer = ResultsWriter(self.path, self._before)
         self._writer.append(run)
@@ -113,17 +113,17 @@ def validate_environment(
     recorded: Results,
     environment: Environment,
     injections: tuple[str, ...],
-    software: Software | None = None,
+    software: Environment | None = None,
 ) -> None:
     """Raise a UsageError if runs in this environment cannot be pooled with runs in the file.
 
     `software` is that of a command's interpreter, known after a run.
     """
     if _is_of_commands(recorded):
-        known = software_in(recorded.environment)
+        known = recorded.environment
         if software is not None and software.packages and known.packages:
             known = software
-        environment = known.put_into(environment)
+        environment = environment.with_software_of(known)
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -199,7 +199,4 @@ def _changes(*values: tuple[str, object, object]) -> list[str]:
 
 def _loaded_driver() -> str | None:
     # NVML reports it only while a run is being sampled, which is too late to refuse.
-    try:
-        return _LOADED_DRIVER.read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
+    return text_of(_LOADED_DRIVER) or None

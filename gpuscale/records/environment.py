@@ -9,6 +9,12 @@ from msgspec import Meta
 
 from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
 
+UNRECORDED = "unrecorded"
+"""Device of an environment of which only other properties are known."""
+_SOFTWARE = (
+    *("python", "torch", "torchvision", "lightning", "cuda", "cudnn"),
+    *("nccl", "rocm", "miopen", "rccl"),
+)
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
@@ -90,6 +96,14 @@ class Environment(Record, frozen=True, kw_only=True):
         """Distinct GPU names, in order of first occurrence."""
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
+    def with_software_of(self, other: "Environment") -> "Environment":
+        """Return this environment with another's interpreter and packages; only the driver stays.
+
+        What is unknown of the other becomes unknown here.
+        """
+        names = (*(f"{part}_version" for part in _SOFTWARE), "packages", "packages_absent")
+        return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
+
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
         """Each GPU with its host; if `nodes` is not empty, the first node's GPUs occur twice."""
@@ -131,6 +145,11 @@ class Environment(Record, frozen=True, kw_only=True):
 def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
     """Return the PCI address of each GPU by UUID; None if unknown."""
     return {gpu.uuid: gpu.pci_address for gpu in gpus if gpu.uuid}
+
+
+def without_software(reason: str | None = None) -> Environment:
+    """Return an environment of which no software is known, with the reason."""
+    return Environment(device=UNRECORDED, packages_absent=reason)
 
 
 def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:

@@ -12,10 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gpuscale.base.host import parent_of, variables_of
 from gpuscale.base.printable import clean
 from gpuscale.measure.evidence.libraries import libraries_among, mapped_files
 from gpuscale.measure.evidence.packages import installed_packages
-from gpuscale.records.software import ProcessSoftware, Software
+from gpuscale.records.environment import UNRECORDED, Environment, without_software
+from gpuscale.records.software import ProcessSoftware
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
 _PYTHON = re.compile(r"python(\d\.\d+)")
@@ -28,7 +30,7 @@ def software_of(
 ) -> ProcessSoftware:
     """Return the libraries of these processes, and the software of the interpreter among them.
 
-    The reason for what cannot be read is in `Software.packages_absent`.
+    The reason for what cannot be read is in `packages_absent` of the software.
     """
     files: dict[int, list[str]] = {}
     absent: str | None = "no process of the command was left"
@@ -38,14 +40,14 @@ def software_of(
         except OSError as error:
             # It may have ended meanwhile; another may show the same.
             absent = _refusal(process, error)
-    software = Software(packages_absent=None if files else absent)
+    software = without_software(None if files else absent)
     # The ranks import at least what a starter such as torchrun imports.
     by_packages = sorted(files, key=lambda process: -len([*_packages_in(files[process])]))
     for process in by_packages if with_packages else ():
         try:
             software = _software(process, files[process], root)
         except OSError as error:
-            software = Software(packages_absent=_refusal(process, error))
+            software = without_software(_refusal(process, error))
         if software.packages:
             break
     libraries = libraries_among([file for mapped in files.values() for file in mapped])
@@ -62,11 +64,9 @@ def _without_forks(processes: Collection[int], root: Path) -> Iterator[int]:
     parents: dict[int, int] = {}
     for process in processes:
         # A process may have ended; reading what it has mapped will say so.
-        with suppress(OSError, IndexError):
-            place = root / "proc" / str(process)
-            _, _, rest = (place / "stat").read_text(errors="replace").rpartition(")")
-            parents[process] = int(rest.split()[1])
-            words[process] = (place / "cmdline").read_bytes()
+        with suppress(OSError):
+            parents[process] = parent_of(process, root)
+            words[process] = (root / f"proc/{process}/cmdline").read_bytes()
     for process in sorted(processes):
         parent = parents.get(process)
         if parent not in words or words[parent] != words.get(process):
@@ -80,7 +80,7 @@ def _packages_in(files: Sequence[str]) -> Iterator[str]:
             yield found[0]
 
 
-def _software(process: int, files: Sequence[str], root: Path) -> Software:
+def _software(process: int, files: Sequence[str], root: Path) -> Environment:
     place = root / "proc" / str(process)
     program = str((place / "exe").readlink())
     python = _PYTHON.fullmatch(Path(program).name)
@@ -88,9 +88,10 @@ def _software(process: int, files: Sequence[str], root: Path) -> Software:
     folders = [place / "root" / path.lstrip("/") for path in dict.fromkeys(paths)]
     packages = installed_packages(folders)
     if not packages:
-        return Software(packages_absent=f"{clean(program)} has no packages that can be seen")
+        return without_software(f"{clean(program)} has no packages that can be seen")
     torch = _told_by(folders, "torch")
-    return Software(
+    return Environment(
+        device=UNRECORDED,
         python_version=python and python[1],
         torch_version=torch.get("__version__", packages.get("torch")),
         torchvision_version=_told_by(folders, "torchvision").get(
@@ -105,10 +106,9 @@ def _software(process: int, files: Sequence[str], root: Path) -> Software:
 
 def _import_folders(place: Path, program: str, python: re.Match[str] | None) -> Iterator[str]:
     """Yield the folders from which an interpreter imports, by its environment and location."""
-    text = (place / "environ").read_bytes().decode(errors="surrogateescape")
-    variables = dict(entry.partition("=")[::2] for entry in text.split("\0"))
     if python is None:
         return
+    variables = variables_of(place.name, place.parents[1])
     yield from filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     folder = f"python{python[1]}/site-packages"
     if "PYTHONNOUSERSITE" not in variables and "HOME" in variables:

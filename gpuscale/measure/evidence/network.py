@@ -5,12 +5,12 @@ The counters of ports are of the whole host, those of TCP of this process's netw
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from gpuscale.base.host import text_of
 from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
 from gpuscale.records.port import Port
 
@@ -134,24 +134,24 @@ def _port(kind: PortKind, folder: Path) -> Port:
     facts: dict[str, Any] = {"name": name, "kind": kind, "pci_address": addresses[-1]}
     for place, known in ((device, _DEVICE_FACTS), (folder, _PORT_FACTS[kind])):
         for fact in known:
-            if match := re.match(fact.pattern, _text(place / fact.file)):
+            if match := re.match(fact.pattern, text_of(place / fact.file)):
                 facts[fact.field] = fact.of(match[1])
     return Port(**facts)
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
     """True for an interface of an adapter, and for a virtual one that carries traffic itself."""
-    if _text(folder / "type") != _ETHERNET:
+    if text_of(folder / "type") != _ETHERNET:
         return False
     # A virtual interface that belongs to a bridge passes on what the bridge counts.
-    is_used = _text(folder / "statistics/rx_bytes") not in ("", "0")
+    is_used = text_of(folder / "statistics/rx_bytes") not in ("", "0")
     return port.pci_address is not None or (is_used and not (folder / "master").exists())
 
 
 def _tcp(root: Path) -> Iterator[tuple[Port, Mapping[str, int | str]]]:
     columns: dict[str, str] = {}
     for file in ("snmp", "netstat"):
-        lines = _text(root / "proc/net" / file).splitlines()
+        lines = text_of(root / "proc/net" / file).splitlines()
         # Names and values alternate: `Tcp: InSegs RetransSegs` and `Tcp: 9 2`.
         for names, values in zip(lines[::2], lines[1::2], strict=False):
             columns |= zip(names.split(), values.split(), strict=False)
@@ -172,10 +172,3 @@ def _counters(kind: PortKind, folder: Path) -> dict[str, int | str]:
             except ValueError:
                 found[counter.name] = "not a number"
     return found
-
-
-def _text(file: Path) -> str:
-    """Return the text of a file without blanks at its ends; empty if it cannot be read."""
-    with suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    return ""

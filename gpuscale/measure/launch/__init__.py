@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
     from gpuscale.measure.schedulers.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
-    from gpuscale.records.software import Software
 
 # A launcher across nodes is a ProcessStarter and its line here.
 ACROSS_NODES: Mapping[str, str] = {
@@ -65,7 +64,7 @@ class Launcher(Protocol):
 
     running: "RunDirectory | None" = None
     """The folder of the run in progress; None between runs."""
-    command_software: "Software | None" = None
+    command_software: "Environment | None" = None
     """Software of the last run's interpreter; None if gpuscale itself trained."""
 
     @property

@@ -8,14 +8,15 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, steadiness
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
+from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.launch.failures import text_of
 from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
+from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
-from gpuscale.records.software import ProcessSoftware, Software, merged
+from gpuscale.records.software import ProcessSoftware, merged
 from gpuscale.records.step_time import median_window_s, window_of_ranks
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -128,13 +129,13 @@ def _with_libraries(
     return tuple(known)
 
 
-def command_software(request: RunRequest, directory: RunDirectory) -> Software | None:
+def command_software(request: RunRequest, directory: RunDirectory) -> Environment | None:
     """Return the software of a command's interpreter; None if gpuscale itself trained."""
     if request.command is None:
         return None
     left = directory.software(0).read_if_left()
     reason = "the process that watched the command did not record it"
-    return Software(packages_absent=reason) if left is None else left.software
+    return without_software(reason) if left is None else left.software
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:

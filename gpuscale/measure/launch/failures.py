@@ -2,12 +2,11 @@
 
 import signal
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from gpuscale.base.foreign_texts import OUT_OF_MEMORY
-from gpuscale.base.host import FAULT_SIGNALS
+from gpuscale.base.host import FAULT_SIGNALS, text_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
@@ -214,11 +213,3 @@ def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
 def _on_host(directory: RunDirectory, rank: int | None) -> str:
     host = _host_of(directory, rank)
     return "" if host is None else f" on {host}"
-
-
-def text_of(path: Path) -> str:
-    """The text of a file without surrounding whitespace; empty if the file cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

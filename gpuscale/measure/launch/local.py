@@ -10,11 +10,11 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuscale.base.errors import MachineError
-from gpuscale.base.host import python_environment
+from gpuscale.base.host import python_environment, text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, command_software, left_by_ranks
-from gpuscale.measure.launch.failures import failure_of, text_of
+from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Seats
 from gpuscale.measure.launch.rendezvous import free_port
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder

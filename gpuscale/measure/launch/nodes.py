@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import gpuscale.base.host
+from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
 from gpuscale.measure.launch.collect import (
@@ -20,7 +21,7 @@ from gpuscale.measure.launch.collect import (
     job_environment,
     probes_left,
 )
-from gpuscale.measure.launch.failures import failure_of, text_of
+from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import (

@@ -20,7 +20,7 @@ from weakref import finalize
 
 import msgspec
 
-from gpuscale.measure.launch.failures import text_of
+from gpuscale.base.host import text_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
 

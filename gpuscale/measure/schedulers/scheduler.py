@@ -5,7 +5,6 @@ import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,6 +13,7 @@ from textwrap import indent
 from typing import ClassVar, Literal
 
 from gpuscale.base.errors import SchedulerError
+from gpuscale.base.host import text_of
 from gpuscale.base.printable import visible
 
 _ANSWER_S = 60.0
@@ -145,14 +145,8 @@ class Scheduler(ABC):
 
         By default `nodes_variable` names a file in which each line begins with a node's name.
         """
-        with suppress(OSError):
-            lines = (
-                Path(environment.get(self.nodes_variable, os.devnull))
-                .read_text("utf-8")
-                .splitlines()
-            )
-            return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
-        return ()
+        lines = text_of(Path(environment.get(self.nodes_variable, os.devnull))).splitlines()
+        return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
 
     def profile_values(self) -> dict[str, str]:
         """Return values for fields of a profile, such as `gpus` and `cores`; empty if unknown."""

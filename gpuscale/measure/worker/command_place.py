@@ -4,9 +4,8 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from gpuscale.base.host import descendants, processes_with
+from gpuscale.base.host import descendants, processes_with, variables_of
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.records import RunRequest
 from gpuscale.records.request import CommandRequest
@@ -81,8 +80,7 @@ class Place:
         for process in self.processes():
             # It may have ended, or belong to another user.
             with suppress(OSError):
-                text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
-                variables = dict(entry.partition("=")[::2] for entry in text.split("\0"))
+                variables = variables_of(process)
                 for name in names:
                     count = variables.get(name, "")
                     if count.isdigit() and count != os.environ.get(name):

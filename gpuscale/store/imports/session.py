@@ -12,10 +12,10 @@ from typing import Literal
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.records import Configuration, Environment, Results, Run
+from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.node_evidence import NodeEvidence
 
-_UNRECORDED = "unrecorded"
 _TIME = re.compile(r"([num]?s|µs|sec(onds?)?|min(utes?)?|h(ours?)?)", re.IGNORECASE)
 _RATE = re.compile(
     r".+/ ?(s|sec|second|h|hour|min)|[kMGTPE]?flops?(/s)?|.*hz|speedup|efficiency", re.IGNORECASE
@@ -125,7 +125,7 @@ def results_of(session: Session, directions: Directions) -> Results:
     """Return the results of a session, with a run for each value."""
     directions.learn(session.values)
     system = session.system or "unrecorded machine"
-    environment = Environment(device=_UNRECORDED, host=session.host, system=system)
+    environment = Environment(device=UNRECORDED, host=session.host, system=system)
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
         gpuscale_version=__version__,
@@ -141,7 +141,7 @@ def _runs(session: Session, directions: Directions) -> Iterator[Run]:
         made[value.case, value.metric, value.gpus] += 1
         yield Run(
             configuration=Configuration(
-                case=value.case, strategy=metric.name, device=_UNRECORDED, metric=metric
+                case=value.case, strategy=metric.name, device=UNRECORDED, metric=metric
             ),
             gpus=value.gpus,
             index=made[value.case, value.metric, value.gpus],
