@@ -46,6 +46,8 @@ class Query:
     """Path to the number in the answer, with dots; None if the answer is the number itself."""
     buffer: str | None = None
     """Buffer, if any, to read with nvmlDeviceGetSamples in preference to a single answer."""
+    take: Callable[[Any], Any] = lambda answer: answer
+    """Function that extracts the number from an answer of AMD SMI, or from its member."""
     divisor: int = 1
     """Divisor that converts the driver's unit into gpuscale's."""
 
@@ -117,6 +119,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return moment in self.answers or moment in self.absent
 
 
+_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
+"""PCIe generations by megatransfers per second."""
+
+
+def _microjoules(count: Mapping[str, Any]) -> Any:
+    return count["energy_accumulator"] * count["counter_resolution"]
+
+
 # A table is read by its rows, which the formatter would break up.
 # fmt: off
 FIELDS = (
@@ -144,7 +154,8 @@ FIELDS = (
            Query("amdsmi_get_power_info", member="average_socket_power")),
           mig=("shared", "summed")),
     Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",
-          (Query("nvmlDeviceGetTotalEnergyConsumption", divisor=1000),),
+          (Query("nvmlDeviceGetTotalEnergyConsumption", divisor=1000),
+           Query("amdsmi_get_energy_count", take=_microjoules, divisor=10**6)),
           mig=("shared", "summed"), shown="counted by the device",
           meaning="of all windows together, from the device's own counter"),
     Field("sm_clock_mean_mhz", "sm_clock_mhz", "SM clock", MHZ, "windows", "mean",
@@ -162,10 +173,13 @@ FIELDS = (
           (Query("nvmlDeviceGetCurrentClocksEventReasons"),
            Query("nvmlDeviceGetCurrentClocksThrottleReasons"))),
     Field("pcie_generation", "pcie_generation", "PCIe", COUNT, "load", "min",
-          (Query("nvmlDeviceGetCurrPcieLinkGeneration"),),
+          (Query("nvmlDeviceGetCurrPcieLinkGeneration"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_speed", take=_GENERATIONS.get)),
           meaning="lowest between the first window's begin and the last one's end"),
     Field("pcie_max_generation", "pcie_max_generation", "PCIe", COUNT, "load", "max",
-          (Query("nvmlDeviceGetMaxPcieLinkGeneration"),), shown=None,
+          (Query("nvmlDeviceGetMaxPcieLinkGeneration"),
+           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_speed",
+                 take=_GENERATIONS.get)), shown=None,
           meaning="the most in this slot"),
     Field("pcie_width", "pcie_width", "PCIe", COUNT, "load", "min",
           (Query("nvmlDeviceGetCurrPcieLinkWidth"),

@@ -10,11 +10,11 @@ from functools import cache, reduce
 from importlib import import_module
 from io import StringIO
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
 
-from gpuscale.base.counters import Query
+from gpuscale.base.counters import MOMENTS, Query
 from gpuscale.base.errors import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -26,8 +26,13 @@ from gpuscale.base.errors import (
 NAME = "AMD SMI"
 _NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
 """Names of the errors, after `AMDSMI_STATUS_`, that would always come back."""
-_UNKNOWN = ("N/A", 2**32 - 1, 2**64 - 1)
-"""Numbers by which AMD SMI says that it has none."""
+_UNKNOWN = (None, "N/A", 2**32 - 1, 2**64 - 1)
+"""Answers by which AMD SMI says that it has none."""
+_LIMITS = {
+    "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
+    "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
+}
+(_ENERGY,) = (query for query in MOMENTS["energy_j"].queries if query.is_of_amd)
 _TWO_DEVICES = ("0x7408", "0x740c")
 """PCI device IDs of MI250 and MI250X: each module is two devices, and only the first of them
 measures power, of both; the second one reports 0."""
@@ -37,19 +42,16 @@ measures power, of both; the second one reports 0."""
 class AmdGpu:
     """The handle of a GPU, or of one of its partitions, and how it shares hardware."""
 
-    number: int
-    """Number in the order of `amd-smi`, which is not HIP's."""
     handle: Any
-    address: str
+    address: str = ""
     """PCI address without the function, which counts partitions."""
-    partition: str | None
+    partition: str | None = None
     """Compute and memory partition modes, such as `CPX/NPS4`; None if there are none."""
-    of_module: bool = False
-    """True if the GPU is one of the two devices of a module."""
-    other: str | None = None
-    """Address of the module's other device; None if it is not visible here."""
     meter: Any = None
-    """Handle that measures the GPU's power; of a module with both devices visible, its first."""
+    """Handle that measures the GPU's power: of the two devices of a module, the first one's; None
+    if not both are visible."""
+    other: str | None = None
+    """Address of the module's other device; None if the GPU is no part of a module, or unknown."""
 
 
 @cache
@@ -92,10 +94,8 @@ def stop() -> None:
 
 def driver_version() -> str | None:
     """Return the driver's version; None if unknown."""
-    with suppress(QueryError):
-        for gpu in _gpus():
-            return str(ask("amdsmi_get_gpu_driver_info", gpu.handle)["driver_version"])
-    return None
+    query = Query("amdsmi_get_gpu_driver_info", member="driver_version")
+    return next((known(query, gpu) for gpu in _gpus()), None)
 
 
 def ask(call: str, *arguments: Any) -> Any:
@@ -109,15 +109,20 @@ def ask(call: str, *arguments: Any) -> Any:
 
 
 def answer(query: Query, gpu: AmdGpu) -> Any:
-    """Return the number that answers a query, in AMD SMI's unit."""
-    answered = ask(query.call, gpu.handle, *map(_named, query.arguments))
-    try:
-        found = reduce(lambda part, name: part[name], (query.member or "").split("."), answered)
-    except (KeyError, TypeError):
-        found = answered if query.member is None else "N/A"
-    if found in _UNKNOWN:
-        raise NeverOfferedError("not reported")
-    return found
+    """Return the answer to a query, in AMD SMI's unit."""
+    found = ask(query.call, gpu.handle, *map(_named, query.arguments))
+    with suppress(KeyError, TypeError):
+        found = query.take(reduce(getitem, query.member.split(".") if query.member else (), found))
+        if found not in _UNKNOWN:
+            return found
+    raise NeverOfferedError("not reported")
+
+
+def known(query: Query, gpu: AmdGpu) -> Any:
+    """Return the answer to a query; None if there is none."""
+    with suppress(QueryError):
+        return answer(query, gpu)
+    return None
 
 
 def metrics(gpu: AmdGpu) -> Any:
@@ -145,7 +150,7 @@ def find_handle(uuid: str, pci_address: str | None) -> AmdGpu:
 
 def all_handles() -> Iterator[tuple[int, AmdGpu]]:
     """Yield AMD SMI's number and the handle of every GPU."""
-    return ((gpu.number, gpu) for gpu in _gpus())
+    return enumerate(_gpus())
 
 
 def key(gpu: AmdGpu) -> str:
@@ -160,12 +165,6 @@ def description(gpu: AmdGpu) -> dict[str, Any]:
         with suppress(QueryError):
             found[name] = answer(query, gpu) / query.divisor
     return found
-
-
-_LIMITS = {
-    "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
-    "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
-}
 
 
 def _named(name: str) -> Any:
@@ -191,40 +190,24 @@ def _without_function(address: str) -> str:
 @cache
 def _gpus() -> Sequence[AmdGpu]:
     """Return all GPUs in AMD SMI's order, with the two devices of each module paired."""
-    found = [_gpu(*numbered) for numbered in enumerate(ask("amdsmi_get_processor_handles"))]
-    pairs: dict[str, tuple[AmdGpu, AmdGpu]] = {}
-    halves = sorted((gpu for gpu in found if gpu.of_module), key=lambda gpu: gpu.address)
+    found = [_gpu(AmdGpu(handle)) for handle in ask("amdsmi_get_processor_handles")]
+    halves = sorted((gpu for gpu in found if gpu.meter is None), key=lambda gpu: gpu.address)
     for first, second in pairwise(halves):
-        # At hand are perhaps only some devices, of different modules.
-        with suppress(QueryError):
-            if energy_j(first.handle) and energy_j(second.handle) == 0:
-                pairs |= {first.address: (first, second), second.address: (first, first)}
-    return [
-        replace(gpu, meter=pairs[gpu.address][0].handle, other=pairs[gpu.address][1].address)
-        if gpu.address in pairs
-        else gpu
-        for gpu in found
-    ]
+        # Perhaps only some devices are visible, of different modules.
+        if known(_ENERGY, first) and known(_ENERGY, second) == 0:
+            for gpu, other in ((first, second), (second, first)):
+                place = found.index(gpu)
+                found[place] = replace(gpu, meter=first.handle, other=other.address)
+    return found
 
 
-def _gpu(number: int, handle: Any) -> AmdGpu:
-    modes, device_id = [], None
-    for call in ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition"):
-        with suppress(QueryError):
-            modes.append(str(ask(call, handle)))
-    with suppress(QueryError):
-        device_id = ask("amdsmi_get_gpu_asic_info", handle)["device_id"]
-    return AmdGpu(
-        number=number,
-        handle=handle,
-        address=_without_function(ask("amdsmi_get_gpu_device_bdf", handle)),
-        partition="/".join(modes) if modes and "N/A" not in modes else None,
-        of_module=device_id in _TWO_DEVICES,
-        meter=handle,
+def _gpu(gpu: AmdGpu) -> AmdGpu:
+    calls = ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition")
+    modes = filter(None, (known(Query(call), gpu) for call in calls))
+    device_id = known(Query("amdsmi_get_gpu_asic_info", member="device_id"), gpu)
+    return replace(
+        gpu,
+        address=_without_function(ask("amdsmi_get_gpu_device_bdf", gpu.handle)),
+        partition="/".join(modes) or None,
+        meter=None if device_id in _TWO_DEVICES else gpu.handle,
     )
-
-
-def energy_j(handle: Any) -> float:
-    """Return the energy that a GPU has counted, in joules."""
-    count = ask("amdsmi_get_energy_count", handle)
-    return float(count["energy_accumulator"] * count["counter_resolution"] / 1e6)

@@ -18,6 +18,7 @@ class Smi(Protocol):
 
     NAME: str
 
+    def start(self) -> None: ...
     def stop(self) -> None: ...
     def driver_version(self) -> str | None: ...
     def find_handle(self, uuid: str, pci_address: str | None) -> Any: ...
@@ -30,19 +31,19 @@ class Smi(Protocol):
 @contextmanager
 def open_smi() -> Iterator[Smi]:
     """Keep the interface to this machine's GPUs open while the context lasts: NVML, or AMD SMI."""
-    smi: Smi = nvml
-    try:
-        nvml.start()
-    except DriverBrokenError:
-        raise
-    except DriverAbsentError as no_nvidia:
-        smi = amdsmi
+    absent: list[DriverAbsentError] = []
+    modules: tuple[Smi, ...] = (nvml, amdsmi)
+    for smi in modules:
         try:
-            amdsmi.start()
-        except DriverAbsentError as no_amd:
-            is_amd = AMD_DRIVER.exists() or isinstance(no_amd, DriverBrokenError)
-            raise (no_amd if is_amd else no_nvidia) from None
-    try:
-        yield smi
-    finally:
-        smi.stop()
+            smi.start()
+        except DriverBrokenError:
+            raise
+        except DriverAbsentError as error:
+            absent.append(error)
+            continue
+        try:
+            yield smi
+        finally:
+            smi.stop()
+        return
+    raise absent[AMD_DRIVER.exists()]

@@ -15,26 +15,19 @@ _PARTITION = "measured only for the whole GPU, which other partitions ({}) share
 _MODULE = (
     "measured only for the whole module, whose other device ({}) is not in this run or not visible"
 )
-_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
-"""PCIe generations by megatransfers per second."""
-_COUNTED = {
-    "prochot": "prochot_residency_acc",
-    "ppt": "ppt_residency_acc",
-    "socket_thermal": "socket_thm_residency_acc",
-    "vr_thermal": "vr_thm_residency_acc",
-    "hbm_thermal": "hbm_thm_residency_acc",
+_REASONS = {
+    "prochot": (0xC000_0000_0000, "prochot_residency_acc"),
+    "ppt": (0xFFFF, "ppt_residency_acc"),
+    "tdc": (0xFFFF_0000, None),
+    "socket_thermal": (0x0C3B_0000_0000, "socket_thm_residency_acc"),
+    "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
+    "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
 }
-"""Counters, from MI300 on, of the time for which each reason held the clocks back."""
-_BITS = {
-    "prochot": 0xC000_0000_0000,
-    "ppt": 0xFFFF,
-    "tdc": 0xFFFF_0000,
-    "socket_thermal": 0x0C3B_0000_0000,
-    "vr_thermal": 0x33C0_0000_0000,
-    "hbm_thermal": 0x0004_0000_0000,
-}
-"""Bits of the same reasons, before MI300, in the order of the kernel's `SMU_THROTTLER_*_BIT`."""
+"""What holds clocks back: before MI300 bits, in the order of the kernel's `SMU_THROTTLER_*_BIT`;
+from MI300 on counters of the time."""
 _UNKNOWN = 2**64 - 1
+_OF_MODULE = (WATTS, JOULES)
+"""Quantities that are measured for the two devices of a module together."""
 
 
 class AmdDevice(Device):
@@ -44,27 +37,19 @@ class AmdDevice(Device):
 
     def __init__(self, gpu: AmdGpu, with_addresses: Container[str | None]) -> None:
         """Prepare to read the counters; `with_addresses` has the GPUs that are read as well."""
-        self._gpu, self._meter, self._sharers = gpu, replace(gpu, handle=gpu.meter), 1
-        self.name: str | None = None
-        self.uuid: str | None = None
-        with suppress(QueryError):
-            self.name = ask("amdsmi_get_gpu_asic_info", gpu.handle)["market_name"]
-        with suppress(QueryError):
-            self.uuid = ask("amdsmi_get_gpu_device_uuid", gpu.handle)
+        self._gpu, self._meter = gpu, replace(gpu, handle=gpu.meter)
+        self._sharers = 2 if gpu.other else 1
+        self.name = amdsmi.known(Query("amdsmi_get_gpu_asic_info", member="market_name"), gpu)
+        self.uuid = amdsmi.known(Query("amdsmi_get_gpu_device_uuid"), gpu)
         own = {
-            "energy_j": self._energy_j,
             "clock_event_reasons": self._held_back_by,
-            "pcie_generation": lambda: self._generation("pcie_metric.pcie_speed"),
-            "pcie_max_generation": lambda: self._generation("pcie_static.max_pcie_speed"),
             "xgmi_active": self._xgmi_active,
             "xgmi_errors": self._xgmi_errors,
         }
         super().__init__(amdsmi, gpu, own)
-        if gpu.other is not None and gpu.other in with_addresses:
-            self._sharers = 2
-        elif gpu.of_module:
+        if gpu.meter is None or (gpu.other and gpu.other not in with_addresses):
             reason = _MODULE.format(gpu.other or "unknown")
-            self.never_ask(reason, lambda field: field.quantity in (WATTS, JOULES))
+            self.never_ask(reason, lambda field: field.quantity in _OF_MODULE)
         if gpu.partition is not None and not gpu.partition.startswith("SPX"):
             self.never_ask(_PARTITION.format(gpu.partition), lambda field: field.mig)
         self._counted: list[int] = []
@@ -81,35 +66,27 @@ class AmdDevice(Device):
     def number(self, field: Field, query: Query) -> Any:
         """Return the answer to a query; the power of a module is shared out to its devices."""
         number = super().number(field, query)
-        return number / self._sharers if field.quantity is WATTS else number
+        return number / self._sharers if field.quantity in _OF_MODULE else number
 
     def asked(self, field: Field) -> Any:
         """Return the GPU to ask: of a module, its first device measures the power of both."""
-        return self._meter if field.quantity is WATTS else self._gpu
-
-    def _energy_j(self) -> float:
-        return amdsmi.energy_j(self._gpu.meter) / self._sharers
+        return self._meter if field.quantity in _OF_MODULE else self._gpu
 
     def _held_back_by(self) -> tuple[str, ...]:
         """Return what has held the clocks back since the last call, or, before MI300, does now."""
         table = amdsmi.metrics(self._gpu)
-        now = [int(getattr(table, name, _UNKNOWN)) for name in _COUNTED.values()]
+        counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
+        now = [int(getattr(table, name, _UNKNOWN)) for name in counted.values()]
         if _UNKNOWN in now:
             bits = int(table.indep_throttle_status)
             if bits == _UNKNOWN:
                 raise NeverOfferedError("not reported")
-            return tuple(reason for reason, mask in _BITS.items() if bits & mask)
+            return tuple(reason for reason, (mask, _) in _REASONS.items() if bits & mask)
         if (at := int(table.accumulation_counter)) != self._at:
-            pairs = zip(_COUNTED, now, self._counted or now, strict=True)
+            pairs = zip(counted, now, self._counted or now, strict=True)
             self._reasons = tuple(reason for reason, count, before in pairs if count > before)
             self._at, self._counted = at, now
         return self._reasons
-
-    def _generation(self, member: str) -> int:
-        speed = amdsmi.answer(Query("amdsmi_get_pcie_info", member=member), self._gpu)
-        if speed not in _GENERATIONS:
-            raise NeverOfferedError(f"no PCIe generation has {speed} MT/s")
-        return _GENERATIONS[speed]
 
     def _xgmi_active(self) -> tuple[bool, ...]:
         """Return for each enabled link to another GPU whether it is up."""

@@ -1,6 +1,7 @@
 """The devices of a run or of this machine, of either vendor."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpuscale.base.errors import DeviceAbsentError, QueryError
@@ -41,22 +42,18 @@ def foreign_processes(smi: Smi, addresses: Mapping[str, str | None]) -> int | No
 
     Returns None if a device does not report this number.
     """
-    total = 0
-    for device in find_devices(smi, addresses).values():
-        if isinstance(device, DeviceAbsentError):
-            return None
-        try:
-            total += device.compute_processes()
-        except QueryError:
-            return None
-    return total
+    found = find_devices(smi, addresses).values()
+    devices = [device for device in found if isinstance(device, Device)]
+    with suppress(QueryError):
+        if len(devices) == len(addresses):
+            return sum(device.compute_processes() for device in devices)
+    return None
 
 
 def _devices(handles: Sequence[Any]) -> Iterator[Device | DeviceAbsentError]:
     together = {handle.address for handle in handles if isinstance(handle, AmdGpu)}
     for handle in handles:
-        if isinstance(handle, DeviceAbsentError):
-            yield handle
+        if isinstance(handle, AmdGpu):
+            yield AmdDevice(handle, together)
         else:
-            is_of_amd = isinstance(handle, AmdGpu)
-            yield AmdDevice(handle, together) if is_of_amd else NvmlDevice(handle)
+            yield handle if isinstance(handle, DeviceAbsentError) else NvmlDevice(handle)
