@@ -1,8 +1,9 @@
 """Read on which NUMA nodes this machine's GPUs and the CPUs of a process are."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
+
+from gpuscale.base.host import text_of
 
 
 def cpu_numa_nodes(cpus: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
@@ -14,8 +15,5 @@ def cpu_numa_nodes(cpus: Iterable[int], root: Path = Path("/")) -> tuple[int, ..
 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
     """Return the NUMA node of a GPU; None if unknown, or if the machine has only one."""
-    with suppress(OSError, ValueError):
-        device = root / "sys/bus/pci/devices" / pci_address
-        numa_node = int((device / "numa_node").read_text(encoding="ascii"))
-        return None if numa_node < 0 else numa_node
-    return None
+    numa_node = text_of(root / "sys/bus/pci/devices" / pci_address / "numa_node")
+    return int(numa_node) if numa_node.isdecimal() else None

@@ -3,13 +3,14 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from gpuscale.base.counters import FIELDS, NUMBERS, Field, Reading, fold, values_problem
+from gpuscale.base.host import text_of
 from gpuscale.measure.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
 from gpuscale.measure.telemetry.sampler import SampledDevice, read_samples
 from gpuscale.records import (
@@ -137,9 +138,7 @@ def summarize(
 
 
 def _sampler_ended(samples: Path) -> str:
-    lines: list[str] = []
-    with suppress(FileNotFoundError):
-        lines = stderr_path(samples).read_text("utf-8", errors="replace").strip().splitlines()
+    lines = text_of(stderr_path(samples)).splitlines()
     message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
     return f"the GPU sampler ended before its first sample: {message}"
 
