@@ -269,3 +269,11 @@ def test_what_gpuscale_cannot_measure_is_compared_with_its_like() -> None:
         Verdict.INCOMPARABLE,
         Verdict.MISSING,
     }
+
+
+def test_gpus_of_another_vendor_are_another_machine() -> None:
+    there = environment("AMD Instinct MI250X")
+    on_amd = replace(measured(NOW), environment=replace(there, device="rocm"))
+    row = compare(BASELINE, [on_amd]).entries[1]
+    assert row.reason == _other_machine("rocm", "cuda")
+    assert reason_text(row) == "measured on AMD GPUs, the baseline on NVIDIA GPUs"

@@ -42,9 +42,11 @@ QUICK = ("--runs", "1", "--run-seconds", "0.1")
 # Nothing warms up here, and on real devices it takes each run two seconds.
 WITHOUT_WARM_UP = """
 from msgspec.structs import replace
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
-TIMING_PLANS["cuda"] = replace(TIMING_PLANS["cuda"], warmup_steps=2, warmup_s=0.05)
+for device in GPU_KINDS:
+    TIMING_PLANS[device] = replace(TIMING_PLANS[device], warmup_steps=2, warmup_s=0.05)
 """
 
 Run = Callable[..., Session]
@@ -178,12 +180,13 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     fleet = [mi250x(0xC6, is_first=False), mi250x(0xC1, is_first=True)]
     table = write_fleet(tmp_path / "fleet", layouts, fleet)
     there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
-    options = ("--gpus", "2", "--run-seconds", "1")
+    options = ("--gpus", "2", "--run-seconds", "1", "--device", "rocm")
     made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="")
     assert made.exit_code == 0, made.output
     found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
     assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
     (run,) = made.results.runs
+    assert run.configuration.device == "rocm"
     powers = [gpu.values["power_mean_w"] for gpu in run.gpu_summaries]
     assert powers == [250.0, 250.0]
 

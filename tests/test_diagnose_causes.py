@@ -27,7 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
-from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS
+from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
 
 
 def step(
@@ -102,6 +102,7 @@ def test_data_are_late_by_waiting_or_by_copying(after: Step, code: str, kind: Ca
         (step(data_s=3.0), replace(CNN, data="real"), "storage"),
         (step(h2d_s=3.0), CNN, "copies"),
         (step(communication_s=3.0), CNN, "gpu_links"),
+        (step(communication_s=3.0), replace(CNN, device="rocm"), "amd_gpu_links"),
         (step(communication_s=3.0), replace(CNN, device="cpu"), "processes_on_host"),
         (
             step(communication_s=3.0, hosts=("node1", "node2")),
@@ -130,6 +131,18 @@ def test_a_lost_nvlink_comes_before_a_narrow_pcie_link() -> None:
     assert kind(pcie_width=16, nvlink_active_min=6) is CauseKind.COMMUNICATION
     assert kind(pcie_width=8, nvlink_active_min=6) is CauseKind.PCIE
     assert kind(pcie_width=8, nvlink_active_min=5) is CauseKind.NVLINK
+
+
+def test_lost_xgmi_links_and_their_errors_are_named_where_communication_is_slower() -> None:
+    before = step(summaries=[gpu(xgmi_active_min=7, xgmi_errors=0)])
+    for values, words in (
+        ({"xgmi_active_min": 6, "xgmi_errors": 0}, "6 XGMI links active, 7 in the baseline"),
+        ({"xgmi_active_min": 7, "xgmi_errors": 3}, "XGMI errors"),
+    ):
+        after = step(communication_s=3.0, summaries=[gpu(**values)])
+        (cause,) = lost_parts(row(after, before=before), ())
+        assert cause.kind is CauseKind.XGMI
+        assert words in " ".join([whole_line(cause), *evidence(cause)])
 
 
 def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:

@@ -113,6 +113,7 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
     ("arguments", "message"),
     [
         (["--gpus", "1", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
+        (["--gpus", "1", "--device", "rocm"], "no GPU here; see 'rocminfo' and HIP_VISIBLE"),
         ([*ON_CPU, "--baseline", "nowhere.json"], "nowhere.json"),
     ],
 )

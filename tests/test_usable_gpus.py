@@ -126,7 +126,7 @@ def test_amd_gpus_have_rocm_and_no_cuda(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "environment.json"
     machine.describe_to(str(path), "auto")
     found = RecordFile(path, Environment).read()
-    assert (found.device, found.gpu_names) == ("cuda", ("AMD Instinct MI250X",))
+    assert (found.device, found.gpu_names) == ("rocm", ("AMD Instinct MI250X",))
     assert found.rocm_version == "6.3.42134-a9a80e791"
     assert (found.rccl_version, found.miopen_version) == ("2.21.5", "3003000")
     assert (found.cuda_version, found.cudnn_version, found.nccl_version) == (None, None, None)
@@ -135,7 +135,7 @@ def test_amd_gpus_have_rocm_and_no_cuda(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ROCm 6.3.42134-a9a80e791, RCCL 2.21.5" in said
     assert "CUDA" not in said
     options = parse_options({"gpus": "1"})
-    assert "1× AMD Instinct MI250X, RCCL" in next(header_lines(found, options, None))
+    assert "1× AMD Instinct MI250X, RCCL (device: rocm)" in next(header_lines(found, options, None))
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class Measured(Record, frozen=True, kw_only=True):
     runs: Annotated[
         PositiveCount, JobOption("--runs", "R", "fresh starts of each", int, "GPUSCALE_RUNS")
     ] = 3
-    device: Annotated[Literal["cuda", "cpu"], PytestOption("--device")] = "cuda"
+    device: Annotated[Literal["cuda", "rocm", "cpu"], PytestOption("--device")] = "cuda"
     size: Annotated[ShellWord, PytestOption("--size")] = "full"
     run_seconds: Annotated[Seconds | None, PytestOption("--run-seconds")] = None
     """Seconds spent on the windows of each run; None for the device's default."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpuscale import __version__
 from gpuscale.analysis.statistics.estimates import difference, log_sample
 from gpuscale.analysis.statistics.significance import rate_of
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_seconds
@@ -65,7 +66,10 @@ _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
     "slower compute": ("compute={factor:g}", CauseKind.COMPUTE),
 }
 _FAULT_SIZES = (0.2, 0.4)
-_LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(GPU_KINDS, (1.005, 0.0)),
+    "cpu": (1.01, 0.020),
+}
 """Largest overhead ratio by device, and the shortest step (in seconds) that it applies to."""
 _TRIMMED = 0.2
 """Fraction of a run's sorted log ratios trimmed at each end."""

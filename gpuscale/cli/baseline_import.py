@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import DecodeError, ExitCode, UsageError
 from gpuscale.base.printable import escaped
 from gpuscale.base.units import counted
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", help="where to read it")
     add("--published", metavar="DATE", help="when it was published")
     add("--note", metavar="TEXT", help="what a reader must know of the figures")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    add("--device", choices=DEVICES, default="cuda", help="default: cuda")
     add("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
     add("--gpus-per-node", metavar="N", type=int, help="GPUs of each node")
     add("--cpu-model", metavar="NAME", help="the model of the CPUs")

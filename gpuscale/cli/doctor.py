@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.counters import MOMENTS
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import require_packages
 from gpuscale.cli.inputs import add_device, add_text_or_json
 from gpuscale.judge.diagnose.ports import find_port_faults
@@ -67,7 +68,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     with closing(launcher):
-        request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
+        request = _ON_GPU if is_gpu(launcher.environment.device) else _ON_CPU
         probes = launcher.probe(request)
     findings = (*find_slow(probes), *find_port_faults(probes))
     document = document_text(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.history import left_out_of
 from gpuscale.analysis.history.night_order import doubts, yet_to_come
+from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.judge.recording import results_of
@@ -255,8 +256,8 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """Add the option that chooses between GPUs and CPU ranks."""
-    text = f"{prefix}auto (default: CUDA if there is a GPU), cuda or cpu"
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
+    text = f"{prefix}auto (default: GPUs if there are any), cuda or rocm (GPUs), or cpu"
+    parser.add_argument("--device", choices=("auto", *DEVICES), default="auto", help=text)
 
 
 def add_text_or_json(parser: argparse.ArgumentParser) -> None:

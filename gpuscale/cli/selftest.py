@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns import trials
@@ -21,7 +22,7 @@ from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import TIMING_PLANS, default_request
 
 _DEFAULT_CASES = {
-    "cuda": "bench_cases/test_resnet50.py::Resnet50",
+    **dict.fromkeys(GPU_KINDS, "bench_cases/test_resnet50.py::Resnet50"),
     "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
 }
 _PROMISED_ALARMS = 0.01

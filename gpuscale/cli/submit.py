@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
@@ -26,7 +27,7 @@ from gpuscale.store.night_record import next_job, nights_folder
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
-_BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
+_BESIDE_RUN_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 """Guessed seconds that a run takes in addition to its measurement (start of ranks, loading of
 kernels, warm-up, checks), by device; too high for a modern node, too low with a slow file
 system."""

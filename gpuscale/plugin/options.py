@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import MICRO_BATCHES, SCHEDULE, STRATEGIES, Schedule
 from gpuscale.measure.launch import ACROSS_NODES, LAUNCHERS
@@ -195,10 +196,10 @@ class MeasureOptions:
     )
     device: str = option(
         "--device D",
-        "`auto`, `cuda` or `cpu`; `cuda` fails if there is no GPU",
-        type=partial(_choice, known=("auto", "cuda", "cpu")),
+        "`auto`, `cuda` or `rocm` (both fail without a GPU), or `cpu`",
+        type=partial(_choice, known=("auto", *DEVICES)),
         default="auto",
-        otherwise="`auto`: CUDA if there is a GPU",
+        otherwise="`auto`: GPUs if there are any",
     )
     launcher: str = option(
         "--launcher L",

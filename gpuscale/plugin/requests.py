@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from msgspec.structs import replace
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.strategies import COMMAND, ONE_PROCESS_STRATEGIES, STRATEGIES, is_older
 from gpuscale.plugin.items import ItemPlan
@@ -122,7 +123,7 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
             f"{plan.strategy} needs a package that is not installed: "
             f"pip install 'gpuscale[{demands.package}]'"
         )
-    if environment.device == "cuda":
+    if is_gpu(environment.device):
         return _missing_gpus(plan, environment, options)
     if demands.not_on_cpu and plan.gpus > 1:
         return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
@@ -167,7 +168,7 @@ def _conflict_with_options(
         "--accumulate": options.accumulate > 1 and demands.not_accumulated,
         "--precision fp16": options.precision == "fp16" and demands.not_fp16,
     }
-    on_gpu = environment.device == "cuda"
+    on_gpu = is_gpu(environment.device)
     shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
     over_nccl = environment.variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     over_gloo = not on_gpu or (shares_gpu and not over_nccl)

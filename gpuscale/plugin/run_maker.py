@@ -7,6 +7,7 @@ from typing import TextIO
 
 import pytest
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
 from gpuscale.judge.compare.while_measuring import SequentialPlan
@@ -73,7 +74,7 @@ class RunMaker:
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
-            lacks = environment.device == "cuda" and plan.gpus > there
+            lacks = is_gpu(environment.device) and plan.gpus > there
             return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
         if (broken := broken_by(plan.key, self.recorder.new_runs)) is not None:
             return NoRun(f"would fail as {broken.key.label}, run {broken.index}, did")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gpuscale import __version__
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.printable import SPELT_OUT
 from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.launch import Launcher
@@ -62,9 +63,9 @@ def header_lines(
     """Yield lines about the machine, and warnings that apply to all measurements on it."""
     if options.injections:
         yield injection_warning(options.injections)
-    if environment.device == "cuda":
-        library = "NCCL" if environment.rocm_version is None else "RCCL"
-        yield f"gpuscale {__version__}: {environment.hardware_label}, {library} (device: cuda)"
+    if kind := GPU_KINDS.get(device := environment.device):
+        machine = environment.hardware_label
+        yield f"gpuscale {__version__}: {machine}, {kind.library} (device: {device})"
     else:
         why = "--device cpu" if options.device == "cpu" else "no GPU found"
         yield (

@@ -25,7 +25,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     strategy: Name
     """Name such as `ddp`; results can be compared even if this version cannot measure them."""
     device: Name
-    """Type of device that the ranks use, such as `cuda` or `cpu`."""
+    """Type of device that the ranks use, such as `cuda`, `rocm` or `cpu`."""
     size: Name | None = None
     batch: PositiveCount | None = None
     """Samples per GPU, or over all GPUs for strong scaling; None for the default of `size`."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
 
 UNRECORDED = "unrecorded"
@@ -127,7 +128,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     def nodes_for(self, gpus: int) -> int:
         """Return the number of nodes that are needed for this number of GPUs, or of CPU ranks."""
-        here = self.gpus_per_node if self.device == "cuda" else self.cores_per_node
+        here = self.gpus_per_node if is_gpu(self.device) else self.cores_per_node
         return min(self.node_count, math.ceil(gpus / max(1, here)))
 
     @property

@@ -251,6 +251,9 @@ NOT_ESTABLISHED: Mapping[str, str] = {
     ),
 }
 """Statements for losses whose cause is not established, keyed by the cause's code."""
+_GPU_LINKS = (
+    "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how {} connected the GPUs"
+)
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it reports temperatures, power "
@@ -261,10 +264,8 @@ NEXT_STEPS: Mapping[str, str] = {
     "jobs_in_turn": (
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"
     ),
-    "gpu_links": (
-        "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how NCCL connected the "
-        "GPUs"
-    ),
+    "gpu_links": _GPU_LINKS.format("NCCL"),
+    "amd_gpu_links": _GPU_LINKS.format("RCCL"),
     "ports": (
         "run 'gpuscale doctor --nodes', and check cables, switch ports and adapters of {hosts}"
     ),

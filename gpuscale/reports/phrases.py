@@ -7,6 +7,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.units import counted as counted
 from gpuscale.base.units import (
     format_bytes,
@@ -151,11 +152,12 @@ def age_text(results: Results, now: datetime) -> str:
 
 def software_text(environment: Environment) -> str:
     """List the software versions that affect a measurement: `torch 2.15.0, CUDA 13.2, …`."""
+    on_gpu = is_gpu(environment.device)
     versions = {
         "torch": environment.torch_version,
-        "CUDA": environment.cuda_version if environment.device == "cuda" else None,
+        "CUDA": environment.cuda_version if on_gpu else None,
         "NCCL": environment.nccl_version,
-        "ROCm": environment.rocm_version if environment.device == "cuda" else None,
+        "ROCm": environment.rocm_version if on_gpu else None,
         "RCCL": environment.rccl_version,
         "driver": environment.driver_version,
         "Python": environment.python_version,

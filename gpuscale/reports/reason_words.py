@@ -346,7 +346,7 @@ _FIELDS = {
 """Words for configuration fields, keyed by field."""
 _SINGLE = ("accumulate", "ranks_per_gpu")
 """Configuration fields for which None means 1."""
-_DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
+_DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "cpu": "CPU ranks"}
 
 
 def reason_text(entry: EntryVerdict) -> str:

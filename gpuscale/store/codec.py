@@ -40,6 +40,8 @@ _TABLE = "a table (CSV, Markdown) becomes a baseline by 'gpuscale baseline impor
 _HEAD = 200
 _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 _RUN_FIELDS = {"configuration", "gpus"}
+_CUDA = re.compile(r'("device": ?)"cuda"')
+_ROCM = re.compile(r'"rocm_version": ?"')
 
 
 def encode_header(results: Results) -> str:
@@ -73,6 +75,7 @@ def encode_baseline(baseline: Baseline) -> str:
 
 def decode_results(text: str) -> Results:
     """Decode the text of a results file."""
+    text = _with_rocm(text)
     written = text.rstrip()
     if not written:
         raise DecodeError("", "the file is empty: nothing was recorded; measure again")
@@ -92,8 +95,14 @@ def decode_results(text: str) -> Results:
     return Results(**msgspec.structs.asdict(header), runs=tuple(runs))
 
 
+def _with_rocm(text: str) -> str:
+    """Rename the device of records on AMD's GPUs that still have torch's word for it, `cuda`."""
+    return _CUDA.sub(r'\1"rocm"', text) if _ROCM.search(text) else text
+
+
 def decode_baseline(text: str) -> Baseline:
     """Decode the text of a baseline file."""
+    text = _with_rocm(text)
     if not text.strip():
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import ClassVar, Literal
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError, nearest
 from gpuscale.base.printable import escaped, shown
 from gpuscale.base.strategies import COMMAND
@@ -124,7 +125,7 @@ def validate_scaling(
     The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
     on each GPU in `CUDA_VISIBLE_DEVICES`.
     """
-    across_nodes, on_gpu = bool(environment.nodes), environment.device == "cuda"
+    across_nodes, on_gpu = bool(environment.nodes), is_gpu(environment.device)
     launch, starter = case.launch_of(across_nodes=across_nodes), starter_of(case.words())
     if launch == "per-rank":
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.base.devices import GPU_KINDS, is_gpu
 from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.records.request import CommandRequest
@@ -16,7 +17,10 @@ from gpuscale.workload.command_case import CommandCase, joined
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
-    "cuda": TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    **dict.fromkeys(
+        GPU_KINDS,
+        TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    ),
     "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
 
@@ -42,7 +46,7 @@ def default_request(
         case=case.name(),
         strategy=strategy,
         device=environment.device,
-        size=size or ("full" if environment.device == "cuda" else "smoke"),
+        size=size or ("full" if is_gpu(environment.device) else "smoke"),
         precision="fp32",
         channels_last=False,
         compiled=False,

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuscale.analysis.budget import EfficiencyBudget
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.judge.diagnose.devices import explaining_clocks
@@ -207,8 +208,9 @@ def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
 
 def _look_at_links(row: RowEvidence) -> Remedy:
     """The remedy for ranks that wait longer for each other."""
-    if row.point.key.configuration.device == "cuda":
-        return Remedy("gpu_links")
+    if is_gpu(row.point.key.configuration.device):
+        is_amd = row.point.key.configuration.device == "rocm"
+        return Remedy("amd_gpu_links" if is_amd else "gpu_links")
     return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
 
 

@@ -110,7 +110,7 @@ def launcher_by_name(
 
     Args:
         name: The value of `--launcher`.
-        device: `auto`, `cuda` or `cpu`.
+        device: `auto`, or one of `DEVICES`.
         folder: The folder for results; a launcher across nodes also puts the runs' files there.
         fresh_tasks: If True, a launcher across nodes starts each rank of each run as a new task.
     """

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, steadiness
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
@@ -230,7 +231,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]
-    if without and (device == "cuda" or len(without) < len(found)):
+    if without and (is_gpu(device) or len(without) < len(found)):
         raise MachineError(
             f"torch sees no GPU on {', '.join(without)}; ask the scheduler for GPUs on every node, "
             "or measure CPU ranks with --device cpu",

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import MachineError
 from gpuscale.base.host import python_environment, text_of
 from gpuscale.base.strategies import STRATEGIES
@@ -54,7 +55,7 @@ class LocalLauncher(Launcher):
             if outcome.timed_out:
                 raise MachineError(
                     f"the GPUs did not answer within {_DESCRIBE_S:.0f} s; "
-                    "see whether 'nvidia-smi' does"
+                    "see whether 'nvidia-smi' or 'rocminfo' does"
                 )
             if not file.path.exists():
                 raise MachineError(
@@ -64,10 +65,10 @@ class LocalLauncher(Launcher):
                     "--device cpu"
                 )
             found = file.read()
-        if self._device == "cuda" and not found.gpus:
+        if (kind := GPU_KINDS.get(self._device)) and not found.gpus:
             raise MachineError(
-                "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
-                "or measure CPU ranks with --device cpu"
+                f"--device {self._device}: torch sees no GPU here; see '{kind.tool}' and "
+                f"{kind.variable}, or measure CPU ranks with --device cpu"
             )
         return replace(found, launcher="local")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import gpuscale.base.host
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
@@ -151,7 +152,7 @@ class NodesLauncher(Launcher):
         gpus_per_process = math.ceil(request.gpus / request.processes)
         cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process
         slots = max(1, cores // cores_per_rank)
-        if request.configuration.device == "cuda":
+        if is_gpu(request.configuration.device):
             cores_per_rank = max(1, cores // gpus) * gpus_per_process
             slots = max(1, gpus // gpus_per_process)
         hosts, first = self._each_host.hosts, 0 if request.launch == "once" else request.index - 1

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError
 from gpuscale.base.host import die_with_parent
 from gpuscale.measure.worker.tensors import map_tensors, tensors_in
@@ -235,7 +236,7 @@ def training_batches(
 
     `world_size` is the number of ranks that share the samples of a step.
     """
-    pin_memory = request.configuration.device == "cuda"
+    pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
         synthetic = SyntheticDataset(case, size)
         return PooledBatches(synthetic, batch=batch, rank=rank, pin_memory=pin_memory)

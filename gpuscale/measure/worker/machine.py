@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -52,7 +53,7 @@ _AMD_FAMILIES = {
 
 
 def describe_to(path: str, device: str) -> None:
-    """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`.
+    """Write this machine's Environment to `path`; `device` is `auto`, or one of `DEVICES`.
 
     If the GPUs cannot be used, the reason is written to a file with the suffix `.refusal` instead.
     """
@@ -60,7 +61,7 @@ def describe_to(path: str, device: str) -> None:
     end_at_interrupt()
     try:
         gpus = () if device == "cpu" else _gpus()
-        on_gpu = device == "cuda" or bool(gpus)
+        on_gpu = is_gpu(device) or bool(gpus)
         cudnn_version = _cudnn_version() if on_gpu else None
     except GpuscaleError as error:
         # Without a traceback: the machine is at fault, and not this code.
@@ -69,15 +70,15 @@ def describe_to(path: str, device: str) -> None:
     has_nccl = on_gpu and dist.is_nccl_available()
     nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
     # For ROCm's libraries torch uses the names of CUDA's.
-    names = ("rocm_version", "miopen_version", "rccl_version")
+    on, names = "rocm", ("rocm_version", "miopen_version", "rccl_version")
     if torch.version.hip is None:
-        names = ("cuda_version", "cudnn_version", "nccl_version")
+        on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
     versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
     libraries: dict[str, Any] = dict(zip(names, versions, strict=True))
     variables = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
     found = Environment(
-        device="cuda" if on_gpu else "cpu",
+        device=on if on_gpu else "cpu",
         host=socket.gethostname(),
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),

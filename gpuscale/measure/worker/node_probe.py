@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.base.devices import is_gpu
 from gpuscale.base.host import die_with_parent
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.numa import cpu_numa_nodes
@@ -32,7 +33,7 @@ def probe(directory: str) -> None:
     run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
     torch.set_num_threads(1)
-    on_gpu = request.device == "cuda"
+    on_gpu = is_gpu(request.device)
     device = cuda_device((0,) if on_gpu else (), 0)
     # Before the process group: no rank waits for another while it computes.
     compute_s = tuple(_compute_times(on_gpu))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpuscale.analysis.projection import Projection
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.printable import visible
 from gpuscale.base.units import format_percent
 from gpuscale.records import Results
@@ -15,7 +16,10 @@ from gpuscale.reports.show.connections import connection_lines
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
 
-_DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
+_DEVICES = {
+    "cpu": "cpu, over gloo",
+    **{device: f"{device}, over {kind.library}" for device, kind in GPU_KINDS.items()},
+}
 _PROJECTED = ("case", "GPUs", "batch/GPU", "step time", "samples/s", "speedup", "efficiency")
 _FIRST = ("step time", "speedup", "efficiency")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.records import Run
 
 
@@ -11,7 +12,8 @@ def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         # Often only rank 0 logs the library's version.
         libraries = (node.connections.get("library") for node in run.nodes)
-        library = next(filter(None, libraries), "NCCL")
+        kind = GPU_KINDS.get(run.configuration.device, GPU_KINDS["cuda"])
+        library = next(filter(None, libraries), kind.library)
         for node in run.nodes:
             if facts := {**node.connections, "library": library} if node.connections else {}:
                 text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
