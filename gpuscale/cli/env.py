@@ -8,6 +8,7 @@ from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, read_nights
 from gpuscale.records import Results
 from gpuscale.records.json_text import document_text
+from gpuscale.records.run import nodes_of
 from gpuscale.reports.software_text import (
     MeasuredWith,
     changes_between,
@@ -51,13 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _measured_with(path: Path) -> MeasuredWith:
     if is_folder(path):
         nights = [night for night in read_nights([path]) if night.left_out is None]
-        return MeasuredWith(
-            environments=[night.environment for night in nights],
-            nodes=[node for night in nights for run in night.runs for node in run.nodes],
-        )
+        runs = [run for night in nights for run in night.runs]
+        return MeasuredWith([night.environment for night in nights], nodes_of(runs))
     content = read_content(path)
     found = [content.environment] if isinstance(content, Results) else content.environments.values()
-    return MeasuredWith(
-        environments=[*found],
-        nodes=[node for run in content.runs for node in run.nodes],
-    )
+    return MeasuredWith([*found], nodes_of(content.runs))

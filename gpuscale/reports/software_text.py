@@ -20,7 +20,7 @@ _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "
 """Fields with the version of a library that torch was built with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredWith:
     """The environments of a measurement, and the evidence of its nodes."""
 
@@ -68,8 +68,8 @@ def software_text(measured: MeasuredWith, *, show_all: bool) -> str:
     for environment in measured.environments:
         for name, version in environment.packages.items():
             versions.setdefault(name, {})[version] = None
-    named = [name for name in sorted(versions) if show_all or is_of_stack(name)]
-    named.sort(key=stack_rank)
+    named = [name for name in versions if show_all or is_of_stack(name)]
+    named.sort(key=lambda name: (stack_rank(name), name))
     lines += [f"package {name} {listed([*versions[name]])}" for name in named]
     absent = {one.packages_absent for one in measured.environments} - {None}
     absent |= {node.absent.get("libraries") for node in measured.nodes} - {None}

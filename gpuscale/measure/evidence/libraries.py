@@ -3,7 +3,7 @@
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,26 +120,20 @@ def own_libraries() -> tuple[Library, ...]:
     except OSError:
         # No /proc, as in some containers.
         return ()
-
-    def version(known: KnownLibrary, path: str) -> str | None:
-        return _version(known, path) if any(known.parts in file for file in files) else None
-
-    return merged(_known_among(files, version))
+    return libraries_among(files, are_own=True)
 
 
-def libraries_among(files: Sequence[str]) -> tuple[Library, ...]:
-    """Return the known libraries among the files that another process has mapped."""
-    return merged(_known_among(files, lambda known, path: None))
-
-
-def _known_among(
-    files: Sequence[str], version: Callable[[KnownLibrary, str], str | None]
-) -> Iterator[Library]:
+def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Library, ...]:
+    """Return the known libraries among mapped files; only those of this process can be asked."""
+    found = []
     for file in files:
         path = file.removesuffix(_DELETED)
         for known, pattern in _FILE_NAMES:
             if pattern.fullmatch(path.rpartition("/")[2]):
-                yield Library(name=known.name, path=clean(path), version=version(known, path))
+                is_asked = are_own and any(known.parts in each for each in files)
+                version = _version(known, path) if is_asked else None
+                found.append(Library(name=known.name, path=clean(path), version=version))
+    return merged(found)
 
 
 def _version(known: KnownLibrary, path: str) -> str | None:
