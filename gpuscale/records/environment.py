@@ -12,10 +12,6 @@ from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Re
 
 UNRECORDED = "unrecorded"
 """Device of an environment of which only other properties are known."""
-_SOFTWARE = (
-    *("python", "torch", "torchvision", "lightning", "cuda", "cudnn"),
-    *("nccl", "rocm", "miopen", "rccl"),
-)
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
@@ -102,7 +98,8 @@ class Environment(Record, frozen=True, kw_only=True):
 
         What is unknown of the other becomes unknown here.
         """
-        names = (*(f"{part}_version" for part in _SOFTWARE), "packages", "packages_absent")
+        names = {name for name in self.__struct_fields__ if name.endswith("_version")}
+        names = (names | {"packages", "packages_absent"}) - {"driver_version"}
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
 
     @property

@@ -1,9 +1,11 @@
 """CPU load of the host by other processes, before and during a run."""
 
 import os
+import re
 import time
 from pathlib import Path
 
+from gpuscale.base.host import text_of
 from gpuscale.records import HostLoad
 
 _STEAL = 8
@@ -44,19 +46,13 @@ class HostLoadMeter:
 
 def _waited_s(root: Path) -> float | None:
     """Seconds since boot during which at least one process of the host waited for a CPU."""
-    try:
-        some = (root / "proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
-        return int(some.rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError, IndexError):
-        # A kernel without pressure stall information, or before 4.20.
-        return None
+    # Absent without pressure stall information, or before Linux 4.20.
+    some = re.match(r"some .*total=(\d+)", text_of(root / "proc/pressure/cpu"))
+    return int(some[1]) / 1e6 if some else None
 
 
 def _ticks(root: Path) -> tuple[int, int] | None:
     """Return the total ticks of the host's CPUs, and how many ticks went to other guests."""
-    try:
-        first = (root / "proc/stat").read_text(encoding="ascii").splitlines()[0]
-        ticks = [int(text) for text in first.split()[1:]]
-        return sum(ticks[:_WITHOUT_GUESTS]), ticks[_STEAL - 1]
-    except (OSError, ValueError, IndexError):
-        return None
+    first = text_of(root / "proc/stat").partition("\n")[0]
+    ticks = [int(text) for text in first.split()[1:] if text.isdecimal()]
+    return (sum(ticks[:_WITHOUT_GUESTS]), ticks[_STEAL - 1]) if len(ticks) >= _STEAL else None
