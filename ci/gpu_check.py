@@ -25,6 +25,7 @@ import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
+from gpuscale.base.devices import DEVICES, is_gpu  # noqa: E402 - as above
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
 from gpuscale.base.host import python_environment  # noqa: E402
 from gpuscale.measure.smi import open_smi  # noqa: E402
@@ -51,13 +52,16 @@ _FIRST_WITH_TF32 = 8
 # Runs in another process: a CUDA context in this one would count as used memory.
 ABOUT = """
 import json, platform, sys, torch
-gpu = torch.cuda.get_device_properties(0) if sys.argv[1] == "cuda" else None
+gpu = torch.cuda.get_device_properties(0) if sys.argv[1] != "cpu" else None
+hip = torch.version.hip
 print(json.dumps({
+    "address": None if gpu is None or not hip or not hasattr(gpu, "pci_bus_id")
+    else f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0",
     "device": platform.processor() or "CPU" if gpu is None else gpu.name,
     "uuid": None if gpu is None else str(gpu.uuid),
-    "major": None if gpu is None else gpu.major,
-    "software": f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
-    f"Python {platform.python_version()}",
+    "major": None if gpu is None or hip else gpu.major,
+    "software": f"torch {torch.__version__}, "
+    f"{'ROCm' if hip else 'CUDA'} {hip or torch.version.cuda}, Python {platform.python_version()}",
     "system": platform.platform(),
 }))
 """
@@ -93,7 +97,7 @@ class Checks:
     """The checks on one device, with a folder for the files they write."""
 
     def __init__(self, device: str, folder: Path) -> None:
-        self.on_gpu = device == "cuda"
+        self.on_gpu = is_gpu(device)
         self.uuid: str | None = None
         """UUID of the GPU as CUDA reports it; None without a GPU."""
         self.address: str | None = None
@@ -132,7 +136,7 @@ class Checks:
         if code:
             raise GpuscaleError(f"torch does not describe its device: {_last_line(output)}")
         about = msgspec.json.decode(output.splitlines()[-1], type=About)
-        self.uuid = about.uuid
+        self.uuid, self.address = about.uuid, about.address
         self.has_tf32 = about.major is None or about.major >= _FIRST_WITH_TF32
         return about
 
@@ -168,7 +172,8 @@ class Checks:
         # A machine without a driver has no problem, but cannot be checked either.
         passed = code == 0 and bool(machine["gpus"] or not self.on_gpu)
         yield Finding(name="doctor", passed=passed, said=" | ".join([said, *machine["problems"]]))
-        for gpu in machine["gpus"]:
+        # AMD SMI's own command reads the same library, so it would prove nothing.
+        for gpu in machine["gpus"] if machine["smi"] == "NVML" else ():
             yield _beside_nvidia_smi(gpu)
 
     def shipped_cases(self) -> Iterator[Finding]:
@@ -186,6 +191,7 @@ class Checks:
             if self.on_gpu and case == KEEPS_GPU_BUSY:
                 yield check_telemetry(runs[0])
                 yield check_nccl_log(runs[0])
+                yield check_libraries(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """Exercise runs of several ranks: digests, free-running windows, and a slow rank."""
@@ -404,6 +410,18 @@ def check_nccl_log(run: Run) -> Finding:
     return Finding(name="NCCL's own log", passed=passed, said="; ".join(said) or "no log")
 
 
+def check_libraries(run: Run) -> Finding:
+    """Check that the libraries which the rank had loaded say their versions."""
+    found = {library.name: library.version for node in run.nodes for library in node.libraries}
+    wanted = "RCCL" if run.configuration.device == "rocm" else "NCCL"
+    absent = [node.absent["libraries"] for node in run.nodes if "libraries" in node.absent]
+    said = [*(f"{name} {version or 'of unknown version'}" for name, version in found.items())]
+    passed = found.get(wanted) is not None
+    return Finding(
+        name="loaded libraries", passed=passed, said="; ".join([*said, *absent]) or "none"
+    )
+
+
 def _nvidia_smi(field: str, gpu: str) -> str:
     query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", f"--id={gpu}"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
@@ -445,7 +463,7 @@ def _is_same(ours: str | float | None, theirs: str) -> bool:
 def main() -> int:
     """Run the selected checks; return 0 if nothing failed, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=DEVICES, default="cuda")
     parser.add_argument("--out", type=Path, default=Path(".gpuscale/gpu-check"), metavar="DIR")
     text = "these checks alone, by their methods' names; the others stay in the report"
     parser.add_argument("--only", metavar="CHECK,CHECK,…", help=text)

@@ -29,7 +29,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     """UUID as CUDA reports it; None without a GPU."""
     major: int | None = None
-    """Major version of the GPU's compute capability; None without a GPU."""
+    """Major version of the GPU's compute capability; None without a GPU, and on GPUs of AMD."""
+    address: str | None = None
+    """PCI address of a GPU of AMD, by which AMD SMI finds it."""
 
 
 class Made(msgspec.Struct, kw_only=True):

@@ -13,9 +13,10 @@ from builders import run, with_values
 from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import REPOSITORY, Checks, check_nccl_log, check_telemetry
+from ci.gpu_check import REPOSITORY, Checks, check_libraries, check_nccl_log, check_telemetry
 from ci.gpu_report import About, Finding, Report, make_checks
 from gpuscale.records import NodeEvidence
+from gpuscale.records.software import Library
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
@@ -162,3 +163,19 @@ def test_a_log_of_nccl_that_says_nothing_is_no_pass() -> None:
     unread = checked(NodeEvidence(host="n1", absent={"nccl": "no line is known"}))
     assert (unread.passed, unread.said) == (False, "no line is known")
     assert not checked(NodeEvidence(host="n1")).passed
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cuda", "NCCL"), ("rocm", "RCCL")])
+def test_the_vendors_library_must_have_told_its_version(device: str, wanted: str) -> None:
+    measured = run(1, 0.1)
+    measured = replace(measured, configuration=replace(measured.configuration, device=device))
+
+    def passed(name: str, version: str | None) -> bool | None:
+        loaded = Library(name=name, path="/opt/lib.so", version=version)
+        node = NodeEvidence(host="n1", libraries=(loaded,))
+        return check_libraries(replace(measured, nodes=(node,))).passed
+
+    assert passed(wanted, "2.28.3")
+    assert not passed(wanted, None)
+    assert not passed("libfabric", "1.15")
+    assert not check_libraries(measured).passed
