@@ -76,7 +76,9 @@ def _results() -> Results:
     ranks = (replace(first.ranks[0], numa_nodes=(0, 1)), *first.ranks[1:])
     first = replace(first, reported_step_s=0.1, ranks=ranks)
     found_by_driver = {
+        "smi": "AMD SMI",
         "smi_index": 3,
+        "partition": "CPX/NPS4",
         "pci_address": "00000000:C1:00.0",
         "numa_node": 1,
         "power_limit_w": 250.0,
