@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
-from gpuscale.cli.inputs import is_folder, remark
+from gpuscale.cli.inputs import direction, is_folder, remark
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.files import read_with
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="NAME", help=text)
     text = "which way of a metric is better, if nothing else says so; may be given several times"
     what = "METRIC=more|less"
-    parser.add_argument("--better", metavar=what, type=_direction, action="append", help=text)
+    parser.add_argument("--better", metavar=what, type=direction, action="append", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         named = " or ".join(source.endings)
         raise FileError(arguments.files[0], f"has no files that end in {named}")
     found = _Found()
-    with ImportFolder(Path(arguments.output), dict(arguments.better or ())) as folder:
+    better = {name: way == "more" for name, way in arguments.better or ()}
+    with ImportFolder(Path(arguments.output), better) as folder:
         new = [path for path in paths if not folder.has(path)]
         stream = sys.stderr if can_redraw(sys.stderr) else None
         with redrawn(stream, lambda: progress_text("file", found.files, len(new))):
@@ -103,10 +104,3 @@ def _files(path: Path, source: Source) -> Iterator[Path]:
     for here, folders, names in os.walk(path, followlinks=True):
         folders.sort()
         yield from (Path(here, name) for name in sorted(names) if name.endswith(source.endings))
-
-
-def _direction(text: str) -> tuple[str, bool]:
-    name, _, way = text.partition("=")
-    if not name or way not in ("more", "less"):
-        raise UsageError(f"--better: '{text}' is not like throughput=more or latency=less")
-    return name, way == "more"

@@ -320,3 +320,11 @@ def case_class(text: str) -> type[TrainingCase]:
         raise UsageError(f"name a case in {file} as FILE::Class; there is {known}")
     validate_case(cases[name])
     return cases[name]
+
+
+def direction(text: str) -> tuple[str, str]:
+    """Return the metric and `more` or `less` of an option such as `--better latency=less`."""
+    name, _, way = text.partition("=")
+    if not name or way not in ("more", "less"):
+        raise UsageError(f"--better: '{text}' is not like throughput=more or latency=less")
+    return name, way

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import CaseError, UsageError
+from gpuscale.cli.inputs import direction
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
 from gpuscale.records import Environment
 from gpuscale.workload.command_case import (
@@ -17,6 +18,7 @@ from gpuscale.workload.command_case import (
     validate_command,
     validate_scaling,
 )
+from gpuscale.workload.figures import KNOWN_FIGURES
 
 _SCRIPT_ENDINGS = (".py", ".sh")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
@@ -37,6 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
     add("--step-regex", metavar="REGEX", help=text)
+    text = (
+        "judge figures that the command prints instead of its steps: a regular expression with a "
+        f"named group for each, or {', '.join(KNOWN_FIGURES)}"
+    )
+    add("--figure", metavar="REGEX", help=text)
+    text = "which way of a figure is better, if its name does not end in a unit that says so"
+    add("--better", metavar="METRIC=more|less", type=direction, action="append", help=text)
+    text = "the work of a figure that is a time: the same on each GPU, or in all"
+    add("--scaling", choices=("weak", "strong"), help=text)
     text = "start it for each rank (also: torchrun), on each node, or once; plain (default) chooses"
     add("--launch", choices=LAUNCHES, default="plain", help=text)
     for option in OPTIONS.values():
@@ -84,6 +95,9 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
         "launch": arguments.launch,
         "log_format": arguments.log_format,
         "step_regex": arguments.step_regex,
+        "figure": arguments.figure,
+        "better": dict(arguments.better or ()),
+        "scaling": arguments.scaling,
     }
     case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:

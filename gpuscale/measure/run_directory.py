@@ -23,6 +23,7 @@ from gpuscale.records import Environment, NodeEvidence, NodeProbe, RunGpus, RunR
 from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.request import (
     CommandOutcome,
+    FigureOutcome,
     NodeProbeRequest,
     RankFailure,
     RankOutcome,
@@ -106,6 +107,8 @@ class RunDirectory:
     outcome = _record("rank-{}.outcome.json", RankOutcome)
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
     """Present instead of `outcome` if the rank ran a command."""
+    figures = _record("rank-{}.figures.json", FigureOutcome)
+    """Present instead of `command_outcome` if the command prints figures."""
     software = _record("rank-{}.software.json", ProcessSoftware)
     """Software of the processes of the rank's command."""
     started = _path("rank-{}.started")

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import text_of
-from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
@@ -147,7 +146,7 @@ def validate_environment(
 
 def _is_of_commands(results: Results) -> bool:
     """True if commands made all runs, so that the header describes their interpreter."""
-    return bool(results.runs) and all(run.key.strategy == COMMAND for run in results.runs)
+    return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 
 def validate_configurations(

@@ -1,15 +1,17 @@
 """Make the runs of a session, decide which items need one, and estimate the remaining time."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
+from gpuscale.base.strategies import COMMAND
 from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
@@ -21,6 +23,7 @@ from gpuscale.plugin.requests import run_request, skip_reason
 from gpuscale.plugin.results_file import Recorder, is_recorded, with_printed_batch
 from gpuscale.plugin.terminal import progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
+from gpuscale.records.request import FigureOutcome
 from gpuscale.store import read_any
 
 
@@ -65,8 +68,10 @@ class RunMaker:
             return no_run
         request = self.request(plan)
         if self.rule and not isinstance(request, NoRun):
-            reason = self.rule.reason_to_leave_out(request, self.recorder.measured)
-            return None if reason is None else NoRun(reason, "needless")
+            measured = self.recorder.measured
+            reasons = [self.rule.reason_to_leave_out(one, measured) for one in request.by_metric]
+            if None not in reasons:
+                return NoRun("; ".join(dict.fromkeys(map(str, reasons))), "needless")
         return None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
@@ -80,7 +85,10 @@ class RunMaker:
             return NoRun(f"would fail as {broken.key.label}, run {broken.index}, did")
         if resumed is not None:
             request = self.request(plan)
-            if not isinstance(request, NoRun) and is_recorded(request, resumed.results.runs):
+            runs = resumed.results.runs
+            if not isinstance(request, NoRun) and all(
+                is_recorded(one, runs) for one in request.by_metric
+            ):
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
@@ -94,7 +102,10 @@ class RunMaker:
         return self._left_text(self._seconds_left(plans))
 
     def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run; meanwhile show the time left for `plans`, of which this is the first."""
+        """Make a run; meanwhile show the time left for `plans`, of which this is the first.
+
+        A command that prints several metrics makes a run for each; the first one is returned.
+        """
         left_s = self._seconds_left(plans)
 
         def text_after(seconds: float) -> str:
@@ -107,7 +118,12 @@ class RunMaker:
                 sample_run(request, environment, self.launcher.samples) as sampling,
             ):
                 run = self.launcher.run(request)
-                return self.recorder.append(run, sampling, self.launcher.command_software)
+                software, figures = self.launcher.command_software, self.launcher.command_figures
+                made = [
+                    self.recorder.append(each, sampling, software)
+                    for each in runs_by_metric(request, run, figures)
+                ]
+                return made[0]
         except UsageError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (RunTerminated, FileError) as error:
@@ -127,6 +143,21 @@ class RunMaker:
         return left_text(seconds, at_most=self.rule is not None)
 
 
+def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
+    """Yield the run that a start of a command is for each metric; otherwise the run itself."""
+    for asked in request.by_metric:
+        metric, measured = asked.configuration.metric, run.measured
+        if metric is not None and figures is not None and run.failure is None:
+            measured = {metric.name: figures.values[metric.name]}
+        yield replace(run, configuration=asked.configuration, measured=measured)
+
+
+def plan_key(run: Run) -> EntryKey:
+    """Return the key of the plan that made a run: a start of a command may make several rows."""
+    is_command = run.configuration.command is not None
+    return run.key._replace(strategy=COMMAND) if is_command else run.key
+
+
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that shows that other runs of this row would fail too, if any.
 
@@ -135,9 +166,7 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     connection errors count only if they occur in two rounds; running out of memory and killed ranks
     never count.
     """
-    same_case = [
-        run for run in runs if (run.key.case, run.key.strategy) == (key.case, key.strategy)
-    ]
+    same_case = [run for run in runs if plan_key(run)[:2] == (key.case, key.strategy)]
     same_row = [run for run in same_case if run.gpus == key.gpus]
     for group in (same_case, same_row):
         failed = [run for run in group if _failed_by_itself(run)]
@@ -174,7 +203,7 @@ def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
     times_s: dict[EntryKey, list[float]] = {}
     for run in runs:
         if run.is_valid and run.wall_s is not None:
-            times_s.setdefault(run.key, []).append(run.wall_s)
+            times_s.setdefault(plan_key(run), []).append(run.wall_s)
     if not times_s:
         return None
     mean_s = {key: statistics.fmean(values) for key, values in times_s.items()}

@@ -151,7 +151,12 @@ class _MeasuringSession:
         self._has_items = any(map(uses_scaling, items))
         plans = plans_of(items)
         asked = [(plan, maker.request(plan)) for plan in plans]
-        requests = [request for _, request in asked if not isinstance(request, NoRun)]
+        requests = [
+            of_metric
+            for _, request in asked
+            if not isinstance(request, NoRun)
+            for of_metric in request.by_metric
+        ]
         try:
             validate_use_of_scaling(items)
             validate_plans(plans, options, recorder.environment)
@@ -173,7 +178,8 @@ class _MeasuringSession:
         if misfits := maker.launcher.misfits(to_try):
             raise pytest.UsageError(*misfits)
         if isinstance(maker.rule, DecidedVerdict):
-            maker.rule.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
+            maker.rule.cases = {request.configuration.label for request in requests}
+            maker.rule.cases |= {plan.key.name for plan, asks in asked if isinstance(asks, NoRun)}
             maker.rule.configurations = {request.configuration for request in requests}
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
@@ -230,9 +236,13 @@ class _MeasuringSession:
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
-        enter_run(item, benchmark, plan.label, run)
         left = self._maker.time_left(plans_of(later))
-        self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step{left}"
+        if (metric := run.configuration.metric) is None:
+            enter_run(item, benchmark, plan.label, run)
+            said = f"{format_seconds(run.step_time_s)}/step"
+        else:
+            said = f"{run.measured[metric.name]:.4g} {metric.unit or metric.name}"
+        self._words[item.nodeid] = f"PASSED {said}{left}"
         return run
 
     def pytest_keyboard_interrupt(self) -> None:

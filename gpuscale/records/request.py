@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.port import Port
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
@@ -54,6 +56,10 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     step_regex: str | None
     tells_batch: bool
     """True if the batch size is only known from the lines that the command prints."""
+    figure: str | None = None
+    """Regular expression for the values of `metrics`; None if steps are timed."""
+    metrics: tuple[OpenMetric, ...] = ()
+    """Metrics that each start of the command prints, by the groups of `figure`."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +95,14 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> EntryKey:
         """The run's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+
+    @property
+    def by_metric(self) -> "tuple[RunRequest, ...]":
+        """The request for the run of each metric that a command prints; otherwise itself."""
+        metrics = () if self.command is None else self.command.metrics
+        of = self.configuration
+        asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
+        return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     @property
     def job(self) -> str:
@@ -206,6 +220,13 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[CommandWindow, ...]
     reported_step_s: float | None
     """Same as `Run.reported_step_s`."""
+
+
+class FigureOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that one process of a command printed, or the reason why one is missing."""
+
+    values: Mapping[str, float]
+    failure: Failure | None = None
 
 
 class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):

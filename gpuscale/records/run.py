@@ -218,6 +218,8 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
 
 def with_measured(run: Run) -> Run:
     """Return the run with every metric that can be computed from the run's evidence."""
+    if run.configuration.metric is not None:
+        return run
     values = {metric.name: _MEASURES[metric.name](run) for metric in METRICS}
     measured = {name: float(value) for name, value in values.items() if value is not None}
     return msgspec.structs.replace(run, measured=measured)

@@ -15,9 +15,12 @@ from gpuscale.base.errors import CaseError, nearest
 from gpuscale.base.printable import escaped, shown
 from gpuscale.base.strategies import COMMAND
 from gpuscale.records import Environment
+from gpuscale.records.configuration import ScalingMode
+from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case
+from gpuscale.workload.figures import metrics_of
 from gpuscale.workload.log_formats import FORMATS, by_regex
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
@@ -60,6 +63,18 @@ class CommandCase(Case):
     """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""
     step_regex: ClassVar[str | None] = None
     """Regular expression with the group `step`, used instead of a log format."""
+    figure: ClassVar[str | None] = None
+    """Regular expression for figures that the command prints, to judge instead of its steps, or a
+    name of `KNOWN_FIGURES`. Each named group is a metric."""
+    better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
+    """Which way is better, for metrics whose names do not say so."""
+    scaling: ClassVar[ScalingMode | None] = None
+    """Whether a time among the figures is for the same work on each GPU or in all."""
+
+    @classmethod
+    def metrics(cls) -> tuple[OpenMetric, ...]:
+        """Return the metrics that each start prints; none if its steps are timed."""
+        return () if cls.figure is None else metrics_of(cls.figure, cls.better, cls.scaling)
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -175,6 +190,7 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
     if case.log_format is not None and case.log_format not in FORMATS:
         remedy = nearest(case.log_format, FORMATS, "choose from")
         yield f"there is no log format '{case.log_format}'; {remedy}"
+    yield from _problems_of_figure(case)
     if case.step_regex is not None:
         by_regex(case.step_regex)
     counts = {"batch": case.batch, "global_batch (--samples-per-step)": case.global_batch}
@@ -183,6 +199,22 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
             yield f"{what} is {number!r}; it takes whole numbers of at least 1"
     if case.batch is not None and case.global_batch is not None:
         yield "batch and global_batch say the same in two ways; leave out one"
+
+
+def _problems_of_figure(case: type[CommandCase]) -> Iterator[str]:
+    if case.figure is None:
+        if case.better or case.scaling is not None:
+            yield "--better and --scaling are about figures; add --figure, or leave them out"
+        return
+    others = {
+        "--step-regex": case.step_regex,
+        "--log-format": case.log_format,
+        "--batch": case.batch,
+        "--samples-per-step": case.global_batch,
+    }
+    for option in (name for name, value in others.items() if value is not None):
+        yield f"{option} is about steps, which --figure does not time; leave out one"
+    case.metrics()
 
 
 def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
     from gpuscale.measure.schedulers.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
+    from gpuscale.records.request import FigureOutcome
 
 # A launcher across nodes is a ProcessStarter and its line here.
 ACROSS_NODES: Mapping[str, str] = {
@@ -66,6 +67,8 @@ class Launcher(Protocol):
     """The folder of the run in progress; None between runs."""
     command_software: "Environment | None" = None
     """Software of the last run's interpreter; None if gpuscale itself trained."""
+    command_figures: "FigureOutcome | None" = None
+    """Figures that the last run's command printed; None if it printed none."""
 
     @property
     def environment(self) -> "Environment":

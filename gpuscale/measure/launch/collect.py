@@ -15,6 +15,7 @@ from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
+from gpuscale.records.request import FigureOutcome
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
 from gpuscale.records.software import ProcessSoftware, merged
@@ -24,6 +25,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 _LOG_TAIL_LINES = 3
 _OUTPUT_TAIL_CHARS = 300
+_UNMEASURED = Failure(kind="launch", message="the command ended without leaving its measurement")
 
 
 def collect_run(
@@ -89,11 +91,14 @@ def _command_run(
     """Return the run of a command, based on the steps found in the command's output."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_libraries(empty.nodes, [*filter(None, found)]))
+    if request.command is not None and request.command.metrics:
+        figures = command_figures(request, directory)
+        failure = failure or (_UNMEASURED if figures is None else figures.failure)
+        return replace(empty, ranks=_started_ranks(request, directory), failure=failure)
     left = map(directory.command_outcome, range(request.processes))
     outcome = next(filter(None, (file.read_if_left() for file in left)), None)
     if outcome is None and failure is None:
-        message = "the command ended without leaving its measurement"
-        failure = Failure(kind="launch", message=message)
+        failure = _UNMEASURED
     if outcome is None or failure is not None:
         return replace(empty, failure=failure)
     windows = tuple(
@@ -113,6 +118,13 @@ def _command_run(
         failure=failure,
     )
     return with_measured(run) if failure is None else run
+
+
+def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
+    """Return the figures of the first process that has read all of them, or why none has."""
+    files = map(directory.figures, range(request.processes))
+    left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
+    return min(left, key=lambda outcome: outcome.failure is not None, default=None)
 
 
 def _with_libraries(

@@ -14,7 +14,12 @@ from gpuscale.base.errors import MachineError
 from gpuscale.base.host import python_environment, text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, terminations_raised
-from gpuscale.measure.launch.collect import collect_run, command_software, left_by_ranks
+from gpuscale.measure.launch.collect import (
+    collect_run,
+    command_figures,
+    command_software,
+    left_by_ranks,
+)
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Seats
 from gpuscale.measure.launch.rendezvous import free_port
@@ -84,6 +89,7 @@ class LocalLauncher(Launcher):
             failure = _launch(keeper, request, directory, request.job)
             wall_s = time.monotonic() - started
             self.command_software = command_software(request, directory)
+            self.command_figures = command_figures(request, directory)
             return collect_run(
                 request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
             )

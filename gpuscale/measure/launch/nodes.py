@@ -18,6 +18,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
 from gpuscale.measure.launch.collect import (
     collect_run,
+    command_figures,
     command_software,
     job_environment,
     probes_left,
@@ -114,6 +115,7 @@ class NodesLauncher(Launcher):
             self.running = None
         wall_s = time.monotonic() - started
         self.command_software = command_software(request, directory)
+        self.command_figures = command_figures(request, directory)
         has_lost = len(outcome.exit_codes) < request.processes
         failure = failure_of(
             request,

@@ -28,6 +28,7 @@ from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_a
 from gpuscale.measure.waits import COMMAND_S
 from gpuscale.measure.worker.command_place import RANK_COUNT_VARIABLES, Place
 from gpuscale.measure.worker.command_process import start_command
+from gpuscale.measure.worker.figure_reader import FigureReader
 from gpuscale.measure.worker.last_words import LastWords
 from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
@@ -39,6 +40,7 @@ _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _LOOK_S = 0.2
 _DRAIN_S = 1.0
 _WAIT_FOR_OTHERS_S = 3.0
+_FIRST_SOFTWARE_S = 1.0
 
 
 def main(folder: str) -> None:
@@ -121,10 +123,15 @@ class _Watch:
         self._output = Output()
         several = self._request.gpus > 1 and place.rank is None
         self._reader = LogReader(self._request, shared_pipe=several)
-        self._has_valid_ranks = place.rank is not None
+        self._figures: FigureReader | None = None
+        if place.command.figure is not None:
+            self._reader = self._figures = FigureReader(self._request)
+        # A benchmark starts the ranks that it needs, and may have ended once it prints.
+        self._has_valid_ranks = place.rank is not None or self._figures is not None
         self._has_software = False
         self._clock_s = time.time() - time.monotonic()
         self._started_s = time.monotonic()
+        self._next_software_s = self._started_s + _FIRST_SOFTWARE_S
         self._processes = start_command(place, pipes, self._output)
         self._codes: list[int | None] = []
         """Exit codes of the processes; None for a process that is still running."""
@@ -138,10 +145,16 @@ class _Watch:
             if windows is not None:
                 found, wanted = len(windows.spans), windows.wanted
             # A process whose lines count no steps leaves the report to others.
-            if self._place.number is None or reader.has_steps:
+            if self._figures is not None:
+                found, wanted = len(self._figures.found), len(self._place.command.metrics)
+                _report(directory, found, wanted, "figure")
+            elif self._place.number is None or reader.has_steps:
                 _report(directory, found, wanted)
         self._record_software()
-        if state is _State.ENDED:
+        if state is _State.ENDED and self._figures is not None and not any(self._codes):
+            directory.figures(self._place.number or 0).write(self._figures.figures())
+            write_atomically(directory.enough, socket.gethostname())
+        elif state is _State.ENDED:
             self._explain_end()
         elif state is _State.LATE:
             why = reader.standstill(time.monotonic()) or (
@@ -172,9 +185,7 @@ class _Watch:
         if not self._has_valid_ranks and (self._reader.has_steps or is_elsewhere):
             self._validate_started_ranks()
             self._has_valid_ranks = True
-        if self._reader.has_steps and not self._has_software:
-            # While warming up: the command may end by itself after its last window.
-            self._record_software()
+        self._look_at_software(now_s)
         self._codes = [process.poll() for process in self._processes]
         has_failed = any(self._codes)
         has_ended = has_failed or None not in self._codes
@@ -187,11 +198,22 @@ class _Watch:
             needed = min(windows.wanted, FEWEST_WINDOWS) if is_complete else windows.wanted
             if len(windows.spans) >= needed:
                 return _State.ENOUGH
-        if self._place.number is not None and self._directory.enough.exists():
+        is_of_steps = self._place.number is not None and self._figures is None
+        if is_of_steps and self._directory.enough.exists():
             return _State.ENOUGH_ELSEWHERE
         if has_ended:
             return _State.ENDED
         return _State.LATE if is_late else _State.RUNNING
+
+    def _look_at_software(self, now_s: float) -> None:
+        """Record the software once the processes have loaded it, since they may end soon."""
+        is_due = self._reader.has_steps and not self._has_software
+        if self._figures is not None and now_s > self._next_software_s:
+            # Nothing shows when everything is loaded.
+            is_due = True
+            self._next_software_s = now_s + (now_s - self._started_s)
+        if is_due:
+            self._record_software()
 
     def _record_software(self) -> None:
         """Record the software of the processes; if they have ended, keep what was recorded."""
@@ -282,5 +304,5 @@ class _Watch:
         return self._reader.failed(f"{who} {end}; {shown}", kind, words.lines, rank)
 
 
-def _report(directory: RunDirectory, done: int, total: int) -> None:
-    write_atomically(directory.progress, f"window\t{min(done, total)}\t{total}")
+def _report(directory: RunDirectory, done: int, total: int, what: str = "window") -> None:
+    write_atomically(directory.progress, f"{what}\t{min(done, total)}\t{total}")

@@ -44,6 +44,7 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
         *table_notes(points),
         *_slow_windows(runs),
         *_other_step_times(runs),
+        *_printed_figures(runs),
         *_untold_batches(runs),
         *_ratio_lines(runs),
         *budget_lines(runs),
@@ -172,6 +173,16 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
         wrapped = STRATEGIES[configuration.strategy].wraps
         yield f"{name}: step time over that of {wrapped}: {found}"
+
+
+def _printed_figures(runs: Sequence[Run]) -> Iterator[str]:
+    """Say of figures that commands print what is unknown about them."""
+    used = (run.configuration for run in runs)
+    if named := sorted({each.case for each in used if each.metric and each.command}):
+        yield (
+            f"{', '.join(named)}: figures as the command prints them; its warm-up and steadiness "
+            "are unknown"
+        )
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:

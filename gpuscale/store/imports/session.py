@@ -7,39 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.records import Configuration, Environment, Results, Run
 from gpuscale.records.environment import UNRECORDED
+from gpuscale.records.metric_names import described
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.node_evidence import NodeEvidence
-
-_TIME = re.compile(r"([num]?s|µs|sec(onds?)?|min(utes?)?|h(ours?)?)", re.IGNORECASE)
-_RATE = re.compile(
-    r".+/ ?(s|sec|second|h|hour|min)|[kMGTPE]?flops?(/s)?|.*hz|speedup|efficiency", re.IGNORECASE
-)
-_OVER_ALL_GPUS = re.compile(
-    r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
-    re.IGNORECASE,
-)
-"""Rates of training, which are over all GPUs; a bandwidth or a latency has no speedup."""
-
-_UNITS = {
-    **{unit: unit for unit in ("s", "ms", "us", "ns", "J", "W")},
-    **{f"{prefix}b s": f"{prefix.upper()}B/s" for prefix in "kmgt"},
-    **{f"{prefix}flops": f"{prefix.upper()}FLOPS" for prefix in "mgtp"},
-}
-
-
-def unit_of_name(name: str) -> str:
-    """Return the unit at the end of a name, `GB/s` of `busbw_gb_s`; empty if there is none."""
-    words = name.split("_")
-    if words[-2:-1] == ["per"] and len(words) > 2:
-        return f"{words[-3]}/{words[-1]}"
-    ends = (" ".join(words[-count:]) for count in (2, 1))
-    return next((_UNITS[end] for end in ends if end in _UNITS and end != name), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +69,19 @@ class Directions:
     def metric_of(self, value: RecordedValue) -> OpenMetric:
         """Return the metric of a value, whose direction is known."""
         more = self.known[value.metric]
-        unit = value.unit or unit_of_name(value.metric)
-        is_rate = more and _OVER_ALL_GPUS.fullmatch(unit)
-        scaling: Literal["rate"] | None = "rate" if is_rate else None
-        return OpenMetric(name=value.metric, unit=unit, more_is_better=more, scaling=scaling)
+        metric = described(value.metric, value.unit, more_is_better=more)
+        assert metric is not None
+        return metric
 
     def learn(self, values: Iterable[RecordedValue]) -> None:
         """Find the directions of new metrics; raise a UsageError that names all unknown ones."""
         unknown: dict[str, RecordedValue] = {}
         for value in values:
-            unit = value.unit or unit_of_name(value.metric)
-            more = value.more_is_better
-            if more is None and (_TIME.fullmatch(unit) or _RATE.fullmatch(unit)):
-                more = _TIME.fullmatch(unit) is None
-            if more is None:
+            metric = described(value.metric, value.unit, more_is_better=value.more_is_better)
+            if metric is None:
                 unknown.setdefault(value.metric, value)
             else:
-                self.known.setdefault(value.metric, more)
+                self.known.setdefault(value.metric, metric.more_is_better)
         if left := [each for name, each in unknown.items() if name not in self.known]:
             named = ", ".join(
                 f"{each.metric} ({f'{each.value:g} {each.unit}'.strip()})" for each in left

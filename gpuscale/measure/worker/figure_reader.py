@@ -1,0 +1,72 @@
+"""Read figures from a command's output: the last match of each group counts."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gpuscale.measure.worker.log_reader import CommandError, LogReader
+from gpuscale.measure.worker.output import Line
+from gpuscale.records import RunRequest
+from gpuscale.records.request import FigureOutcome
+from gpuscale.workload.log_formats import plain
+
+
+class FigureReader(LogReader):
+    """Reads the output lines of a command for figures, without timing anything."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request, shared_pipe=False)
+        assert self._command.figure is not None
+        self._pattern = re.compile(self._command.figure)
+        self._found = defaultdict[str, dict[str, str]](dict)
+        """The last match of each group, by the source of its line."""
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Keep the last lines, and the last match of each group."""
+        super().take(lines)
+        for line in lines:
+            for match in self._pattern.finditer(plain(line.text)):
+                told = {name: text for name, text in match.groupdict().items() if text is not None}
+                self._found[line.source] |= told
+
+    def _lines_to_read(self, new: list[Line]) -> list[Line]:
+        return []
+
+    def validate_lines(self, rank: int, *, is_late: bool) -> None:
+        """Accept any lines: they need not count steps."""
+
+    @property
+    def found(self) -> dict[str, str]:
+        """The texts of the source that has most groups; if several have, of the first."""
+        return max((self._found[source] for source in sorted(self._found)), key=len, default={})
+
+    def figures(self) -> FigureOutcome:
+        """Return the figures of a command that has ended well, or what is wrong with them."""
+        found, values = self.found, dict[str, float]()
+        try:
+            for metric in self._command.metrics:
+                if metric.name not in found:
+                    raise self.failed(self.told_so_far(), "unread")
+                values[metric.name] = self._number(metric.name, found[metric.name])
+        except CommandError as error:
+            return FigureOutcome(values={}, failure=error.failure)
+        return FigureOutcome(values=values)
+
+    def _number(self, name: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise self.failed(
+                f"--figure takes '{text}' for {name}, and a number above 0 is needed; see the last "
+                "lines below"
+            )
+        return value
+
+    def told_so_far(self) -> str:
+        """Name the groups that nothing has matched so far."""
+        lacking = [metric.name for metric in self._command.metrics if metric.name not in self.found]
+        named = ", ".join(lacking)
+        return f"no line matches --figure for {named}; see the last lines below" if lacking else ""

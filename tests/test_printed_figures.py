@@ -1,0 +1,260 @@
+"""Figures that commands print, measured by `gpuscale run` and by cases in files."""
+
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import measured, request_for
+from hosts import within_limit
+from measuring import run_pytest
+
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.base.errors import ExitCode
+from gpuscale.cli import main
+from gpuscale.measure.launch.collect import command_figures
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.records import Results
+from gpuscale.store import read_results
+from gpuscale.workload.figures import metrics_of, pattern_of
+
+IMAGES = r"Images/sec: (?P<images_per_s>[\d.]+)"
+
+
+def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run_command(
+    folder: Path, command: str, *options: str, figure: str = IMAGES, results: str = "r.jsonl"
+) -> tuple[int, str]:
+    """The exit code and the output of `gpuscale run` with shell code as the command."""
+    target = () if "--resume" in options else ("--results", results)
+    asked = ("--device", "cpu", "--oversubscribe", "--name", "site", "--figure", figure)
+    process = gpuscale(folder, "run", *asked, *target, *options, "--", "sh", "-c", command)
+    output, _ = process.communicate(timeout=200)
+    return process.returncode, output
+
+
+def values(results: Results) -> list[tuple[str, int, int, float]]:
+    return [
+        (run.key.name, run.gpus, run.index, value)
+        for run in results.runs
+        for value in run.measured.values()
+    ]
+
+
+def test_a_rate_on_several_numbers_of_gpus_gives_a_speedup(tmp_path: Path) -> None:
+    command = "echo Images/sec: 1; echo Images/sec: $(({gpus} * 100 - {gpus} * 5 + 5)).0"
+    code, output = run_command(tmp_path, command, "--gpus", "1,2", "--runs", "2")
+    assert code == 0, output
+    results = read_results(tmp_path / "r.jsonl")
+    name = "site/images_per_s"
+    # The last match counts.
+    assert values(results) == [
+        (name, 1, 1, 100.0),
+        (name, 2, 1, 195.0),
+        (name, 1, 2, 100.0),
+        (name, 2, 2, 195.0),
+    ]
+    _, two = scaling_points(results.runs)
+    assert two.speedup is not None
+    assert two.speedup.value == pytest.approx(1.95)
+    for run in results.runs:
+        # Nothing that the command did not print.
+        unknown = (run.warmup_steps, run.batch_per_gpu, run.steps_per_window, run.windows)
+        assert unknown == (None, None, None, ())
+    assert "195 images/s" in output
+    assert "steadiness" in output
+
+
+def test_each_group_is_a_metric_and_a_time_scales_if_its_work_is_known(tmp_path: Path) -> None:
+    figure = r"took (?P<epoch_s>[\d.]+) s|bus (?P<busbw_gb_s>\S+)|score (?P<score>\S+)"
+    command = "echo took $((60 / {gpus})) s; echo bus 12.5; echo score 7e1"
+    options = ("--gpus", "1,2", "--runs", "1", "--scaling", "strong", "--better", "score=more")
+    code, output = run_command(tmp_path, command, *options, figure=figure)
+    assert code == 0, output
+    points = scaling_points(read_results(tmp_path / "r.jsonl").runs)
+    speedups = {
+        point.key.strategy: None if point.speedup is None else point.speedup.value
+        for point in points
+        if point.gpus == 2
+    }
+    assert speedups == {"epoch_s": pytest.approx(2.0), "busbw_gb_s": None, "score": None}
+
+
+def test_after_an_interrupt_only_what_is_missing_is_measured(tmp_path: Path) -> None:
+    command = "test -e go -o ! -e seen || sleep 200; touch seen; echo a 3 b 4"
+    figure = r"a (?P<a_s>\d+) b (?P<b_s>\d+)"
+    asked = ("--device", "cpu", "--name", "site", "--figure", figure, "--gpus", "1", "--runs", "3")
+    process = gpuscale(tmp_path, "run", *asked, "--results", "r.jsonl", "--", "sh", "-c", command)
+    results = tmp_path / "r.jsonl"
+    assert within_limit(lambda: process.poll() is not None or results.exists())
+    assert within_limit(lambda: len(read_results(results).runs) == 2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    (tmp_path / "go").touch()
+    options = ("--gpus", "1", "--runs", "3", "--resume", "r.jsonl")
+    code, output = run_command(tmp_path, command, *options, figure=figure)
+    assert code == 0, output
+    assert "1 skipped: measured before" in output
+    assert values(read_results(results)) == [
+        (f"site/{name}_s", 1, index, value)
+        for index in (1, 2, 3)
+        for name, value in (("a", 3.0), ("b", 4.0))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "said"),
+    [
+        ("print('Images/sec: 5'); sys.exit(3)", "raised", "exit code 3"),
+        ("print('no number here')", "unread", "images_per_s"),
+        ("print('Images/sec: 0.0')", "invalid", "'0.0'"),
+        ("print('Images/sec: 1.2.3')", "invalid", "'1.2.3'"),
+        ("print('Images/sec: 5', flush=True); time.sleep(99)", "timeout", "--timeout"),
+    ],
+)
+def test_a_start_without_a_usable_figure_fails_with_its_last_lines(
+    tmp_path: Path, script: str, kind: str, said: str
+) -> None:
+    attributes: dict[str, Any] = {"batch": None, "figure": IMAGES, "timeout_s": 5}
+    failure = measured(tmp_path, script, **attributes).failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert said in failure.message
+    printed = script.split("'")[1]
+    assert printed in failure.detail
+
+
+def test_of_several_processes_the_one_that_prints_the_figure_counts(tmp_path: Path) -> None:
+    script = """
+if os.environ["RANK"] == "1":
+    print("Images/sec: 50")
+else:
+    print("nothing to say")
+"""
+    asked = {"batch": None, "figure": IMAGES, "launch": "per-rank"}
+    run = measured(tmp_path, script, gpus=2, **asked)  # type: ignore[arg-type]
+    assert run.failure is None
+    figures = command_figures(
+        request_for(tmp_path, script, gpus=2, **asked),  # type: ignore[arg-type]
+        RunDirectory(path=tmp_path / "run"),
+    )
+    assert figures is not None
+    assert figures.values == {"images_per_s": 50.0}
+
+
+def test_a_case_in_a_file_has_figures_too(tmp_path: Path) -> None:
+    (tmp_path / "test_site.py").write_text(
+        """
+import pytest
+from gpuscale import CommandCase
+
+class Site(CommandCase):
+    command = "sh -c 'echo score {gpus}1; echo took 2 s'"
+    figure = r"score (?P<score>\\d+)|took (?P<took_s>\\d+)"
+    better = {"score": "more"}
+
+@pytest.mark.gpuscale(case=Site)
+def test_site(scaling):
+    assert scaling().measured == {"score": 11.0}
+"""
+    )
+    session = run_pytest(
+        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--results", "r.jsonl"
+    )
+    assert session.exit_code == 0, session.output
+    names = [run.key.name for run in read_results(tmp_path / "r.jsonl").runs]
+    assert names == ["site/score", "site/took_s"]
+
+
+def test_a_command_that_got_slower_regresses_against_its_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = 'echo "Images/sec: $(cat speed).$(date +%N | cut -c8)"; echo t $(cat seconds) s'
+    figure = rf"{IMAGES}|t (?P<t_s>\S+) s"
+    options = ("--gpus", "1", "--better", "t_s=less", "--runs")
+    Path("speed").write_text("1000")
+    Path("seconds").write_text("5")
+    assert run_command(tmp_path, command, *options, "6", figure=figure)[0] == 0
+    assert main(["baseline", "record", "r.jsonl", "-o", "b.json", "--cluster", "here"]) == 0
+    Path("speed").write_text("900")
+    code, output = run_command(
+        tmp_path, command, *options, "3:6", "--baseline", "b.json", figure=figure, results="s.jsonl"
+    )
+    assert code == 1, output
+    assert re.search(r"images_per_s.*\n?.*REGRESSED", output), output
+    assert main(["compare", "b.json", "s.jsonl"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--figure", "x"], "group"),
+        (["--figure", "(?P<a_s>"], "unterminated"),
+        (["--figure", "(?P<foo>x)"], "--better foo=more|less"),
+        (["--figure", "(?P<step_time_s>x)"], "choose another"),
+        (["--figure", "(?P<a_s>x)", "--better", "b=more"], "no group b"),
+        (["--figure", "(?P<a_s>x)", "--better", "a_s"], "latency=less"),
+        (["--figure", "(?P<a_gb_s>x)", "--scaling", "weak"], "--scaling"),
+        (["--figure", "(?P<a_s>x)", "--batch", "3"], "--batch"),
+        (["--figure", "(?P<a_s>x)", "--samples-per-step", "3"], "--samples-per-step"),
+        (["--figure", "(?P<a_s>x)", "--step-regex", "(.)"], "--step-regex"),
+        (["--figure", "(?P<a_s>x)", "--log-format", "tqdm"], "--log-format"),
+        (["--scaling", "weak"], "--figure"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_before_anything_starts(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [*options, "--gpus", "1", "--device", "cpu", "--name", "site"]
+    assert main(["run", *asked, "--", "touch", "started"]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+    assert not Path("started").exists()
+
+
+# Lines in the form of the sources of OSU's benchmarks, STREAM, IOR, HPL and nccl-tests.
+PRINTED = {
+    "8                       1.54": ("latency_us", 1.54),
+    "4194304              2892.82": ("bandwidth_mb_s", 2892.82),
+    "Triad:          12345.6     0.001234     0.001200     0.001300": ("triad_mb_s", 12345.6),
+    "Max Write: 1234.56 MiB/sec (1294.53 MB/sec)": ("write_mib_s", 1234.56),
+    "Max Read:  2345.67 MiB/sec (2459.61 MB/sec)": ("read_mib_s", 2345.67),
+    "WR11C2R4       29184   192     2     2             115.29             1.4370e+02": (
+        "rate_gflops",
+        143.7,
+    ),
+    "# Avg bus bandwidth    : 260.778 ": ("busbw_gb_s", 260.778),
+}
+PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
+
+
+@pytest.mark.parametrize("line", PRINTED)
+def test_figures_of_the_docs_read_what_benchmarks_print(line: str) -> None:
+    shown = [*re.findall(r"--figure '([^']+)'", PAGE.read_text()), "nccl-tests"]
+    found: dict[str, float] = {}
+    for figure in shown:
+        assert metrics_of(figure, {}, None), figure
+        for match in re.finditer(pattern_of(figure), line):
+            told = match.groupdict().items()
+            found |= {name: float(text) for name, text in told if text is not None}
+    assert found == dict([PRINTED[line]])
