@@ -95,7 +95,9 @@ def stop() -> None:
 def driver_version() -> str | None:
     """Return the driver's version; None if unknown."""
     query = Query("amdsmi_get_gpu_driver_info", member="driver_version")
-    return next((known(query, gpu) for gpu in _gpus()), None)
+    with suppress(QueryError):
+        return next((known(query, gpu) for gpu in _gpus()), None)
+    return None
 
 
 def ask(call: str, *arguments: Any) -> Any:

@@ -25,6 +25,8 @@ def find_devices(
             handles.append(smi.find_handle(uuid, address))
         except DeviceAbsentError as error:
             handles.append(error)
+        except QueryError as error:
+            handles.append(DeviceAbsentError(f"{smi.NAME} cannot list the GPUs: {error}"))
     return dict(zip(addresses, _devices(handles), strict=True))
 
 
@@ -33,7 +35,7 @@ def all_devices(smi: Smi) -> Iterator[tuple[int, Device | DeviceAbsentError]]:
     try:
         handles = dict(smi.all_handles())
     except QueryError as error:
-        handles = {0: DeviceAbsentError(f"{smi.NAME} cannot count the GPUs: {error}")}
+        handles = {0: DeviceAbsentError(f"{smi.NAME} cannot list the GPUs: {error}")}
     yield from zip(handles, _devices([*handles.values()]), strict=True)
 
 
