@@ -11,7 +11,7 @@ from commands import HERE, request_for
 
 from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Failure, NodeEvidence, Phases, Run
+from gpuscale.records import Failure, NodeEvidence, Phases, RankReport, Run
 from gpuscale.records.environment import without_software
 from gpuscale.records.request import (
     CommandOutcome,
@@ -65,8 +65,7 @@ def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: flo
 
 def collected(tmp_path: Path, outcomes: list[RankOutcome]) -> Run:
     directory = RunDirectory(path=tmp_path)
-    for each in outcomes:
-        directory.outcome(each.report.rank).write(each)
+    directory.outcomes.write(outcomes)
     return collect_run(request(2), directory, None, started_at_s=1.7e9, wall_s=9.0)
 
 
@@ -100,8 +99,9 @@ def test_without_paces_the_first_ranks_phases_are_shown(tmp_path: Path) -> None:
 
 def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
-    for rank, host in enumerate(("n1", "n1", "n2", "n2")):
-        directory.host(rank).write_text(host)
+    hosts = ("n1", "n1", "n2", "n2")
+    started = [RankReport(rank=rank, host=host) for rank, host in enumerate(hosts)]
+    directory.launched.write(started)
     windows = tuple(CommandWindow(started_at_s=1e9 + n, time_s=1.0) for n in range(10))
     told = CommandOutcome(
         batch_per_gpu=8,

@@ -12,7 +12,7 @@ from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles
-from gpuscale.records import Failure
+from gpuscale.records import Failure, RankReport
 from gpuscale.records.request import RankFailure
 
 # As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).
@@ -79,8 +79,8 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     tmp_path: Path, exits: dict[int, int], reports: dict[int, bool], cause: str
 ) -> None:
     directory = left_by(tmp_path, reports)
-    for rank in range(4):
-        directory.host(rank).write_text(f"n{1 + rank // 2}")
+    started = [RankReport(rank=rank, host=f"n{1 + rank // 2}") for rank in range(4)]
+    directory.launched.write(started)
     failure = failure_of(request_for(tmp_path, "", gpus=4, nodes=2), directory, exits)
     assert failure is not None
     assert cause in failure.message

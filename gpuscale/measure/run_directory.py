@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
@@ -28,6 +28,7 @@ from gpuscale.records.request import (
     RankFailure,
     RankOutcome,
 )
+from gpuscale.records.run_evidence import RankReport
 from gpuscale.records.software import ProcessSoftware
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
@@ -60,6 +61,23 @@ class RecordFile(Generic[R]):
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordLines(Generic[R]):
+    """A file with one record of each rank, in order of rank, one per line."""
+
+    path: Path
+    kind: type[R]
+
+    def write(self, records: Sequence[R]) -> None:
+        """Write the records atomically, so that no reader sees an incomplete file."""
+        write_atomically(self.path, "\n".join(map(to_json, records)))
+
+    def read(self) -> list[R]:
+        """Return the records; OSError if the file is missing, DecodeError if one is invalid."""
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        return [from_json(self.kind, line) for line in lines if line]
+
+
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
     """Make a method that takes a rank or host, puts it in place of `{}`, and returns the path."""
     return lambda directory, of: directory.path / name.format(of)
@@ -86,6 +104,11 @@ class RunDirectory:
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
         """Present once a command has reported enough steps and can be ended on all nodes."""
+        self.launched = RecordLines(path / "launched.jsonl", RankReport)
+        """The ranks that the launcher has started, with their hosts; absent if ranks are local."""
+        self.outcomes = RecordLines(path / "outcomes.jsonl", RankOutcome)
+        """Written by rank 0 once all ranks have ended their windows and passed their checks."""
+        self.overheads = RecordLines(path / "overheads.jsonl", OverheadOutcome)
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
@@ -97,23 +120,18 @@ class RunDirectory:
     """A node's description of itself; the file name contains the launcher's name for the node."""
     refusal = _path("environment-{}.refusal")
     """Present instead of the environment if the node is unusable: the reason, in one line."""
-    host = _path("rank-{}.host")
-    """The name of the host on which the rank was started."""
     output = _path("rank-{}.log")
-    """The rank's standard output and standard error."""
-    pid = _path("rank-{}.pid")
+    """Standard output and standard error of a rank; absent if the rank ended well."""
     stacks = _path("rank-{}.stacks")
-    """Stack traces of the rank's threads at the timeout."""
-    outcome = _record("rank-{}.outcome.json", RankOutcome)
+    """Stack traces of the rank's threads at the timeout; absent without a timeout."""
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
-    """Present instead of `outcome` if the rank ran a command."""
+    """Present instead of `outcomes` if the rank ran a command."""
     figures = _record("rank-{}.figures.json", FigureOutcome)
     """Present instead of `command_outcome` if the command prints figures."""
     software = _record("rank-{}.software.json", ProcessSoftware)
     """Software of the processes of the rank's command."""
     started = _path("rank-{}.started")
     """The numbers of the ranks that a command has started on the node of this process."""
-    overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's measurements of its node and of the links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
@@ -122,6 +140,13 @@ class RunDirectory:
     def host_names(self) -> list[str]:
         """Return the hosts of the run, as named by the launcher."""
         return self.hosts.read_text(encoding="utf-8").split()
+
+    def host_of_ranks(self) -> dict[int, str]:
+        """Return the host of each rank that the launcher has started; empty if ranks are local."""
+        try:
+            return {report.rank: report.host for report in self.launched.read()}
+        except FileNotFoundError:
+            return {}
 
     def ranks_per_host(self, ranks: int) -> int:
         """Return the largest number of ranks on any host; each host has consecutive ranks."""

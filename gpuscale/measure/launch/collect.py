@@ -1,6 +1,6 @@
 """Combine the files that ranks or nodes left in a run's folder into a Run or an Environment."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.run_directory import RecordFile, RunDirectory
+from gpuscale.measure.run_directory import RecordLines, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
@@ -54,7 +54,7 @@ def collect_run(
     )
     if request.command is not None:
         return _command_run(request, directory, failure, empty)
-    outcomes = failure or left_by_ranks(request, directory.outcome)
+    outcomes = failure or left_by_ranks(request, directory.outcomes)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
     loaded = [ProcessSoftware(host=each.report.host, libraries=each.libraries) for each in outcomes]
@@ -153,23 +153,23 @@ def command_software(request: RunRequest, directory: RunDirectory) -> Environmen
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
     """Return a command's ranks with their hosts; empty on a single node or if not all are known."""
-    hosts = {number: text_of(directory.host(number)) for number in range(request.processes)}
+    hosts = directory.host_of_ranks()
     if request.launch != "per-rank":
         started = ((text_of(directory.started(number)), host) for number, host in hosts.items())
         hosts = {int(rank): host for ranks, host in started for rank in ranks.split()}
-    known = tuple(RankReport(rank=rank, host=hosts[rank]) for rank in sorted(hosts) if hosts[rank])
+    known = tuple(RankReport(rank=rank, host=hosts[rank]) for rank in sorted(hosts))
     return known if len(known) == request.gpus else ()
 
 
-def left_by_ranks(
-    request: RunRequest, file_of: Callable[[int], RecordFile[R]]
-) -> list[R] | Failure:
+def left_by_ranks(request: RunRequest, file: RecordLines[R]) -> list[R] | Failure:
     """Return the records left by all ranks, or a failure if a record is missing or invalid."""
     try:
-        return [file_of(rank).read() for rank in range(request.processes)]
+        records = file.read()
     except (OSError, DecodeError) as error:
-        message = f"a rank ended without leaving its measurement ({error})"
+        message = f"the ranks ended without leaving their measurements ({error})"
         return Failure(kind="launch", message=message)
+    assert len(records) == request.processes, "rank 0 gathers the records of all ranks"
+    return records
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:

@@ -47,7 +47,8 @@ def failure_of(
         return _crash(request, directory, exit_codes)
     if launcher is None:
         return None
-    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
+    started = directory.host_of_ranks()
+    absent = [rank for rank in range(request.processes) if rank not in started]
     if absent:
         rank, what = _named(request, absent)
         message = f"{launcher} did not start {what}; see what it said below"
@@ -107,10 +108,11 @@ def _unwatched(request: RunRequest, directory: RunDirectory, exit_codes: dict[in
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
     """Return the failure of a run that timed out, with the stack trace of each rank."""
-    stacks = []
+    stacks, hosts = [], directory.host_of_ranks()
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
-        stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
+        place = f" on {hosts[rank]}" if rank in hosts else ""
+        stacks.append(f"rank {rank}{place} was here:\n{text}")
     stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
     message = (
         f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
@@ -145,9 +147,8 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
 
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
     """Return the failure of a rank that left no report, with the end of the rank's output."""
-    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
-    tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
-    host = _host_of(directory, rank)
+    tail = text_of(directory.output(rank))[-_OUTPUT_TAIL_CHARS:].strip()
+    host = directory.host_of_ranks().get(rank)
     if OUT_OF_MEMORY.search(tail):
         kind, message = "out_of_memory", f"{message}, out of memory"
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
@@ -179,14 +180,15 @@ def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int])
     If possible, only ranks on hosts without any known exit code are returned: on other hosts the
     scheduler may have ended the keepers because of the failure elsewhere.
     """
-    hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
-    silent = [rank for rank, host in hosts.items() if host and rank not in told]
+    hosts = directory.host_of_ranks()
+    silent = [rank for rank in hosts if rank not in told]
     heard = {hosts.get(rank) for rank in told}
     return [rank for rank in silent if hosts[rank] not in heard] or silent
 
 
 def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]) -> Failure:
-    hosts = [_host_of(directory, rank) for rank in ranks]
+    started = directory.host_of_ranks()
+    hosts = [started.get(rank) for rank in ranks]
     places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
     rank, what = _named(request, ranks)
     message = (
@@ -205,11 +207,6 @@ def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, s
     return processes[0], f"rank{plural} {', '.join(map(str, processes))}"
 
 
-def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
-    """The host on which a rank was started; None if unknown, as on a single node."""
-    return None if rank is None else text_of(directory.host(rank)) or None
-
-
 def _on_host(directory: RunDirectory, rank: int | None) -> str:
-    host = _host_of(directory, rank)
+    host = None if rank is None else directory.host_of_ranks().get(rank)
     return "" if host is None else f" on {host}"

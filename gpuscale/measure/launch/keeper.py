@@ -8,6 +8,7 @@ run, and ends when the process that started it ends.
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -37,6 +38,9 @@ _CHUNK_BYTES = 65536
 _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITH_EVIDENCE = ("rank", "command")
+_STACKS_S = 10.0
+"""Seconds to wait for the ranks' stack traces after a timeout; the ranks' timers started later."""
+_LEAVING_STACKS = ("rank", "overhead")
 _WITHOUT_LOG = ("describe", "trial")
 """Jobs whose output goes to this process's standard error instead of a log file of the rank."""
 
@@ -67,9 +71,11 @@ class Keeper:
         self._order = Order(number=0, job=END)
         self._ranks: dict[int, int] = {}
         """Ranks that are still running, keyed by process id."""
+        self._kept = RunDirectory(path=scratch / "run")
+        """Logs and stacks of ranks; if a rank does not end well, the run's folder gets them."""
         self._sampler: Sampler | None = None
         self._evidence: tuple[NodeMeter, RecordFile[NodeEvidence]] | None = None
-        self._is_ending = self._ends_ranks = False
+        self._is_ending = self._ends_ranks = self._timed_out = False
         self._kill_at_s = 0.0
         self._woken, self._wakes = os.pipe()
         for descriptor in (self._woken, self._wakes):
@@ -102,8 +108,8 @@ class Keeper:
                 self._take_orders()
             if self._is_abandoned():
                 self._end()
-            if self._ends_ranks and time.monotonic() > self._kill_at_s:
-                self._signal_ranks(signal.SIGKILL)
+            if self._ends_ranks:
+                self._kill_if_due()
 
     def _answer(self, kind: str, **fields: object) -> None:
         answer = msgspec.convert({"keeper": self._number, "kind": kind, **fields}, Answer)
@@ -120,10 +126,12 @@ class Keeper:
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 del self._ranks[process]
-                if not self._ranks:
-                    self._clean_up()
                 code = os.waitstatus_to_exitcode(status)
                 is_ordered = self._ends_ranks and not self._is_ending
+                if code and (self._timed_out or not is_ordered):
+                    self._hand_over(rank)
+                if not self._ranks:
+                    self._clean_up()
                 code = 0 if is_ordered else code
                 self._answer("ended", order=self._order.number, rank=rank, code=code)
 
@@ -135,6 +143,7 @@ class Keeper:
         for line in lines:
             order = msgspec.json.decode(line, type=Order)
             if order.job == END:
+                self._timed_out = order.timed_out
                 self._end_ranks()
             elif order.job == IMPORT:
                 # A broken package is reported by the rank that needs it, with its traceback.
@@ -145,7 +154,7 @@ class Keeper:
                 self._start(order)
 
     def _start(self, order: Order) -> None:
-        self._order, self._ends_ranks = order, False
+        self._order, self._ends_ranks, self._timed_out = order, False, False
         seats, directory = order.seats.get(self._number, ()), RunDirectory(path=Path(order.folder))
         # If each rank has a keeper, the keeper of a node's first rank acts for the node.
         is_first = any(local_rank == 0 for _, local_rank in seats)
@@ -157,6 +166,7 @@ class Keeper:
                 # The command starts processes on all nodes, which all get this path.
                 logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
             self._evidence = NodeMeter(addresses, logs=logs), directory.node_evidence(host)
+        self._kept.path.mkdir(exist_ok=True)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
         if gpus is not None and gpus.are_sampled and addresses:
@@ -197,7 +207,7 @@ class Keeper:
     ) -> None:
         order = self._order
         if order.job not in _WITHOUT_LOG:
-            log = os.open(directory.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(self._kept.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
                 os.dup2(log, stream)
         if order.variables:
@@ -218,8 +228,18 @@ class Keeper:
             do_in_rank("describe", str(file.path), order.device)
         elif order.job == "trial":
             do_in_rank("trial", order.folder, str(rank), str(ranks_here))
+        elif order.job in _LEAVING_STACKS:
+            do_in_rank(order.job, order.folder, str(self._kept.stacks(rank)))
         else:
             do_in_rank(order.job, order.folder)
+
+    def _hand_over(self, rank: int) -> None:
+        """Copy what a rank has left on this node into the folder of the run."""
+        for path in self._kept.path.glob(f"rank-{rank}.*"):
+            # The run's folder is gone if the launcher has ended.
+            with suppress(OSError):
+                if path.stat().st_size:
+                    shutil.copyfile(path, Path(self._order.folder) / path.name)
 
     def _is_abandoned(self) -> bool:
         """True if the launcher, or the daemon that started this process, has ended.
@@ -241,12 +261,24 @@ class Keeper:
         self._end_ranks(number)
 
     def _end_ranks(self, number: int | None = None) -> None:
+        self._ends_ranks = True
+        if self._timed_out and self._order.job in _LEAVING_STACKS and not self._is_ending:
+            self._kill_at_s = time.monotonic() + _STACKS_S
+            return
         if number is None:
             # The process that watches a command has to end all that it started. A rank that is
             # stopped, or in a call of the driver, reacts to SIGKILL alone.
             number = signal.SIGTERM if self._order.job == "command" else signal.SIGKILL
-        self._ends_ranks, self._kill_at_s = True, time.monotonic() + RANK_S
+        self._kill_at_s = time.monotonic() + RANK_S
         self._signal_ranks(number)
+
+    def _kill_if_due(self) -> None:
+        now_s = time.monotonic()
+        if now_s > self._kill_at_s:
+            self._signal_ranks(signal.SIGKILL)
+        elif self._timed_out and all(map(_has_text, map(self._kept.stacks, self._ranks.values()))):
+            # At the next look: a stack may still be being written.
+            self._kill_at_s = min(self._kill_at_s, now_s + _LOOK_S)
 
     def _signal_ranks(self, number: int) -> None:
         for process in self._ranks:
@@ -264,6 +296,11 @@ class Keeper:
             self._sampler.stop()
             self._sampler = None
         end_descendants(COMMAND_S)
+        shutil.rmtree(self._kept.path, ignore_errors=True)
+
+
+def _has_text(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:

@@ -124,7 +124,7 @@ class LocalLauncher(Launcher):
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
             failure = _launch(self._keeper_with(None), request, directory, "overhead")
-            return failure or left_by_ranks(request, directory.overhead)
+            return failure or left_by_ranks(request, directory.overheads)
 
     def close(self) -> None:
         """End the keeper, the process that forks the ranks."""

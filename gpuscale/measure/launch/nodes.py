@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 import gpuscale.base.host
 from gpuscale.base.devices import is_gpu
-from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
 from gpuscale.measure.launch.collect import (
@@ -37,6 +36,7 @@ from gpuscale.measure.schedulers.placement import Placement, place, without_excl
 from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, NodeProbe, Run, RunGpus, RunRequest, pci_addresses
 from gpuscale.records.request import NodeProbeRequest
+from gpuscale.records.run_evidence import RankReport
 
 _START_S = _DESCRIBE_S = 180.0
 _FILES_S = 30.0
@@ -233,11 +233,12 @@ class NodesLauncher(Launcher):
     def _seats(
         self, keepers: Keepers, placement: Placement, directory: RunDirectory, *, is_fresh: bool
     ) -> Seats:
-        """Assign ranks to the keepers that have started, and record the host of each rank."""
+        """Assign ranks to the keepers that have started, and list these ranks in a file."""
         hosts = placement.hosts if is_fresh else self._hosts
         per_host = placement.ranks_per_host if is_fresh else 1
         seats: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = dict.fromkeys(placement.hosts, 0)
+        started = []
         for number, answer in sorted(keepers.started.items()):
             node = answer.node or hosts[number // per_host]
             if is_fresh:
@@ -248,8 +249,9 @@ class NodesLauncher(Launcher):
                 first = position * placement.ranks_per_host
                 here = range(placement.ranks_on(position))
                 seats[number] = tuple((first + local, local) for local in here)
-            for rank, _ in seats.get(number, ()):
-                write_atomically(directory.host(rank), answer.host)
+            for rank, local_rank in seats.get(number, ()):
+                started.append(RankReport(rank=rank, host=answer.host, local_rank=local_rank))
+        directory.launched.write(sorted(started, key=lambda report: report.rank))
         return seats
 
     def _keepers_on(self, hosts: Sequence[str], package: str | None = None) -> Keepers:
@@ -300,9 +302,9 @@ def _left_by(job: str, directory: RunDirectory, placement: Placement) -> list[Pa
         return [directory.environment(host).path for host in placement.hosts]
     if job == "probe":
         return [directory.probe(rank).path for rank in ranks]
-    hosts = {text_of(directory.host(rank)) for rank in ranks}
+    hosts = {*directory.host_of_ranks().values()}
     nodes = [directory.node_evidence(host).path for host in hosts]
     if job == "rank":
-        return [*nodes, *(directory.outcome(rank).path for rank in ranks)]
+        return [*nodes, directory.outcomes.path]
     # One rank of a command has reported for all.
     return [*nodes, directory.enough]

@@ -28,9 +28,6 @@ END, IMPORT = "end", "import"
 """Orders that keepers carry out themselves; every other order is a job for the ranks."""
 _SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that suggest memory corruption, perhaps inherited from the keeper when it forked."""
-_LEAVING_STACKS = ("rank", "overhead")
-_STACKS_S = 10.0
-"""Seconds to wait for the ranks' stack traces after a timeout; the ranks' timers started later."""
 _LOOK_S = 0.05
 _CHUNK_BYTES = 65536
 
@@ -53,6 +50,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if ranks have these variables, their numbers and no others."""
     cores_per_rank: int | None = None
     """Number of cores per rank; None if ranks may use all cores of their parent process."""
+    timed_out: bool = False
+    """With `END`: True if the run took too long, so that all ranks' logs and stacks are needed."""
     device: str = "auto"
     """The type of device that the job `describe` looks for: `auto`, `cuda` or `cpu`."""
 
@@ -178,11 +177,9 @@ class Keepers:
         try:
             if not has_ended(timeout_s, at_failure=job != "describe"):
                 outcome.timed_out = True
-                if job in _LEAVING_STACKS:
-                    wait_for(map(directory.stacks, ranks), _STACKS_S)
         finally:
             if len(outcome.exit_codes) < len(ranks):
-                self.send(job=END)
+                self.send(job=END, timed_out=outcome.timed_out)
                 has_ended(RUN_S, at_failure=False)
             signals = {-code for code in outcome.exit_codes.values()}
             if len(outcome.exit_codes) < len(ranks) or signals & {*_SPOILING}:

@@ -21,12 +21,12 @@ from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.libraries import own_libraries
 from gpuscale.measure.evidence.numa import cpu_numa_nodes
-from gpuscale.measure.run_directory import RunDirectory, write_atomically
+from gpuscale.measure.run_directory import R, RecordLines, RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
 from gpuscale.measure.worker.strategies import strategy_for
 from gpuscale.measure.worker.tensors import parameter_digest
-from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.training import Strategy, Training
 from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
@@ -45,8 +45,6 @@ class RankFiles:
     def __init__(self, directory: RunDirectory, rank: int) -> None:
         self.directory, self.rank = directory, rank
         self._progress: int | None = None
-        # Kept open as long as the process lives.
-        self.stacks = directory.stacks(rank).open("w")
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Report the progress of the run; only rank 0 does this, for all ranks."""
@@ -90,28 +88,32 @@ def tells_of_peer(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
 
 
-def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
-    """Do the work of a rank, and write the outcome or the failure to the run's directory."""
+def _be_rank(directory: str, stacks: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
+    """Do the work of a rank, and write the outcome or the failure to the run's directory.
+
+    At the timeout, the stack traces of the rank's threads are written to the file `stacks`.
+    """
     die_with_parent()
     end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
-    write_atomically(run_directory.pid(files.rank), str(os.getpid()))
     # A thread without the interpreter's lock does this, so a rank stuck in a collective leaves its
     # stack too. The launcher ends the ranks after all have left their stacks.
-    faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=files.stacks)
-    try:
-        work(request, files)
-        faulthandler.cancel_dump_traceback_later()
-    except BaseException as error:
-        lost_peer = tells_of_peer(error)
-        files.leave_failure(error, lost_peer=lost_peer)
-        if lost_peer:
-            # The launcher ends all ranks when the first one exits. That should be the lost peer,
-            # whose exit code shows what happened.
-            time.sleep(_YIELD_TO_PEERS_S)
-        raise
+    with Path(stacks).open("w") as file:
+        faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=file)
+        try:
+            work(request, files)
+        except BaseException as error:
+            lost_peer = tells_of_peer(error)
+            files.leave_failure(error, lost_peer=lost_peer)
+            if lost_peer:
+                # The launcher ends all ranks when the first one exits. That should be the lost
+                # peer, whose exit code shows what happened.
+                time.sleep(_YIELD_TO_PEERS_S)
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def limit_memory(limit_bytes: int) -> None:
@@ -178,15 +180,21 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     # Before the proof, which takes more memory than training.
     report = _report(training, measurement)
     strategy.verify(training)
-    strategy.barrier()
-    _keep_to_the_end(training, strategy)
     outcome = RankOutcome(
         report=report,
         joined_at_s=joined_at_s,
         measurement=measurement,
         libraries=own_libraries(),
     )
-    files.directory.outcome(strategy.rank).write(outcome)
+    _leave(outcome, files.directory.outcomes, strategy)
+    _keep_to_the_end(training, strategy)
+
+
+def _leave(own: R, file: RecordLines[R], strategy: Strategy) -> None:
+    """Write the records of all ranks into one file; no rank returns before it is complete."""
+    if records := strategy.gathered(own):
+        file.write(records)
+    strategy.barrier()
 
 
 def _report(training: Training, measurement: Measurement) -> RankReport:
@@ -232,10 +240,9 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
             # Alternately first and second, so that a drift cancels.
             bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
-    strategy.barrier()
-    _keep_to_the_end(training, strategy)
     outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
-    files.directory.overhead(files.rank).write(outcome)
+    _leave(outcome, files.directory.overheads, strategy)
+    _keep_to_the_end(training, strategy)
 
 
 def bare_loop(training: Training, steps: int) -> None:

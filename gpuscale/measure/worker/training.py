@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from gpuscale.measure.worker.tensors import not_finite
 from gpuscale.records import Phases, RunRequest
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.injections import parse_injection
+
+T = TypeVar("T")
 
 
 class Strategy(Peers, Protocol):
@@ -39,6 +41,9 @@ class Strategy(Peers, Protocol):
     def shares(self) -> int:
         """The number of ranks among which the samples of a step are divided."""
         return self.world_size
+
+    def gathered(self, own: T) -> list[T]:
+        """Return the objects of all ranks, in order of rank, on rank 0; no objects elsewhere."""
 
     def part_of(self, batch: Batch) -> Batch:
         """Return the part of a batch that this rank needs."""

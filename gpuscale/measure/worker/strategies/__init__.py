@@ -6,6 +6,7 @@ This module has the two base classes: for a single process, and for ranks in a p
 import os
 import pkgutil
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.worker.training import Strategy
 from gpuscale.records import RunRequest
 
+T = TypeVar("T")
 _NCCL_SHARES_GPUS = (2, 30)
 """First version of NCCL in which `NCCL_MULTI_RANK_GPU_ENABLE=1` lets ranks share a GPU."""
 
@@ -53,6 +55,10 @@ class OneProcessStrategy(Strategy):
         """Return the value itself, as there is only one process."""
         return value
 
+    def gathered(self, own: T) -> list[T]:
+        """Return the only process's object."""
+        return [own]
+
 
 class ProcessGroupStrategy(Strategy):
     """One rank per device in torch's process group, even for T(1), to be comparable with T(n).
@@ -91,3 +97,10 @@ class ProcessGroupStrategy(Strategy):
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())
+
+    def gathered(self, own: T) -> list[T]:
+        """Return the objects of all ranks, in order of rank, on rank 0; no objects elsewhere."""
+        everyone: list[T] = [own] * self.world_size if self.rank == 0 else []
+        # Over gloo, as the group has a backend for tensors on the CPU.
+        dist.gather_object(own, everyone or None)
+        return everyone
