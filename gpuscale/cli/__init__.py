@@ -22,6 +22,7 @@ from gpuscale.base.printable import spell_out
 _COMMANDS = (
     ("init", "write the shipped cases, and a profile for this cluster's scheduler"),
     ("run", "measure an unchanged training script"),
+    ("bisect", "find which package makes training slower in one of two environments"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("env", "show the software of measurements, or what differs between two of them"),
@@ -41,7 +42,7 @@ _COMMANDS = (
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("run", "batch", "night", "selftest"), MEASURING),
+    **dict.fromkeys(("run", "bisect", "batch", "night", "selftest"), MEASURING),
     "report": ("matplotlib", "jinja2"),
     "plot": ("matplotlib",),
     "doctor": ("pynvml",),

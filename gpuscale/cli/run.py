@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
     case = _case(arguments, options)
-    words = [word for option, value in given.items() for word in _given(option, value)]
+    words = [word for option, value in given.items() for word in given_words(option, value)]
     # Imported here, since it is slow, and mistyped options should fail at once.
     from gpuscale.plugin.command_item import measured_in_session
 
@@ -134,7 +134,7 @@ def name_of_command(words: Sequence[str]) -> str:
     return name
 
 
-def _given(option: Option, value: Any) -> Iterator[str]:
+def given_words(option: Option, value: Any) -> Iterator[str]:
     """Yield the command-line arguments that pass an option to pytest."""
     if isinstance(value, str):
         yield f"{option.flag}={value}"

@@ -1,0 +1,150 @@
+"""Compare environments whose runs are made in turn, until the runs decide which one is slower."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Literal
+
+from gpuscale.analysis.statistics.estimates import Difference, Term
+from gpuscale.judge.compare.while_measuring import SequentialPlan
+
+Applied = frozenset[int]
+"""The changes that an environment has; the others are as in the good environment."""
+MakeRun = Callable[[Applied], float | None]
+"""Measure one run in an environment: its log step time, or None if it has none."""
+
+_PRIOR_DF = 6.0
+"""Largest weight, in degrees of freedom, of the noise in earlier trials."""
+_ATTEMPTS = 2
+"""Failed runs in a row after which an environment counts as one that cannot be measured."""
+
+
+class OutOfBudgetError(Exception):
+    """No further run may be made: a budget of trials, or of time, is spent."""
+
+    def __init__(self, budget: Literal["trials", "time"]) -> None:
+        super().__init__(budget)
+        self.budget = budget
+
+
+class Answer(StrEnum):
+    """Whether an environment is slower than another one."""
+
+    SLOWER = "slower"
+    LIKE = "like"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The difference in log step time between an environment and the one before it."""
+
+    answer: Answer
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Losses, as differences in log step time, by which a trial is decided."""
+
+    slower: float
+    """An environment is slower if it certainly loses more than this."""
+    like: float
+    """An environment is like the other if it certainly loses less than this."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """Runs of several environments in turn, decided by the judgement's interim rules."""
+
+    make_run: MakeRun
+    plan: SequentialPlan
+    _squares: float = 0.0
+    _df: int = 0
+    """Sum of squares and degrees of freedom of all trials so far."""
+    _broken: set[Applied] = field(default_factory=set)
+
+    def compare(
+        self, sides: Sequence[Applied], limits: Limits, patience: int = 1
+    ) -> list[Step] | None:
+        """Compare each side with the one before it; return None if one cannot be measured.
+
+        `patience` multiplies the runs after which a trial is given up.
+        """
+        rounds: list[list[float]] = []
+        most = patience * self.plan.most_runs
+        rates = replace(self.plan, most_runs=most).rates()
+        for count in range(1, most + 1):
+            made = self._round(sides, backwards=count % 2 == 0)
+            if made is None:
+                return None
+            rounds.append(made)
+            if count < self.plan.fewest_runs:
+                continue
+            steps = [
+                _decided(each, limits, rates.significance, rates.confidence)
+                for each in self._differences(rounds)
+            ]
+            if all(step.answer is not Answer.OPEN for step in steps):
+                break
+        squares, df = _residuals(rounds)
+        self._squares, self._df = self._squares + squares, self._df + df
+        return steps
+
+    def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
+        """Measure each side once; every other round goes backwards, which cancels a drift."""
+        made: dict[int, float] = {}
+        for position in sorted(range(len(sides)), reverse=backwards):
+            side = sides[position]
+            if side in self._broken:
+                return None
+            # The first attempt that gives a number counts.
+            logs = (self.make_run(side) for _ in range(_ATTEMPTS))
+            log_s = next((log_s for log_s in logs if log_s is not None), None)
+            if log_s is None:
+                self._broken.add(side)
+                return None
+            made[position] = log_s
+        return [made[position] for position in range(len(sides))]
+
+    def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
+        """Return the differences of neighbours, with the noise of these and of earlier trials."""
+        squares, df = _residuals(rounds)
+        total: float = df
+        if self._df:
+            weight = min(_PRIOR_DF, self._df)
+            squares, total = squares + weight * self._squares / self._df, df + weight
+        part = Term(variance=2 * squares / total / len(rounds), df=total)
+        means = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
+        return [
+            Difference(value=after - before, parts=(part,))
+            for before, after in itertools.pairwise(means)
+        ]
+
+
+def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the sum of squares that neither rounds nor sides explain, and its freedom."""
+    sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
+    whole = statistics.fmean(sides)
+    squares = math.fsum(
+        (value - side - statistics.fmean(one) + whole) ** 2
+        for one in rounds
+        for value, side in zip(one, sides, strict=True)
+    )
+    return squares, (len(rounds) - 1) * (len(sides) - 1)
+
+
+def _decided(
+    difference: Difference, limits: Limits, significance: float, confidence: float
+) -> Step:
+    lower = difference.lower_bound(1 - significance)
+    half = difference.half_width((1 + confidence) / 2)
+    answer = Answer.OPEN
+    if lower is not None and lower > limits.slower:
+        answer = Answer.SLOWER
+    elif half is not None and difference.value + half < limits.like:
+        answer = Answer.LIKE
+    return Step(answer=answer, difference=difference)

@@ -1,0 +1,212 @@
+"""Search the changes that make an environment slower, and prove them; nothing here measures.
+
+Halving: between two environments, the first half of what differs is applied, and both halves are
+judged by runs of all three in turn. So several independent culprits are found in one descent.
+Minimisation: if the culprits alone do not explain the loss, the search is repeated with them
+applied, which finds those that act only together; if taking them back does not end the loss, it is
+repeated without them, which finds those that they hide. Culprits that are not needed are dropped.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuscale.analysis.statistics.estimates import Difference
+from gpuscale.campaigns.bisection.decision import (
+    Answer,
+    Applied,
+    Limits,
+    OutOfBudgetError,
+    Step,
+    Turns,
+)
+from gpuscale.records import Estimate
+from gpuscale.records.bisection import Bisection, Finding, Reason
+
+_AT_FIRST = Limits(slower=0.01, like=0.02)
+"""A smaller loss than the first is not searched; below the second, environments are equal."""
+_SLOWER, _LIKE, _EXPLAINED = 0.1, 0.25, 1 / 3
+"""Parts of a loss: the least that a culprit has; what one half may lose and be left out; and what
+may remain once the culprits are taken back."""
+_SPLITS = 6
+"""Places to split tried before changes count as not separable."""
+_EXTENSIONS = 6
+_PATIENCE = 2
+"""A proof gets more runs than a step of the search."""
+
+_SURE = 0.99
+
+Steps = Sequence[Step]
+Unit = tuple[int, ...]
+"""Changes that cannot be tried apart; mostly a single one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """One bisection; `groups` has a number for each change, equal for those that move together."""
+
+    turns: Turns
+    groups: Sequence[int]
+    most_trials: int
+    tell: Callable[[int, Applied, Steps | None], None]
+    """Called after each trial: its number, the changes applied and what was seen."""
+    trials: int = 0
+    _loss: Difference | None = None
+    _suspects: list[Unit] = field(default_factory=list)
+
+    def run(self) -> Bisection | None:
+        """Search and prove the culprits; return None if an end of the range has no number."""
+        good, bad = frozenset[int](), frozenset(range(len(self.groups)))
+        try:
+            ends = self._compare((good, bad), bad, _AT_FIRST)
+            if ends is None:
+                return None
+            self._loss = loss = ends[0].difference
+            if ends[0].answer is Answer.SLOWER:
+                return self._searched(bad, loss.value)
+        except OutOfBudgetError as spent:
+            finding = Finding.SUSPECTED if self._suspects else Finding.UNDECIDED
+            return self._result(finding, reason=spent.budget)
+        if ends[0].answer is Answer.OPEN:
+            return self._result(Finding.UNDECIDED, reason="noise")
+        half = loss.half_width(_SURE)
+        is_faster = half is not None and loss.value + half < -_AT_FIRST.slower
+        return self._result(Finding.REVERSED if is_faster else Finding.SAME)
+
+    def _searched(self, bad: Applied, loss: float) -> Bisection:
+        changes = tuple(sorted(bad))
+        self._suspects = [changes]
+        found = self._halved(frozenset(), changes, loss)
+        if not found:
+            return self._result(Finding.UNDECIDED, reason="contradictory")
+        alone, taken_back = self._extended(found, bad, loss)
+        if len(self._suspects) > 1:
+            needed = [unit for unit in self._suspects if self._is_needed(unit, bad, loss)]
+            if not needed:
+                return self._result(Finding.SUSPECTED, reason="not needed")
+            if len(needed) < len(self._suspects):
+                self._suspects = needed
+                alone, taken_back = self._proofs(bad, loss)
+        if alone is None or taken_back is None:
+            return self._result(Finding.SUSPECTED, alone, taken_back, reason="cannot be tried")
+        is_proved = (
+            alone[0].answer is Answer.SLOWER
+            and taken_back[0].answer is Answer.LIKE
+            and taken_back[1].answer is Answer.SLOWER
+        )
+        if is_proved:
+            return self._result(Finding.FOUND, alone, taken_back)
+        return self._result(Finding.SUSPECTED, alone, taken_back, reason="not explained")
+
+    def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
+        """Return the changes that make `base` slower when they are applied in their order."""
+        if len(changes) == 1:
+            return [changes]
+        limits = self._limits(loss * _LIKE)
+        for at in self._splits(changes):
+            middle, top = base.union(changes[:at]), base.union(changes)
+            steps = self._compare((base, middle, top), middle, limits)
+            if steps is None:
+                continue
+            parts = ((base, changes[:at]), (middle, changes[at:]))
+            followed = [
+                (start, part, step.difference.value)
+                for (start, part), step in zip(parts, steps, strict=True)
+                if _is_followed(step, limits)
+            ]
+            self._suspects = [unit for unit in self._suspects if unit != changes]
+            self._suspects += [part for _, part, _ in followed]
+            return [unit for where in followed for unit in self._halved(*where)]
+        return [changes]
+
+    def _splits(self, changes: Unit) -> Iterator[int]:
+        """Yield where to split: near the middle, and inside of groups only if there is one."""
+        inner = range(1, len(changes))
+        groups = [self.groups[change] for change in changes]
+        between = [at for at in inner if groups[at - 1] != groups[at]]
+        places = sorted(between or inner, key=lambda at: abs(2 * at - len(changes)))
+        yield from places[:_SPLITS]
+
+    def _extended(
+        self, found: list[Unit], bad: Applied, loss: float
+    ) -> tuple[Steps | None, Steps | None]:
+        """Add what the culprits need, and what they hide; return the proofs of all together."""
+        for _ in range(_EXTENSIONS):
+            alone, taken_back = self._proofs(bad, loss)
+            applied = _union(found)
+            rest = tuple(sorted(bad - applied))
+            more: list[Unit] = []
+            # Searched only if a large part is missing, of which each culprit has some.
+            if rest and alone and alone[1].answer is Answer.SLOWER:
+                more = self._halved(applied, rest, alone[1].difference.value)
+            elif rest and taken_back and taken_back[0].answer is Answer.SLOWER:
+                more = self._halved(frozenset(), rest, taken_back[0].difference.value)
+            if not more:
+                break
+            found = [*found, *more]
+            self._suspects = found
+        self._suspects = found
+        return alone, taken_back
+
+    def _proofs(self, bad: Applied, loss: float) -> tuple[Steps | None, Steps | None]:
+        culprits, limits = _union(self._suspects), self._limits(loss * _EXPLAINED)
+        return (
+            self._compare((frozenset(), culprits, bad), culprits, limits, _PATIENCE),
+            self._compare((frozenset(), bad - culprits, bad), bad - culprits, limits, _PATIENCE),
+        )
+
+    def _is_needed(self, unit: Unit, bad: Applied, loss: float) -> bool:
+        """True if a culprit is slower alone, or if taking it back alone is faster."""
+        limits = self._limits(loss * _LIKE)
+        alone, without = frozenset(unit), bad.difference(unit)
+        steps = self._compare((frozenset(), alone), alone, limits)
+        if steps is not None and steps[0].answer is Answer.SLOWER:
+            return True
+        steps = self._compare((without, bad), without, limits)
+        return steps is not None and steps[0].answer is Answer.SLOWER
+
+    def _limits(self, like: float) -> Limits:
+        loss = 0.0 if self._loss is None else self._loss.value
+        slower = loss * _SLOWER
+        return Limits(slower=slower, like=max(like, 1.5 * slower))
+
+    def _compare(
+        self, sides: Sequence[Applied], tried: Applied, limits: Limits, patience: int = 1
+    ) -> Steps | None:
+        if self.trials >= self.most_trials:
+            raise OutOfBudgetError("trials")
+        self.trials += 1
+        steps = self.turns.compare(sides, limits, patience)
+        self.tell(self.trials, tried, steps)
+        return steps
+
+    def _result(
+        self,
+        finding: Finding,
+        alone: Steps | None = None,
+        taken_back: Steps | None = None,
+        *,
+        reason: Reason | None = None,
+    ) -> Bisection:
+        return Bisection(
+            finding=finding,
+            loss=None if self._loss is None else (-self._loss).relative_change(),
+            culprits=tuple(sorted(self._suspects)),
+            alone=_speed_after(alone),
+            taken_back=_speed_after(taken_back),
+            trials=self.trials,
+            reason=reason,
+        )
+
+
+def _is_followed(step: Step, limits: Limits) -> bool:
+    """True if a half may have a culprit; if the runs do not decide it, their mean does."""
+    is_open = step.answer is Answer.OPEN and step.difference.value > limits.like
+    return step.answer is Answer.SLOWER or is_open
+
+
+def _speed_after(steps: Steps | None) -> Estimate | None:
+    return None if steps is None else (-steps[0].difference).relative_change()
+
+
+def _union(units: Sequence[Unit]) -> Applied:
+    return frozenset(change for unit in units for change in unit)

@@ -1,0 +1,225 @@
+"""`gpuscale bisect`: find which package makes training slower in one of two environments."""
+
+import argparse
+import hashlib
+import math
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.units import counted, format_seconds
+from gpuscale.campaigns.bisection.decision import Applied, Step, Turns
+from gpuscale.campaigns.bisection.laboratory import Laboratory
+from gpuscale.campaigns.bisection.package_sides import (
+    differences_elsewhere,
+    side_of,
+    uv_program,
+    validate_sides,
+)
+from gpuscale.campaigns.bisection.packages import Environments
+from gpuscale.campaigns.bisection.search import Search
+from gpuscale.cli.inputs import remark, validate_output
+from gpuscale.cli.run import given_words
+from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.plugin.options import OPTIONS, parse_options
+from gpuscale.records.bisection import Bisection, Finding
+from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
+from gpuscale.store import write_report
+from gpuscale.store.files import file_errors
+
+_FOLDER = Path(".gpuscale") / "bisect"
+_OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
+"""Options of measurements that have no meaning, or another one, in a bisection."""
+_DEFAULT_PLAN = (3, 8)
+_EXIT_CODES = {
+    Finding.FOUND: ExitCode.OK,
+    Finding.SUSPECTED: ExitCode.INCONCLUSIVE,
+    Finding.UNDECIDED: ExitCode.INCONCLUSIVE,
+    Finding.SAME: ExitCode.NOTHING_COMPARABLE,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gpuscale bisect GOOD BAD --gpus N [options] FILE.py | -- COMMAND …"
+    parser.description = (
+        "Find which package makes training slower in BAD than in GOOD: environments with some of "
+        "the packages of each are made by uv and measured in turn. GOOD and BAD are environments, "
+        "lists of pins (.txt) or results. The same command goes on after a kill."
+    )
+    parser.epilog = (
+        "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
+    )
+    parser.add_argument("good", metavar="GOOD", help="the fast environment")
+    parser.add_argument("bad", metavar="BAD", help="the slow one")
+    _add_options(parser)
+    # Whatever follows, also options: _rest parses it.
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "index from which uv takes packages (default: uv's)"
+    add("--index-url", metavar="URL", help=text)
+    text = "folder of wheels from which uv takes packages instead, for nodes without network"
+    add("--wheelhouse", metavar="DIR", type=Path, help=text)
+    text = "most comparisons of environments (default: enough for three culprits)"
+    add("--trials", metavar="N", type=int, help=text)
+    add("--time", metavar="MINUTES", type=float, help="start no run after this (default: no limit)")
+    text = "runs of each environment in a trial: at least MIN, until it is decided (default: 3:8)"
+    add("--runs", metavar="MIN:MAX", help=text)
+    add("--report", metavar="FILE.md", type=Path, help="write the result as Markdown, for an issue")
+    for option in OPTIONS.values():
+        if option.flag not in _OWN:
+            add(option.flag, **option.settings())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure until the culprits are proved or the budget is spent, and print the result."""
+    measured, is_command = _rest(arguments)
+    plan, words = _validated(arguments, measured, is_command)
+    end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
+    uv = uv_program()
+    good, bad = (side_of(Path(name), uv) for name in (arguments.good, arguments.bad))
+    validate_sides(good, bad)
+    python = good.python or bad.python or (sys.executable if not is_command else "")
+    here = ".".join(platform.python_version_tuple()[:2])
+    if not is_command and (good.python_version or here) != here:
+        problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
+        raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
+    sources = _sources(arguments)
+    asked = repr((sorted(good.pins.values()), sorted(bad.pins.values()), python, measured, words))
+    number = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    folder = (_FOLDER / number).absolute()
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    environments = Environments(
+        uv=uv, python=python, folder=folder / "environments", options=sources
+    )
+    environments.prepare(good, bad)
+    lab = Laboratory(
+        environments=environments,
+        folder=folder,
+        measured=measured,
+        is_command=is_command,
+        options=words,
+        end_s=end_s,
+    )
+    left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
+    left = [*dict.fromkeys(left), *environments.not_tried]
+    found, told = _searched(lab, plan, arguments.trials)
+    shutil.rmtree(environments.folder, ignore_errors=True)
+    return _reported(arguments, found, environments, left, told)
+
+
+def _searched(
+    lab: Laboratory, plan: SequentialPlan, most: int | None
+) -> tuple[Bisection, list[str]]:
+    """Search, and return the finding with a line for each trial."""
+    changes, groups = lab.environments.changes, lab.environments.groups
+    together = [number for number in groups if groups.count(number) > 1]
+    moving = f" ({len(together)} move together)" if together else ""
+    remark(
+        f"{counted(len(changes), 'package')} {'differ' if len(changes) > 1 else 'differs'}"
+        f"{moving}; all runs are kept in {lab.folder}"
+    )
+    most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
+    told: list[str] = []
+
+    def tell(number: int, applied: Applied, steps: Sequence[Step] | None) -> None:
+        names = [changes[at].name for at in sorted(applied)]
+        told.append(trial_text(number, most, names, [step.answer.value for step in steps or ()]))
+        spent = f", {format_seconds(lab.made_s)} so far" if lab.made else ""
+        remark(f"{told[-1]}{spent}" if steps else f"{told[-1]}{spent} ({lab.failure})")
+
+    turns = Turns(lab.make_run, plan)
+    found = Search(turns=turns, groups=groups, most_trials=most, tell=tell).run()
+    if found is None:
+        problem = f"one of the two environments gives no number: {lab.failure}"
+        raise UsageError(f"{problem}; see the logs in {lab.folder / 'runs'}")
+    return found, told
+
+
+def _reported(
+    arguments: argparse.Namespace,
+    found: Bisection,
+    environments: Environments,
+    left: Sequence[str],
+    told: Sequence[str],
+) -> int:
+    changes = environments.changes
+    if found.finding is Finding.REVERSED:
+        raise UsageError("GOOD is slower than BAD here and now; name them the other way round")
+    pins = [
+        changes[at].before or f"nothing for {changes[at].name}"
+        for unit in found.culprits
+        for at in unit
+    ]
+    report = "" if arguments.report else "; for an issue: the same command with --report FILE.md"
+    remedy = f"keep {', '.join(pins)}{report}"
+    texts = [change.text for change in changes]
+    result = bisection_text(found, texts, remedy, left)
+    sys.stdout.write(f"{result}\n")
+    if arguments.report is not None:
+        write_report(arguments.report, report_text(result, told, texts))
+    return _EXIT_CODES[found.finding]
+
+
+def _rest(arguments: argparse.Namespace) -> tuple[list[str], bool]:
+    """Parse what follows GOOD BAD; return the test file or the command, and True for a command."""
+    rest: list[str] = arguments.rest
+    at = rest.index("--") if "--" in rest else len(rest)
+    parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
+    _add_options(parser)
+    parser.add_argument("files", nargs="*")
+    parser.parse_args(rest[:at], arguments)
+    files, command = arguments.files, rest[at + 1 :]
+    if bool(files) == bool(command):
+        raise UsageError("name a test file, or a command after --, such as -- python train.py")
+    if len(files) > 1:
+        raise UsageError(f"one test file is measured, not {len(files)}; name it as FILE.py::test")
+    return command or files, bool(command)
+
+
+def _validated(
+    arguments: argparse.Namespace, measured: Sequence[str], is_command: bool
+) -> tuple[SequentialPlan, list[str]]:
+    """Return the plan of a trial, and the options for its sessions."""
+    if arguments.gpus is None or "," in arguments.gpus:
+        raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
+    given = {dest: value for dest, value in vars(arguments).items() if dest != "baseline"}
+    options = parse_options(given)
+    if (fewest_most := options.runs or _DEFAULT_PLAN)[0] is None:
+        raise UsageError("--runs: a trial needs room to decide; write --runs 3:8")
+    fewest, most = fewest_most
+    if arguments.trials is not None and arguments.trials < 1:
+        raise UsageError(f"--trials: {arguments.trials} is too few; give at least 1")
+    if arguments.time is not None and not arguments.time > 0:
+        raise UsageError(f"--time: {arguments.time:g} is no time; give minutes above 0")
+    name = Path(measured[0]).name
+    if is_command and "/" in measured[0] and name.startswith(("python", "torchrun", "accelerate")):
+        problem = f"{measured[0]} is that of one environment in every trial"
+        raise UsageError(f"{problem}; write {name}, which is that of the trial")
+    if arguments.report is not None:
+        validate_output(arguments.report, [Path(arguments.good), Path(arguments.bad)], "--report")
+    words = [
+        word
+        for option in OPTIONS.values()
+        if option.flag not in _OWN
+        for word in given_words(option, vars(arguments)[option.dest])
+    ]
+    assert fewest is not None
+    return SequentialPlan(fewest_runs=fewest, most_runs=most), words
+
+
+def _sources(arguments: argparse.Namespace) -> list[str]:
+    """Return the options of uv that say where packages come from."""
+    if arguments.wheelhouse is not None:
+        if not arguments.wheelhouse.is_dir():
+            raise UsageError(f"--wheelhouse: {arguments.wheelhouse} is not a folder")
+        return ["--no-index", "--find-links", os.fspath(arguments.wheelhouse.absolute())]
+    return [] if arguments.index_url is None else ["--index-url", arguments.index_url]

@@ -1,0 +1,43 @@
+"""The result of `gpuscale bisect`, which searches the changes that make training slower."""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from gpuscale.records.point import Estimate
+
+
+class Finding(StrEnum):
+    """How a bisection ended."""
+
+    FOUND = "found"
+    """The culprits are proved, alone in the good environment and taken back in the bad one."""
+    SUSPECTED = "suspected"
+    UNDECIDED = "undecided"
+    SAME = "same"
+    """Both environments are equally fast here and now."""
+    REVERSED = "reversed"
+    """The bad environment is the faster one."""
+
+
+Reason = Literal[
+    "noise", "trials", "time", "contradictory", "not needed", "cannot be tried", "not explained"
+]
+
+
+class Bisection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bisection found; speeds are relative changes, so −0.12 is 12 % slower."""
+
+    finding: Finding
+    loss: Estimate | None
+    """Speed of the bad environment relative to the good one; None if the budget ended before."""
+    culprits: tuple[tuple[int, ...], ...] = ()
+    """Changes by position; those that could not be tried apart are together."""
+    alone: Estimate | None = None
+    """Speed of the good environment with the culprits alone, relative to the good one."""
+    taken_back: Estimate | None = None
+    """Speed of the bad environment without the culprits, relative to the good one."""
+    trials: int
+    reason: Reason | None = None
+    """Why nothing is proved; None if something is, or there is nothing to find."""

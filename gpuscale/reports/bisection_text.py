@@ -1,0 +1,73 @@
+"""A bisection in words: its progress, what it found, and a report for an issue."""
+
+from collections.abc import Mapping, Sequence
+
+from gpuscale.base.units import format_percent
+from gpuscale.records import Estimate
+from gpuscale.records.bisection import Bisection, Finding, Reason
+from gpuscale.records.environment_diff import listed
+from gpuscale.reports.phrases import interval_text
+
+_WHY: Mapping[Reason, str] = {
+    "noise": "the runs vary too much to tell the environments apart; allow more with --runs 3:20",
+    "trials": "the budget of trials is spent; the same command with more --trials goes on",
+    "time": "the time is up; the same command with more --time goes on",
+    "contradictory": "no half of the changes shows the loss again; allow more with --runs 3:20",
+    "not needed": "no change shows a loss by itself; allow more with --runs 3:20",
+    "cannot be tried": "an environment of the proof cannot be made or gives no number",
+    "not explained": "the loss is not shown to come and go with them; allow more with --runs 3:20",
+}
+_MOST_NAMED = 8
+
+
+def loss_text(estimate: Estimate | None) -> str:
+    """Return a relative change of speed with its interval: `−12.0 % [−13.1 %, −10.8 %]`."""
+    return interval_text(estimate, lambda value: format_percent(value, signed=True))
+
+
+def trial_text(number: int, most: int, applied: Sequence[str], answers: Sequence[str]) -> str:
+    """Describe one trial: its number, the changes applied, and how its environments compare."""
+    seen = ", then ".join(answers) or "cannot be made, or gives no number"
+    named = listed(applied, 3) or "no change"
+    return f"trial {number} of at most {most}: good + {named}: {seen}"
+
+
+def bisection_text(
+    found: Bisection, changes: Sequence[str], remedy: str, left: Sequence[str]
+) -> str:
+    """Return the result: the finding, both proofs, and what to do next.
+
+    `left` names what differs and was not tried.
+    """
+    # Of a long list of suspects only the first are shown.
+    units = [unit[:_MOST_NAMED] for unit in found.culprits]
+    named = "; ".join(" with ".join(changes[at] for at in unit) for unit in units)
+    rest = f"; what is left: {listed(left, _MOST_NAMED)}" if left else ""
+    why = "" if found.reason is None else _WHY[found.reason]
+    lines = []
+    if found.finding is Finding.SAME:
+        lines = [f"SAME   both run alike here and now, {loss_text(found.loss)}{rest}"]
+    elif found.finding is Finding.UNDECIDED:
+        lines = ["UNDECIDED", f"next   {why}{rest}"]
+    elif found.finding is Finding.SUSPECTED:
+        lines = [f"SUSPECTED  {named}", *_proofs(found), f"next   {why}{rest}"]
+    else:
+        lines = [f"FOUND  {named}", *_proofs(found), f"next   {remedy}"]
+    if found.loss is not None:
+        lines.insert(0, f"loss   {loss_text(found.loss)} in the bad environment")
+    return "\n".join(lines)
+
+
+def _proofs(found: Bisection) -> list[str]:
+    proofs = (
+        ("alone in the good environment", found.alone),
+        ("taken back in the bad one", found.taken_back),
+    )
+    return [f"       {name:<31} {loss_text(seen)}" for name, seen in proofs if seen is not None]
+
+
+def report_text(result: str, trials: Sequence[str], changes: Sequence[str]) -> str:
+    """Return a bisection as Markdown, for an issue."""
+    parts = ((result,), ("trials:", *trials), ("changes:", *changes))
+    blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
+    return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

@@ -1,0 +1,134 @@
+"""Environments whose speed is known, for simulated bisections."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuscale.analysis.statistics.estimates import Difference, Term
+from gpuscale.analysis.statistics.significance import detectable_loss
+from gpuscale.campaigns.bisection.decision import Applied, Turns
+from gpuscale.campaigns.bisection.search import Search
+from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.records.bisection import Bisection, Finding
+
+PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
+KINDS = ("one", "two", "three", "partial", "together", "hidden", "helped")
+
+
+@dataclass(slots=True)
+class Machine:
+    """Runs whose log step time is the sum of the effects that an environment has, and noise."""
+
+    effect: Callable[[Applied], float]
+    noise: float
+    rng: random.Random
+    drift: float = 0.0
+    broken: Callable[[Applied], bool] = lambda _: False
+    runs: int = 0
+
+    def make_run(self, applied: Applied) -> float | None:
+        self.runs += 1
+        if self.broken(applied):
+            return None
+        return self.effect(applied) + self.drift * self.runs + self.rng.gauss(0, self.noise)
+
+
+def additive(losses: Mapping[int, float]) -> Callable[[Applied], float]:
+    return lambda applied: math.fsum(losses.get(change, 0.0) for change in applied)
+
+
+@dataclass(slots=True, kw_only=True)
+class Truth:
+    """What is true of one simulated bisection."""
+
+    kind: str
+    culprits: frozenset[int]
+    effect: Callable[[Applied], float]
+    count: int = field(default=1)
+
+
+def loss_of_a_culprit(noise: float) -> float:
+    """Three times the loss that one trial's runs find 19 times in 20."""
+    part = Term(variance=2 * noise**2 / PLAN.most_runs, df=math.inf)
+    found = detectable_loss(
+        Difference(value=0.0, parts=(part,)), significance=PLAN.rates().significance
+    )
+    assert found is not None
+    return max(-math.log1p(-min(3 * found, 0.7)), 0.03)
+
+
+def truth(kind: str, changes: int, loss: float, rng: random.Random) -> Truth:
+    first, second, third, other = rng.sample(range(changes), 4)
+    if kind == "one":
+        return Truth(kind=kind, culprits=frozenset({first}), effect=additive({first: loss}))
+    if kind in ("two", "three"):
+        chosen = [first, second, third][: 2 if kind == "two" else 3]
+        return Truth(
+            kind=kind,
+            culprits=frozenset(chosen),
+            effect=additive(dict.fromkeys(chosen, loss)),
+            count=len(chosen),
+        )
+    if kind == "partial":
+        losses = {first: 3 * loss, second: loss}
+        return Truth(kind=kind, culprits=frozenset(losses), effect=additive(losses), count=2)
+    if kind == "helped":
+        losses = {first: 2 * loss, other: -loss}
+        return Truth(kind=kind, culprits=frozenset({first}), effect=additive(losses))
+    both = frozenset({first, second})
+    needed = 2 if kind == "together" else 1
+    return Truth(
+        kind=kind,
+        culprits=both,
+        effect=lambda applied: loss * (len(applied & both) >= needed),
+        count=2,
+    )
+
+
+def search(
+    machine: Machine, changes: int, *, groups: Sequence[int] | None = None, trials: int = 200
+) -> Bisection:
+    made = Search(
+        turns=Turns(machine.make_run, PLAN),
+        groups=groups or range(changes),
+        most_trials=trials,
+        tell=lambda *_: None,
+    ).run()
+    assert made is not None
+    return made
+
+
+def culprits(found: Bisection) -> frozenset[int]:
+    return frozenset(change for unit in found.culprits for change in unit)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How bisections ended."""
+
+    right: int = 0
+    wrong: int = 0
+    """Something named as proved that is no culprit."""
+    of: int = 0
+    trials: int = 0
+
+    def add(self, found: Bisection, true: Truth) -> None:
+        is_found, named = found.finding is Finding.FOUND, culprits(found)
+        self.of += 1
+        self.right += is_found and named == true.culprits
+        self.wrong += is_found and not named <= true.culprits
+        self.trials += found.trials
+
+
+def plain_halving(machine: Machine, changes: int) -> frozenset[int]:
+    """Halve by single runs: an environment is bad if it is 5 % slower than the good one's run."""
+    good = machine.make_run(frozenset())
+    assert good is not None
+    low, high = 0, changes
+    while high - low > 1:
+        middle = (low + high) // 2
+        log_s = machine.make_run(frozenset(range(middle)))
+        assert log_s is not None
+        low, high = (low, middle) if log_s - good > math.log(1.05) else (middle, high)
+    return frozenset({low})

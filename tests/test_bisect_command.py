@@ -1,0 +1,407 @@
+"""`gpuscale bisect` on real environments: wheels with planted slowness, and a real command."""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+from zipfile import ZipFile
+
+import pytest
+from builders import measured
+from command_line import gpuscale
+from hosts import skip_unless_required
+
+from gpuscale.base.errors import UsageError
+from gpuscale.campaigns.bisection.laboratory import Laboratory
+from gpuscale.campaigns.bisection.package_sides import side_of, uv_program, validate_sides
+from gpuscale.campaigns.bisection.packages import Environments
+from gpuscale.records import Estimate
+from gpuscale.records.bisection import Bisection, Finding, Reason
+from gpuscale.reports.bisection_text import bisection_text
+from gpuscale.store.codec import encode_header, encode_run
+
+NAMES = ("batcher", "codec", "gears", "lens", "mixer", "nozzle")
+SCRIPT = """
+import importlib, json, time
+
+extra = 0.0
+for name in ("batcher", "codec", "gears", "lens", "mixer", "nozzle"):
+    try:
+        extra += importlib.import_module(name).DELAY_S
+    except ModuleNotFoundError:
+        pass
+due = time.monotonic()
+for number in range(100_000):
+    due = max(due, time.monotonic() - 0.05) + 0.01 + extra
+    time.sleep(max(0, due - time.monotonic()))
+    print("GPUSCALE", json.dumps({"step": number, "samples": 8}), flush=True)
+"""
+SLOW_S = 0.006
+"""Delay of a step of 10 ms that one slow package adds."""
+
+
+def wheel(folder: Path, name: str, version: int, code: str, *, needs: str = "") -> None:
+    """A wheel of one module, which is an archive with three files of metadata."""
+    about = f"{name}-{version}.dist-info"
+    asked = f"Requires-Dist: {needs}\n" if needs else ""
+    with ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", code)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{asked}"
+        archive.writestr(f"{about}/METADATA", metadata)
+        head = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{about}/WHEEL", head)
+        files = (f"{name}.py", f"{about}/METADATA", f"{about}/WHEEL", f"{about}/RECORD")
+        archive.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in files))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with wheels of two versions of each package, pins of both, and a script."""
+    if shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}") is None:
+        skip_unless_required("needs uv (make setup)")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in NAMES:
+        for version in (1, 2):
+            wheel(wheels, name, version, "DELAY_S = 0.0\n")
+    for side, version in (("good", 1), ("bad", 2)):
+        pins = "".join(f"{name}=={version}\n" for name in NAMES)
+        (tmp_path / f"{side}.txt").write_text(pins)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def make_slow(site: Path, name: str, delay_s: float = SLOW_S, *, needs: str = "") -> None:
+    (site / "wheels" / f"{name}-2-py3-none-any.whl").unlink()
+    wheel(site / "wheels", name, 2, f"DELAY_S = {delay_s}\n", needs=needs)
+
+
+def bisect(
+    site: Path, *more: str, good: str = "good.txt", bad: str = "bad.txt", gpus: str = "1"
+) -> "subprocess.CompletedProcess[str]":
+    """Bisect with the wheels of a site, by default the command that imports them."""
+    short = ["--gpus", gpus, "--device", "cpu", "--run-seconds", "1"]
+    command = () if "--" in more else ("--", "python", "train.py")
+    words = ["bisect", good, bad, *short, "--wheelhouse", "wheels", *more, *command]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return gpuscale(*words, cwd=site, variables={"PATH": path})
+
+
+def few(site: Path, *names: str) -> None:
+    """Leave only these packages in both environments."""
+    for side, version in (("good", 1), ("bad", 2)):
+        (site / f"{side}.txt").write_text("".join(f"{name}=={version}\n" for name in names))
+
+
+def environments(site: Path, python: str = sys.executable) -> Environments:
+    uv = uv_program()
+    found = Environments(
+        uv=uv,
+        python=python,
+        folder=site / "environments",
+        options=("--no-index", "--find-links", str(site / "wheels")),
+    )
+    found.prepare(side_of(site / "good.txt", uv), side_of(site / "bad.txt", uv))
+    return found
+
+
+def delays(python: Path | None) -> list[float | None]:
+    """What the interpreter of a trial imports; None for a package that it does not have."""
+    code = f"""
+import importlib.util, json
+names = {NAMES}
+print(json.dumps([importlib.util.find_spec(n) and importlib.import_module(n).DELAY_S
+                  for n in names]))
+"""
+    assert python is not None
+    answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return list(json.loads(answer.stdout))
+
+
+def test_an_environment_has_some_packages_of_each_side(site: Path) -> None:
+    make_slow(site, "lens")
+    make_slow(site, "codec")
+    made = environments(site)
+    assert [change.name for change in made.changes] == [*NAMES]
+    assert delays(made.interpreter(frozenset({3}))) == [0, 0, 0, SLOW_S, 0, 0]
+    assert delays(made.interpreter(frozenset({1, 2}))) == [0, SLOW_S, 0, 0, 0, 0]
+    # Neither gpuscale nor pytest is a part of it.
+    (site_packages,) = made.place_of(frozenset()).glob("lib/*/site-packages")
+    assert not [*site_packages.glob("pytest*")]
+
+
+def test_packages_that_only_one_side_has_come_and_go(site: Path) -> None:
+    make_slow(site, "lens")
+    pins = (site / "good.txt").read_text()
+    (site / "good.txt").write_text(pins.replace("lens==1\n", ""))
+    made = environments(site)
+    (change,) = (change for change in made.changes if change.name == "lens")
+    assert change.text == "lens none → 2"
+    assert delays(made.interpreter(frozenset()))[3] is None
+    assert delays(made.interpreter(frozenset({3})))[3] == SLOW_S
+
+
+def test_packages_that_pin_each_other_are_neighbours(site: Path) -> None:
+    make_slow(site, "nozzle", needs="codec==2")
+    make_slow(site, "mixer", needs="gears>=2")
+    made = environments(site)
+    names = [change.name for change in made.changes]
+    assert names.index("nozzle") - names.index("codec") == 1
+    assert len(set(made.groups)) == len(NAMES) - 1
+    # The pin does not keep them from being tried apart.
+    assert made.interpreter(frozenset({names.index("nozzle")})) is not None
+
+
+def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> None:
+    (site / "wheels" / "lens-2-py3-none-any.whl").write_bytes(b"no archive")
+    (site / "wheels" / "gears-2-py3-none-any.whl").unlink()
+    made = environments(site)
+    assert [change.name for change in made.changes] == ["batcher", "codec", "mixer", "nozzle"]
+    assert {each.split()[0] for each in made.not_tried} == {"lens==2", "gears==2"}
+    assert delays(made.interpreter(frozenset(range(4)))) == [0.0] * 6
+
+
+def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
+    made = environments(site)
+    lab = Laboratory(
+        environments=made,
+        folder=site,
+        measured=["test_case.py"],
+        is_command=False,
+        options=[],
+        end_s=math.inf,
+    )
+    python = made.interpreter(frozenset())
+    lab.lend(frozenset())
+    code = "import gpuscale.records, pytest, importlib.util as u; print(u.find_spec('hypothesis'))"
+    answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "None\n"
+
+
+def test_an_environment_is_read_as_its_pins(site: Path) -> None:
+    made = environments(site)
+    assert made.interpreter(frozenset({0})) is not None
+    folder = made.place_of(frozenset({0}))
+    side = side_of(folder, uv_program())
+    assert side.pins == {name: f"{name}=={1 + (name == 'batcher')}" for name in NAMES}
+    assert side == side_of(folder / "bin" / "python", uv_program())
+
+
+@pytest.mark.parametrize(
+    ("more", "sides", "said"),
+    [
+        ((), {"bad": "good.txt"}, "same packages"),
+        ((), {"bad": "absent.txt"}, "absent.txt"),
+        ((), {"bad": "loose.txt"}, "NAME==VERSION"),
+        ((), {"bad": "wheels"}, "no Python starts"),
+        (("--", "/opt/bin/python", "train.py"), {}, "write python"),
+        (("--", "torchrun", "train.py"), {"gpus": "1,2"}, "one number of GPUs"),
+        (("--runs", "3"), {}, "3:8"),
+        (("--trials", "0"), {}, "--trials"),
+        (("--time", "0"), {}, "--time"),
+        (("--wheelhouse", "absent"), {}, "not a folder"),
+        (("test_case.py",), {}, "or a command"),
+    ],
+)
+def test_what_cannot_be_bisected_is_said_in_one_line(
+    site: Path, more: Sequence[str], sides: Mapping[str, str], said: str
+) -> None:
+    (site / "loose.txt").write_text("lens>=1\n")
+    answer = bisect(site, *more, **sides)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert not (site / ".gpuscale").exists()
+
+
+def test_two_pythons_are_refused(site: Path) -> None:
+    side = side_of(site / "good.txt", "uv")
+    other = replace(side, pins={"lens": "lens==2"}, python_version="3.9")
+    with pytest.raises(UsageError, match=r"3\.12 and 3\.9"):
+        validate_sides(replace(side, python_version="3.12"), other)
+
+
+def test_without_uv_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", "/absent/python")
+    with pytest.raises(UsageError, match="pip install uv"):
+        uv_program()
+
+
+def test_a_result_says_what_was_proved_and_what_to_do() -> None:
+    speed = Estimate(value=-0.116, low=-0.129, high=-0.102)
+    none = Estimate(value=-0.004, low=-0.015, high=0.008)
+    found = Bisection(
+        finding=Finding.FOUND,
+        loss=speed,
+        culprits=((1,),),
+        alone=speed,
+        taken_back=none,
+        trials=9,
+    )
+    text = bisection_text(found, ["torch 1 → 2", "nccl 1 → 2"], "keep nccl==1", [])
+    assert "FOUND  nccl 1 → 2\n" in text
+    assert re.search("alone in .* −11.6 %", text)
+    assert re.search("taken back .* −0.4 %", text)
+    assert text.endswith("keep nccl==1")
+    same = Bisection(finding=Finding.SAME, loss=none, trials=1)
+    assert "what is left: driver 590 → 595" in bisection_text(same, [], "", ["driver 590 → 595"])
+    for reason in get_args(Reason):
+        for finding in (Finding.SUSPECTED, Finding.UNDECIDED):
+            ended = Bisection(
+                finding=finding, loss=None, culprits=((0, 1),), trials=3, reason=reason
+            )
+            assert finding.name in bisection_text(ended, ["a", "b"], "", [])
+
+
+def keep_runs(site: Path, slow: Mapping[str, float], noise: float = 0.002) -> None:
+    """Make the folder of the bisection, with the runs of every mixture of the packages.
+
+    `slow` has the added part of a step for packages of the bad environment.
+    """
+    shutil.rmtree(site / ".gpuscale", ignore_errors=True)
+    assert bisect(site, "--time", "0.00001").returncode == 3
+    (folder,) = (site / ".gpuscale" / "bisect").iterdir()
+    made = environments(site, python="")
+    rng = random.Random(1)
+    for mask in range(2 ** len(made.changes)):
+        applied = frozenset(at for at in range(len(made.changes)) if mask >> at & 1)
+        place = folder / "runs" / made.place_of(applied).name
+        place.mkdir(parents=True)
+        step_s = 0.01 * (1 + sum(slow.get(made.changes[at].name, 0.0) for at in applied))
+        for number in range(1, 120):
+            content = measured({1: [step_s * (1 + rng.gauss(0, noise))]})
+            lines = [encode_header(content), *map(encode_run, content.runs)]
+            (place / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+            (place / f"{number}.log").touch()
+            (place / f"{number}.ended").touch()
+
+
+def test_a_bisection_goes_on_from_the_runs_that_it_has(site: Path) -> None:
+    few(site, "codec", "gears", "lens", "mixer")
+    keep_runs(site, {"gears": 0.2})
+    found = bisect(site, "--report", "issue.md")
+    assert found.returncode == 0, found.stderr
+    assert "FOUND  gears 1 → 2\n" in found.stdout
+    assert "next   keep gears==1" in found.stdout
+    report = (site / "issue.md").read_text()
+    assert found.stdout.strip() in report
+    assert "mixer 1 → 2" in report
+    assert "good + " in report
+    # The environments are gone.
+    assert not [*site.glob(".gpuscale/bisect/*/environments")]
+    spent = bisect(site, "--trials", "1")
+    assert spent.returncode == 3
+    assert "SUSPECTED" in spent.stdout
+
+
+@pytest.mark.parametrize(
+    ("slow_by", "noise", "code", "said"),
+    [
+        (0.0, 0.002, 4, "SAME"),
+        (-0.2, 0.002, 2, "GOOD is slower than BAD"),
+        (0.05, 0.2, 3, "UNDECIDED"),
+    ],
+)
+def test_environments_without_a_loss_are_told_apart(
+    site: Path, slow_by: float, noise: float, code: int, said: str
+) -> None:
+    few(site, "codec", "gears")
+    keep_runs(site, {"gears": slow_by}, noise)
+    found = bisect(site)
+    assert found.returncode == code
+    assert said in found.stdout + found.stderr
+
+
+def test_time_that_is_up_starts_no_run(site: Path) -> None:
+    found = bisect(site, "--time", "0.00001")
+    assert found.returncode == 3
+    assert "--time" in found.stdout
+    assert not [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]
+
+
+def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
+    make_slow(site, "lens", 0.04)
+    made = environments(site)
+    lab = Laboratory(
+        environments=made,
+        folder=site / "kept",
+        measured=["python", "train.py"],
+        is_command=True,
+        options=["--gpus", "1", "--device", "cpu", "--run-seconds", "1"],
+        end_s=math.inf,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(site)
+        log_s = lab.make_run(frozenset({3}))
+        assert log_s is not None
+        assert math.exp(log_s) > 0.045
+        (site / "train.py").write_text("raise SystemExit('no data here')")
+        assert lab.make_run(frozenset({3})) is None
+    assert "no data here" in lab.failure or "command" in lab.failure
+    assert lab.made == 2
+
+
+@pytest.mark.thorough
+def test_the_slow_package_among_several_is_found_and_proved(site: Path) -> None:
+    make_slow(site, "lens")
+    # Another package pins it, so that both move together at first.
+    make_slow(site, "mixer", 0.0, needs="lens==2")
+    found = bisect(site, "--report", "issue.md")
+    assert found.returncode == 0, found.stderr
+    assert "FOUND  lens 1 → 2\n" in found.stdout
+    assert "keep lens==1" in found.stdout
+    assert "2 move together" in found.stderr
+    report = (site / "issue.md").read_text()
+    assert found.stdout.strip() in report
+    assert "nozzle 1 → 2" in report
+    # All runs are kept, so the same command only reads them.
+    assert bisect(site).stdout.startswith("loss")
+
+
+@pytest.mark.thorough
+def test_both_of_two_slow_packages_are_found(site: Path) -> None:
+    make_slow(site, "codec")
+    make_slow(site, "nozzle")
+    (site / "wheels" / "gears-2-py3-none-any.whl").unlink()
+    wheel(site / "wheels", "gears", 2, "raise ImportError('cannot load')")
+    (site / "train.py").write_text(SCRIPT.replace("ModuleNotFoundError", "ImportError"))
+    found = bisect(site)
+    assert found.returncode == 0, found.stderr
+    assert "FOUND  codec 1 → 2; nozzle 1 → 2\n" in found.stdout
+
+
+@pytest.mark.thorough
+def test_equal_speeds_name_what_is_left(site: Path) -> None:
+    found = bisect(site, "--runs", "3:12")
+    assert found.returncode in (3, 4), found.stderr
+    assert "FOUND" not in found.stdout
+
+
+@pytest.mark.thorough
+def test_a_killed_bisection_goes_on(site: Path) -> None:
+    make_slow(site, "lens", 0.02)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words = ["good.txt", "bad.txt", "--gpus", "1", "--device", "cpu", "--run-seconds", "1"]
+    words += ["--wheelhouse", "wheels", "--", "python", "train.py"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", "bisect", *words], cwd=site, env={"PATH": path}
+    )
+    while len(kept := [*site.glob(".gpuscale/bisect/*/runs/*/*.ended")]) < 3:
+        assert started.poll() is None
+        time.sleep(0.5)
+    started.kill()
+    started.wait()
+    moments = [file.stat().st_mtime for file in kept]
+    found = bisect(site)
+    assert "FOUND  lens 1 → 2\n" in found.stdout
+    assert [file.stat().st_mtime for file in kept] == moments

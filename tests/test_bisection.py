@@ -1,0 +1,159 @@
+"""The search for changes that make training slower, where the truth is known."""
+
+import math
+import random
+
+import pytest
+from bisecting import (
+    KINDS,
+    PLAN,
+    Machine,
+    Tally,
+    additive,
+    culprits,
+    loss_of_a_culprit,
+    plain_halving,
+    search,
+    truth,
+)
+
+from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError, Turns
+from gpuscale.campaigns.bisection.search import Search
+from gpuscale.records.bisection import Finding
+
+NOISE = 0.01
+
+
+def machine(losses: dict[int, float], *, seed: int = 1, noise: float = 0.002) -> Machine:
+    return Machine(additive(losses), noise, random.Random(seed))
+
+
+def tallied(kind: str, changes: int, noise: float, count: int) -> tuple[Tally, float]:
+    """Bisections of one kind, and how many trials a culprit may cost in the mean."""
+    tally, culprits_of_each = Tally(), 0
+    for seed in range(count):
+        rng = random.Random(f"{kind} {changes} {noise} {seed}")
+        true = truth(kind, changes, loss_of_a_culprit(noise), rng)
+        tally.add(search(Machine(true.effect, noise, rng, drift=noise / 20), changes), true)
+        culprits_of_each = true.count
+    return tally, 1.5 * culprits_of_each * math.log2(changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_culprits_of_every_kind_are_found_and_no_others(kind: str) -> None:
+    for changes in (4, 40):
+        tally, _ = tallied(kind, changes, NOISE, 25)
+        assert tally.wrong == 0
+        assert tally.right >= 22
+
+
+def test_independent_culprits_cost_few_trials() -> None:
+    for kind in ("one", "two", "three"):
+        tally, allowed = tallied(kind, 40, NOISE, 20)
+        proofs = 3 + 2 * 3
+        assert tally.trials / tally.of <= allowed + proofs
+
+
+def test_halving_by_a_threshold_errs_where_this_search_does_not() -> None:
+    wrong = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        true = truth("one", 16, 0.03, rng)
+        wrong += plain_halving(Machine(true.effect, 0.005, rng), 16) != true.culprits
+        assert culprits(search(Machine(true.effect, 0.005, rng), 16)) == true.culprits
+    assert wrong > 10
+
+
+def test_a_proof_has_both_speeds() -> None:
+    found = search(machine({5: 0.1}), 12)
+    assert found.finding is Finding.FOUND
+    assert culprits(found) == {5}
+    loss = math.exp(-0.1) - 1
+    assert found.alone is not None
+    assert found.alone.value == pytest.approx(loss, abs=0.02)
+    assert found.taken_back is not None
+    assert found.taken_back.value == pytest.approx(0, abs=0.02)
+
+
+def test_equal_environments_end_after_one_trial_and_a_faster_one_is_said() -> None:
+    same = search(machine({}), 12)
+    assert (same.finding, same.trials) == (Finding.SAME, 1)
+    assert search(machine({3: -0.1}), 12).finding is Finding.REVERSED
+
+
+def test_noise_that_hides_a_loss_is_undecided() -> None:
+    found = search(machine({3: 0.02}, noise=0.1), 12)
+    assert (found.finding, found.reason) == (Finding.UNDECIDED, "noise")
+
+
+def test_a_budget_that_ends_leaves_suspects() -> None:
+    found = search(machine({5: 0.1}), 16, trials=3)
+    assert (found.finding, found.reason, found.trials) == (Finding.SUSPECTED, "trials", 3)
+    assert 5 in culprits(found)
+    assert len(culprits(found)) < 16
+    early = search(machine({5: 0.1}), 16, trials=1)
+    assert len(culprits(early)) == 16
+
+
+def test_time_that_is_up_before_anything_is_known_is_undecided() -> None:
+    def late(_: Applied) -> float:
+        raise OutOfBudgetError("time")
+
+    turns = Turns(late, PLAN)
+    ended = Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run()
+    assert ended is not None
+    assert (ended.finding, ended.reason, ended.loss) == (Finding.UNDECIDED, "time", None)
+
+
+def test_mixtures_that_do_not_run_are_skipped() -> None:
+    def breaks(applied: Applied) -> bool:
+        # Half of a pair.
+        return (7 in applied) != (8 in applied)
+
+    truth_is = machine({3: 0.1})
+    truth_is.broken = breaks
+    found = search(truth_is, 16)
+    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset({3}))
+    together = machine({7: 0.1})
+    together.broken = breaks
+    found = search(together, 16)
+    assert (found.finding, found.culprits) == (Finding.FOUND, ((7, 8),))
+
+
+def test_an_end_without_a_number_ends_the_search() -> None:
+    made = machine({3: 0.1})
+    made.broken = lambda applied: len(applied) == 4
+    turns = Turns(made.make_run, PLAN)
+    assert Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run() is None
+
+
+def test_groups_are_split_last() -> None:
+    tried: list[Applied] = []
+    turns = Turns(machine({2: 0.1}).make_run, PLAN)
+    groups = (0, 0, 1, 1, 1, 1)
+    Search(
+        turns=turns,
+        groups=groups,
+        most_trials=50,
+        tell=lambda _, applied, __: tried.append(applied),
+    ).run()
+    # The first halves are groups, although the middle lies inside of one.
+    assert tried[1] == {0, 1}
+
+
+def test_a_run_that_fails_once_is_made_again() -> None:
+    made = machine({3: 0.1})
+    failed: set[int] = set()
+
+    def once(applied: Applied) -> float | None:
+        log_s = made.make_run(applied)
+        if made.runs == 4:
+            failed.add(made.runs)
+            return None
+        return log_s
+
+    turns = Turns(once, PLAN)
+    found = Search(turns=turns, groups=range(8), most_trials=50, tell=lambda *_: None).run()
+    assert failed
+    assert found is not None
+    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset({3}))
