@@ -222,6 +222,14 @@ def test_each_source_becomes_rows_with_its_values(
     assert sorted(found) == rows
 
 
+def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("time,latency_ms\n2026-03-01,3.5\n2026-03-01,3.6\n")
+    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
+    (file,) = (tmp_path / "nights").glob("*.jsonl")
+    runs = [(run.index, run.measured["latency_ms"]) for run in read_results(file).runs]
+    assert runs == [(1, 3.5), (2, 3.6)]
+
+
 @pytest.mark.parametrize("source", ["reframe", "nccl-tests", "mlperf", "pytest-benchmark", "csv"])
 def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]

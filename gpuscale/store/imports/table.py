@@ -13,7 +13,7 @@ _VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield a session for each line; every column of positive numbers is a metric."""
+    """Yield a session for each moment; every column of positive numbers is a metric."""
     lines = csv.DictReader(text.splitlines())
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
@@ -21,15 +21,19 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
         known = ", ".join(_TIME_COLUMNS)
         raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
     version = next((names[name] for name in _VERSIONS if name in names), None)
+    found: dict[tuple[str, datetime], list[RecordedValue]] = {}
     for row in lines:
         at = _moment(row[time] or "", lines.line_num)
-        values = tuple(
+        values = (
             RecordedValue(case=path.stem, metric=name.strip(), value=value, at_s=at.timestamp())
             for name, text_ in row.items()
             if name not in (time, version, None) and (value := positive(text_))
         )
         key = f"{path.stem}-{row[version]}" if version else path.stem
-        yield Session(key=key, began_at=at, values=values)
+        # Lines of one moment are repetitions.
+        found.setdefault((key, at), []).extend(values)
+    for (key, at), recorded in found.items():
+        yield Session(key=key, began_at=at, values=tuple(recorded))
 
 
 def _moment(text: str, line: int) -> datetime:
