@@ -1,7 +1,6 @@
 """`gpuscale import`: make nights of what other tools have recorded."""
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
-from gpuscale.cli.inputs import direction, is_folder, remark
+from gpuscale.cli.inputs import direction, files_below, is_folder, remark
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.files import read_with
@@ -101,6 +100,4 @@ def _files(path: Path, source: Source) -> Iterator[Path]:
     if not is_folder(path):
         yield path
         return
-    for here, folders, names in os.walk(path, followlinks=True):
-        folders.sort()
-        yield from (Path(here, name) for name in sorted(names) if name.endswith(source.endings))
+    yield from sorted(files_below(path, lambda name: name.endswith(source.endings)))

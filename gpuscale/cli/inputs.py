@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -143,7 +143,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
 
 def results_file(path: Path) -> Path:
     """Return the path if it is a file; if it is a folder, return the only results file below it."""
-    files = [*_below(path)] if is_folder(path) else [path]
+    files = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
     return files[0]
@@ -159,7 +159,8 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     """Return each results file once, with True if the user named the file rather than a folder."""
     folders = [path for path in paths if is_folder(path)]
     files = [(path, True) for path in paths if path not in folders]
-    files += [(file, False) for folder in folders for file in sorted(_below(folder))]
+    below = (files_below(folder, _RESULTS_NAME.fullmatch) for folder in folders)
+    files += [(file, False) for found in below for file in sorted(found)]
     # The report of a night is given its results and the folder that holds them.
     once: dict[str, tuple[Path, bool]] = {}
     for file in files:
@@ -167,10 +168,11 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     return once.values()
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield the results files below a folder, even compressed ones; follow links to folders.
+def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Path]:
+    """Yield the files below a folder whose names are wanted; follow links to folders.
 
-    Skip folders with the first attempt of a nightly run that was repeated after a node failed.
+    Skip hidden folders, and those with the first attempt of a nightly run that was repeated after a
+    node failed.
     """
     # A link may lead to a folder that was visited before, or back out.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
@@ -181,7 +183,7 @@ def _below(folder: Path) -> Iterator[Path]:
         seen.add(place)
         wanted = (name for name in folders if name != FIRST_ATTEMPT and name[0] != ".")
         folders[:] = sorted(wanted)
-        yield from (Path(here, name) for name in names if _RESULTS_NAME.fullmatch(name))
+        yield from (Path(here, name) for name in names if is_wanted(name))
 
 
 def _skip_unreadable(problem: OSError) -> None:

@@ -1,5 +1,6 @@
 """Software that a run's processes used: their packages, and the libraries that they had loaded."""
 
+import re
 from collections.abc import Iterable
 from posixpath import basename
 
@@ -7,6 +8,11 @@ import msgspec
 
 from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.record import Line, Name, Record
+
+
+def normalised(package: str) -> str:
+    """Return the name of a package as PEP 503 normalises it."""
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 class Library(Record, frozen=True, kw_only=True):

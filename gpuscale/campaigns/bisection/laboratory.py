@@ -17,8 +17,9 @@ import gpuscale
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import signal_at_parent_death
 from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError
-from gpuscale.campaigns.bisection.package_sides import last_line, normalised
+from gpuscale.campaigns.bisection.package_sides import last_line
 from gpuscale.campaigns.bisection.packages import Environments
+from gpuscale.records.software import normalised
 from gpuscale.store import read_results
 from gpuscale.store.files import file_errors
 
@@ -46,7 +47,7 @@ class Laboratory:
     made_s: float = 0.0
     """Number of the runs made by this process, and the seconds that they took."""
     failure: str = ""
-    """Why the latest failed run has no number."""
+    """Reason why the latest failed run has no number."""
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:

@@ -13,6 +13,7 @@ from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.records import Environment, Results
 from gpuscale.records.environment_diff import environment_changes, environment_text
+from gpuscale.records.software import normalised
 from gpuscale.store import read_any
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 
@@ -31,7 +32,7 @@ class Side:
     """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
     python_version: str | None = None
     not_tried: tuple[str, ...] = ()
-    """What the environment has that uv cannot install."""
+    """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
 
 
@@ -139,11 +140,6 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
         found[normalised(name)] = text
     found.pop("gpuscale", None)
     return found
-
-
-def normalised(name: str) -> str:
-    """Return the name of a package as PEP 503 normalises it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _minor(version: str) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpuscale.base.errors import UsageError
 from gpuscale.campaigns.bisection.decision import Applied
-from gpuscale.campaigns.bisection.package_sides import Side, last_line, normalised
+from gpuscale.campaigns.bisection.package_sides import Side, last_line
+from gpuscale.records.software import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _KEPT = 6

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuscale.base.printable import clean
+from gpuscale.records.software import normalised
 
 _METADATA = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
@@ -35,9 +36,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
         for entry in entries:
             package, _, rest = entry.stem.partition("-")
             version = _version(entry, rest, _METADATA[entry.suffix])
-            # As PEP 503 normalises names.
-            key = re.sub(r"[-_.]+", "-", clean(package)).lower()
-            found.setdefault(key, {})[version] = None
+            found.setdefault(normalised(clean(package)), {})[version] = None
     # Its version is recorded as such, and how it is imported depends on how a session is started.
     found.pop("gpuscale", None)
     return {name: clean(", ".join(found[name])) for name in sorted(found)}
