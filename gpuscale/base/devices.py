@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class GpuKind(NamedTuple):
-    """What goes with the GPUs of one vendor."""
+    """Names of the software that belongs to the GPUs of one vendor."""
 
     library: str
     """Library by which ranks exchange data."""

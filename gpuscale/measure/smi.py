@@ -14,7 +14,7 @@ AMD_DRIVER = Path("/dev/kfd")
 
 
 class Smi(Protocol):
-    """What the modules `nvml` and `amdsmi` have in common, and document."""
+    """Interface of the modules `nvml` and `amdsmi`, which document its functions."""
 
     NAME: str
 

@@ -27,7 +27,7 @@ Reason = Literal[
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bisection found; speeds are relative changes, so −0.12 is 12 % slower."""
+    """The result of a bisection; speeds are relative changes, so −0.12 is 12 % slower."""
 
     finding: Finding
     loss: Estimate | None
@@ -40,4 +40,4 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of the bad environment without the culprits, relative to the good one."""
     trials: int
     reason: Reason | None = None
-    """Why nothing is proved; None if something is, or there is nothing to find."""
+    """Reason why no culprit is proved; None if one is, or there is nothing to find."""

@@ -49,7 +49,7 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     ports: tuple[Port, ...] = ()
     """Network ports of the host, whose counters include the traffic of other jobs."""
     connections: Mapping[Name, Line] = msgspec.field(default_factory=dict)
-    """What NCCL's or RCCL's log says of how it connects the ranks, such as `channels`."""
+    """Facts from NCCL's or RCCL's log on the ranks' connections, such as `channels`."""
     libraries: tuple[Library, ...] = ()
     """Libraries that the run's processes on the node had loaded near the end of the run."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)

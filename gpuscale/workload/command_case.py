@@ -67,7 +67,7 @@ class CommandCase(Case):
     """Regular expression for figures that the command prints, to judge instead of its steps, or a
     name of `KNOWN_FIGURES`. Each named group is a metric."""
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
-    """Which way is better, for metrics whose names do not say so."""
+    """The better direction of metrics whose names do not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
     """Whether a time among the figures is for the same work on each GPU or in all."""
 

@@ -23,7 +23,7 @@ _REASONS = {
     "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
     "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
 }
-"""What holds clocks back: before MI300 bits, in the order of the kernel's `SMU_THROTTLER_*_BIT`;
+"""Reasons for lower clocks: before MI300 bits, in the order of the kernel's `SMU_THROTTLER_*_BIT`;
 from MI300 on counters of the time."""
 _UNKNOWN = 2**64 - 1
 _OF_MODULE = (WATTS, JOULES)

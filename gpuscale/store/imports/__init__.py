@@ -1,4 +1,4 @@
-"""What other tools recorded, as sessions of values; `SOURCES` has a module for each tool."""
+"""Records of other tools, as sessions of values; `SOURCES` has a module for each tool."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -60,7 +60,7 @@ def positive(value: object) -> float | None:
 
 
 class Directions:
-    """Which way of each metric is better: as given, as the tool says, or by the unit."""
+    """The better direction of each metric: as given, as the tool says, or by the unit."""
 
     def __init__(self, given: Mapping[str, bool]) -> None:
         """Take the known directions by name of metric; True if more is better."""
