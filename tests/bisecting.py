@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -132,3 +133,58 @@ def plain_halving(machine: Machine, changes: int) -> frozenset[int]:
         assert log_s is not None
         low, high = (low, middle) if log_s - good > math.log(1.05) else (middle, high)
     return frozenset({low})
+
+
+def triage(machine: Machine, changes: int) -> frozenset[int] | None:
+    """Halve by the rule of jax-toolbox-triage's metrics; None if a value stays ambiguous.
+
+    Two values of each end make two normal distributions of one variance. A state is sorted into
+    one of them if it is 0.997 likely to be its own, by up to four runs; what is sorted teaches the
+    distribution. The last two states are measured twice more.
+    """
+    sides: dict[bool, list[float]] = {False: [], True: []}
+
+    def evidence(known: list[float], new: list[float]) -> float:
+        """Log evidence of new values beside known ones; both sides share their variance."""
+        spread = 0.5 * math.fsum(_squares(side) for side in sides.values())
+        gap = statistics.fmean(sides[True]) - statistics.fmean(sides[False])
+        spread = max(spread, 2e-4 * gap**2)
+        shape, count = sum(map(len, sides.values())) / 2, len(new)
+        total = len(known) + count
+        away = statistics.fmean(new) - statistics.fmean(known)
+        more = 0.5 * _squares(new) + len(known) * count * away**2 / (2 * total)
+        after = shape + count / 2
+        fit = shape * math.log(spread) - after * math.log(spread + more)
+        return math.lgamma(after) + fit + 0.5 * (math.log(len(known)) - math.log(total))
+
+    def is_bad(state: int, fewest: int = 1) -> bool | None:
+        new: list[float] = []
+        while len(new) < 4:
+            log_s = machine.make_run(frozenset(range(state)))
+            assert log_s is not None
+            new.append(log_s)
+            odds = evidence(sides[True], new) - evidence(sides[False], new)
+            if len(new) >= fewest and abs(odds) > math.log(0.997 / 0.003):
+                sides[odds > 0].extend(new)
+                return odds > 0
+        return None
+
+    for is_slow, state in ((False, 0), (True, changes)):
+        for _ in range(2):
+            log_s = machine.make_run(frozenset(range(state)))
+            assert log_s is not None
+            sides[is_slow].append(log_s)
+    low, high = 0, changes
+    while high - low > 1:
+        middle = (low + high) // 2
+        answer = is_bad(middle)
+        if answer is None:
+            return None
+        low, high = (low, middle) if answer else (middle, high)
+    confirmed = is_bad(high, 2) is True and is_bad(low, 2) is False
+    return frozenset({low}) if confirmed else None
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values)

@@ -10,7 +10,7 @@ from gpuscale.records import Run, with_measured
 _T = TypeVar("_T")
 
 
-def replace(value: _T, **changes: Any) -> _T:
+def replace(value: _T, /, **changes: Any) -> _T:
     """Return the value with these changes; a run is measured again from its windows."""
     if not isinstance(value, msgspec.Struct):
         return dataclasses.replace(value, **changes)  # type: ignore[type-var] # a dataclass

@@ -21,9 +21,11 @@ from command_line import gpuscale
 from hosts import skip_unless_required
 
 from gpuscale.base.errors import UsageError
-from gpuscale.campaigns.bisection.laboratory import Laboratory
+from gpuscale.campaigns.bisection.commits import Commits
+from gpuscale.campaigns.bisection.laboratory import Laboratory, sole_use
 from gpuscale.campaigns.bisection.package_sides import side_of, uv_program, validate_sides
-from gpuscale.campaigns.bisection.packages import Environments
+from gpuscale.campaigns.bisection.packages import Packages
+from gpuscale.campaigns.bisection.variables import Variables, variables_in
 from gpuscale.records import Estimate
 from gpuscale.records.bisection import Bisection, Finding, Reason
 from gpuscale.reports.bisection_text import bisection_text
@@ -102,19 +104,27 @@ def few(site: Path, *names: str) -> None:
         (site / f"{side}.txt").write_text("".join(f"{name}=={version}\n" for name in names))
 
 
-def environments(site: Path, python: str = sys.executable) -> Environments:
+def environments(site: Path, python: str = sys.executable) -> Packages:
     uv = uv_program()
-    found = Environments(
+    found = Packages(
         uv=uv,
         python=python,
-        folder=site / "environments",
+        good=side_of(site / "good.txt", uv),
+        bad=side_of(site / "bad.txt", uv),
         options=("--no-index", "--find-links", str(site / "wheels")),
     )
-    found.prepare(side_of(site / "good.txt", uv), side_of(site / "bad.txt", uv))
+    found.prepare(site / "environments")
     return found
 
 
-def delays(python: Path | None) -> list[float | None]:
+def made_for(packages: Packages, *applied: int, is_command: bool = True) -> Path:
+    """The interpreter of a trial's environment."""
+    setting = packages.setting(frozenset(applied), is_command=is_command)
+    assert setting.python is not None
+    return setting.python
+
+
+def delays(python: Path) -> list[float | None]:
     """What the interpreter of a trial imports; None for a package that it does not have."""
     code = f"""
 import importlib.util, json
@@ -122,7 +132,6 @@ names = {NAMES}
 print(json.dumps([importlib.util.find_spec(n) and importlib.import_module(n).DELAY_S
                   for n in names]))
 """
-    assert python is not None
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return list(json.loads(answer.stdout))
 
@@ -132,10 +141,10 @@ def test_an_environment_has_some_packages_of_each_side(site: Path) -> None:
     make_slow(site, "codec")
     made = environments(site)
     assert [change.name for change in made.changes] == [*NAMES]
-    assert delays(made.interpreter(frozenset({3}))) == [0, 0, 0, SLOW_S, 0, 0]
-    assert delays(made.interpreter(frozenset({1, 2}))) == [0, SLOW_S, 0, 0, 0, 0]
+    assert delays(made_for(made, 3)) == [0, 0, 0, SLOW_S, 0, 0]
+    assert delays(made_for(made, 1, 2)) == [0, SLOW_S, 0, 0, 0, 0]
     # Neither gpuscale nor pytest is a part of it.
-    (site_packages,) = made.place_of(frozenset()).glob("lib/*/site-packages")
+    (site_packages,) = made_for(made).parents[1].glob("lib/*/site-packages")
     assert not [*site_packages.glob("pytest*")]
 
 
@@ -146,8 +155,8 @@ def test_packages_that_only_one_side_has_come_and_go(site: Path) -> None:
     made = environments(site)
     (change,) = (change for change in made.changes if change.name == "lens")
     assert change.text == "lens none → 2"
-    assert delays(made.interpreter(frozenset()))[3] is None
-    assert delays(made.interpreter(frozenset({3})))[3] == SLOW_S
+    assert delays(made_for(made))[3] is None
+    assert delays(made_for(made, 3))[3] == SLOW_S
 
 
 def test_packages_that_pin_each_other_are_neighbours(site: Path) -> None:
@@ -158,7 +167,7 @@ def test_packages_that_pin_each_other_are_neighbours(site: Path) -> None:
     assert names.index("nozzle") - names.index("codec") == 1
     assert len(set(made.groups)) == len(NAMES) - 1
     # The pin does not keep them from being tried apart.
-    assert made.interpreter(frozenset({names.index("nozzle")})) is not None
+    assert made_for(made, names.index("nozzle")).exists()
 
 
 def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> None:
@@ -167,21 +176,12 @@ def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> N
     made = environments(site)
     assert [change.name for change in made.changes] == ["batcher", "codec", "mixer", "nozzle"]
     assert {each.split()[0] for each in made.not_tried} == {"lens==2", "gears==2"}
-    assert delays(made.interpreter(frozenset(range(4)))) == [0.0] * 6
+    assert delays(made_for(made, *range(4))) == [0.0] * 6
 
 
 def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
     made = environments(site)
-    lab = Laboratory(
-        environments=made,
-        folder=site,
-        measured=["test_case.py"],
-        is_command=False,
-        options=[],
-        end_s=math.inf,
-    )
-    python = made.interpreter(frozenset())
-    lab.lend(frozenset())
+    python = made_for(made, is_command=False)
     code = "import gpuscale.records, pytest, importlib.util as u; print(u.find_spec('hypothesis'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "None\n"
@@ -189,8 +189,7 @@ def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
 
 def test_an_environment_is_read_as_its_pins(site: Path) -> None:
     made = environments(site)
-    assert made.interpreter(frozenset({0})) is not None
-    folder = made.place_of(frozenset({0}))
+    folder = made_for(made, 0).parents[1]
     side = side_of(folder, uv_program())
     assert side.pins == {name: f"{name}=={1 + (name == 'batcher')}" for name in NAMES}
     assert side == side_of(folder / "bin" / "python", uv_program())
@@ -210,12 +209,17 @@ def test_an_environment_is_read_as_its_pins(site: Path) -> None:
         (("--time", "0"), {}, "--time"),
         (("--wheelhouse", "absent"), {}, "not a folder"),
         (("test_case.py",), {}, "or a command"),
+        ((), {"bad": "bad.env"}, "NAME=VALUE"),
+        ((), {"good": "same.env", "bad": "same.env"}, "same variables"),
+        ((), {"good": "same.env", "bad": "absent.env"}, "absent.env"),
     ],
 )
 def test_what_cannot_be_bisected_is_said_in_one_line(
     site: Path, more: Sequence[str], sides: Mapping[str, str], said: str
 ) -> None:
     (site / "loose.txt").write_text("lens>=1\n")
+    (site / "same.env").write_text("NCCL_ALGO=Ring\n")
+    (site / "bad.env").write_text("NCCL_ALGO\n")
     answer = bisect(site, *more, **sides)
     assert answer.returncode == 2
     assert said in answer.stderr
@@ -275,15 +279,13 @@ def keep_runs(site: Path, slow: Mapping[str, float], noise: float = 0.002) -> No
     rng = random.Random(1)
     for mask in range(2 ** len(made.changes)):
         applied = frozenset(at for at in range(len(made.changes)) if mask >> at & 1)
-        place = folder / "runs" / made.place_of(applied).name
+        place = folder / "runs" / made.name_of(applied)
         place.mkdir(parents=True)
         step_s = 0.01 * (1 + sum(slow.get(made.changes[at].name, 0.0) for at in applied))
         for number in range(1, 120):
             content = measured({1: [step_s * (1 + rng.gauss(0, noise))]})
             lines = [encode_header(content), *map(encode_run, content.runs)]
             (place / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
-            (place / f"{number}.log").touch()
-            (place / f"{number}.ended").touch()
 
 
 def test_a_bisection_goes_on_from_the_runs_that_it_has(site: Path) -> None:
@@ -333,7 +335,7 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
     make_slow(site, "lens", 0.04)
     made = environments(site)
     lab = Laboratory(
-        environments=made,
+        kind=made,
         folder=site / "kept",
         measured=["python", "train.py"],
         is_command=True,
@@ -348,7 +350,143 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
         (site / "train.py").write_text("raise SystemExit('no data here')")
         assert lab.make_run(frozenset({3})) is None
     assert "no data here" in lab.failure or "command" in lab.failure
-    assert lab.made == 2
+
+
+def git(repository: Path, *words: str) -> str:
+    names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    command = ["git", "-C", str(repository), *names, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Forty commits after the first: from the 27th on steps are slower; five do not start."""
+    place = tmp_path / "work"
+    (place / "part").mkdir(parents=True)
+    git(place, "init", "-q")
+    for number in range(41):
+        script = SCRIPT.replace("0.01 +", f"{0.016 if number >= 27 else 0.01} +")
+        if number in (7, 20, 21, 28, 33):
+            script = "raise SystemExit('does not start')"
+        (place / "part" / "train.py").write_text(f"# {number}\n{script}")
+        git(place, "add", ".")
+        git(place, "commit", "-q", "-m", f"change {number}")
+    return place
+
+
+def test_each_commit_is_tried_in_a_folder_of_its_own(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository / "part")
+    made = Commits(repository=Path(), span="HEAD~40..HEAD")
+    made.prepare(tmp_path / "environments")
+    assert [change.text.split(" ", 1)[1] for change in made.changes][::39] == [
+        "change 1",
+        "change 40",
+    ]
+    before = git(repository, "worktree", "list")
+    for number in (0, 12, 40, *range(20, 30)):
+        folder = made.setting(frozenset(range(number)), is_command=True).folder
+        assert folder is not None
+        assert (folder / "train.py").read_text().startswith(f"# {number}\n")
+    # The repository itself knows nothing of them.
+    assert git(repository, "worktree", "list") == before
+    assert not git(repository, "status", "--short")
+
+
+@pytest.mark.parametrize(
+    ("span", "said"),
+    [
+        ("HEAD", "write GOOD..BAD"),
+        ("HEAD~2...HEAD", "write GOOD..BAD"),
+        ("HEAD..HEAD", "not an earlier commit"),
+        ("HEAD..HEAD~2", "not an earlier commit"),
+        ("HEAD~2..absent", "GOOD..BAD"),
+    ],
+)
+def test_a_range_without_commits_is_said_in_one_line(
+    repository: Path, span: str, said: str
+) -> None:
+    words = ("--git", ".", span, "--gpus", "1", "--", "python", "train.py")
+    answer = gpuscale("bisect", *words, cwd=repository)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert not (repository / ".gpuscale").exists()
+
+
+def test_a_folder_without_a_repository_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a git repository"):
+        Commits(repository=tmp_path, span="a..b")
+
+
+def test_variables_that_differ_are_set_or_removed(tmp_path: Path) -> None:
+    (tmp_path / "good.env").write_text("NCCL_ALGO=Tree\nOMP_NUM_THREADS=4\nPWD=/here\n\n# note\n")
+    (tmp_path / "bad.env").write_text("export NCCL_ALGO='Ring'\nOMP_NUM_THREADS=4\nNCCL_X=a=b\n")
+    sides = [variables_in(tmp_path / name) for name in ("good.env", "bad.env")]
+    made = Variables(good=sides[0], bad=sides[1])
+    made.prepare(tmp_path)
+    assert [change.text for change in made.changes] == [
+        "NCCL_ALGO Tree → Ring",
+        "NCCL_X not set → a=b",
+    ]
+    assert [change.remedy for change in made.changes] == ["NCCL_ALGO=Tree", "unset NCCL_X"]
+    alike = {"OMP_NUM_THREADS": "4"}
+    for applied, values in (((), ("Tree", None)), ((0,), ("Ring", None)), ((1,), ("Tree", "a=b"))):
+        setting = made.setting(frozenset(applied), is_command=True)
+        names = ("NCCL_ALGO", "NCCL_X")
+        assert setting.variables == {**alike, **dict(zip(names, values, strict=True))}
+
+
+def test_a_second_bisection_of_the_same_is_refused(tmp_path: Path) -> None:
+    with sole_use(tmp_path), pytest.raises(UsageError, match="running already"), sole_use(tmp_path):
+        pass
+
+
+@pytest.mark.thorough
+def test_the_slow_commit_of_forty_is_found_and_proved(repository: Path) -> None:
+    words = ["--git", "..", "HEAD~40..HEAD", "--gpus", "1", "--device", "cpu", "--run-seconds", "1"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    found = gpuscale(
+        *("bisect", *words, "--", "python", "train.py"),
+        cwd=repository / "part",
+        variables={"PATH": path},
+    )
+    assert found.returncode == 0, found.stderr
+    # The 28th does not start, but the 26th and the 27th do.
+    assert re.search(r"FOUND  \w+ change 27\n", found.stdout)
+    assert "next   git show" in found.stdout
+
+
+VARIABLE_SCRIPT = """
+import json, os, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+gradient = torch.ones(1000)
+pause_s = 0.02 if os.environ.get("NCCL_ALGO") == "Ring" else 0.008
+due = time.monotonic()
+for number in range(100_000):
+    due = max(due, time.monotonic() - 0.05) + pause_s
+    dist.all_reduce(gradient)
+    time.sleep(max(0, due - time.monotonic()))
+    if dist.get_rank() == 0:
+        print("GPUSCALE", json.dumps({"step": number, "samples": 8}), flush=True)
+"""
+
+
+@pytest.mark.thorough
+def test_the_slow_variable_of_ranks_over_gloo_is_found_and_proved(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(VARIABLE_SCRIPT)
+    (tmp_path / "good.env").write_text("NCCL_ALGO=Tree\nNCCL_PROTO=Simple\n")
+    (tmp_path / "bad.env").write_text("NCCL_ALGO=Ring\nNCCL_PROTO=LL\nNCCL_NVLS_ENABLE=0\n")
+    words = ["good.env", "bad.env", "--gpus", "2", "--device", "cpu", "--run-seconds", "1"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ("--", "torchrun", "--nproc-per-node", "2", "train.py")
+    found = gpuscale("bisect", *words, *command, cwd=tmp_path, variables={"PATH": path})
+    assert found.returncode == 0, found.stderr
+    assert "FOUND  NCCL_ALGO Tree → Ring\n" in found.stdout
+    assert "next   NCCL_ALGO=Tree" in found.stdout
 
 
 @pytest.mark.thorough
@@ -396,11 +534,13 @@ def test_a_killed_bisection_goes_on(site: Path) -> None:
     started = subprocess.Popen(
         [sys.executable, "-m", "gpuscale", "bisect", *words], cwd=site, env={"PATH": path}
     )
-    while len(kept := [*site.glob(".gpuscale/bisect/*/runs/*/*.ended")]) < 3:
+    while len(made := [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]) < 4:
         assert started.poll() is None
         time.sleep(0.5)
     started.kill()
     started.wait()
+    # The last of them may be a part only.
+    kept = sorted(made, key=lambda file: file.stat().st_mtime)[:3]
     moments = [file.stat().st_mtime for file in kept]
     found = bisect(site)
     assert "FOUND  lens 1 → 2\n" in found.stdout

@@ -157,3 +157,34 @@ def test_a_run_that_fails_once_is_made_again() -> None:
     assert failed
     assert found is not None
     assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset({3}))
+
+
+@pytest.mark.parametrize("slow", [{17}, {0}, {39}, {5, 30}])
+def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int]) -> None:
+    made = machine(dict.fromkeys(slow, 0.1))
+    # Five commits do not start.
+    made.broken = lambda applied: len(applied) in (8, 19, 20, 21, 33)
+    tried: list[Applied] = []
+    found = Search(
+        turns=Turns(made.make_run, PLAN),
+        groups=range(40),
+        most_trials=50,
+        is_ordered=True,
+        tell=lambda _, applied, __: tried.append(applied),
+    ).run()
+    assert found is not None
+    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset(slow))
+    assert all(applied == set(range(len(applied))) for applied in tried)
+    assert found.alone is not None
+    assert found.alone.value == pytest.approx(math.exp(-0.1) - 1, abs=0.02)
+
+
+def test_a_commit_beside_ones_that_do_not_start_is_one_of_several() -> None:
+    made = machine({20: 0.1})
+    made.broken = lambda applied: len(applied) in (20, 21)
+    turns = Turns(made.make_run, PLAN)
+    found = Search(
+        turns=turns, groups=range(40), most_trials=50, is_ordered=True, tell=lambda *_: None
+    ).run()
+    assert found is not None
+    assert (found.finding, found.culprits) == (Finding.FOUND, ((19, 20, 21),))

@@ -13,8 +13,7 @@ from changing import replace
 from commands import PRELUDE
 from test_run_command import QUICK, gpuscale
 
-from gpuscale.measure.evidence.interpreter import software_of
-from gpuscale.measure.evidence.packages import installed_packages
+from gpuscale.measure.evidence.interpreter import installed_packages, software_of
 from gpuscale.records.environment_diff import package_changes
 from gpuscale.store import read_results
 

@@ -1,10 +1,11 @@
-"""`gpuscale bisect`: find which package makes training slower in one of two environments."""
+"""`gpuscale bisect`: find which package, variable or commit makes training slower."""
 
 import argparse
 import hashlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -13,24 +14,27 @@ from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_seconds
+from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.decision import Applied, Step, Turns
-from gpuscale.campaigns.bisection.laboratory import Laboratory
+from gpuscale.campaigns.bisection.kind import Kind
+from gpuscale.campaigns.bisection.laboratory import Laboratory, sole_use
 from gpuscale.campaigns.bisection.package_sides import (
-    differences_elsewhere,
     side_of,
     uv_program,
     validate_sides,
 )
-from gpuscale.campaigns.bisection.packages import Environments
+from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
+from gpuscale.campaigns.bisection.variables import SUFFIX, Variables, variables_in
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.cli.run import given_words
 from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records.bisection import Bisection, Finding
+from gpuscale.records.environment_diff import listed
 from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
+from gpuscale.reports.phrases import software_text
 from gpuscale.store import write_report
-from gpuscale.store.files import file_errors
 
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
@@ -45,24 +49,27 @@ _EXIT_CODES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gpuscale bisect GOOD BAD --gpus N [options] FILE.py | -- COMMAND …"
+    parser.usage = (
+        "gpuscale bisect GOOD BAD --gpus N [options] FILE.py | -- COMMAND …\n"
+        "       gpuscale bisect --git REPO GOOD..BAD --gpus N [options] FILE.py | -- COMMAND …"
+    )
     parser.description = (
-        "Find which package makes training slower in BAD than in GOOD: environments with some of "
-        "the packages of each are made by uv and measured in turn. GOOD and BAD are environments, "
-        "lists of pins (.txt) or results. The same command goes on after a kill."
+        "Find which package, variable or commit makes training slower in BAD than in GOOD: "
+        "environments with some of the changes are made and measured in turn. GOOD and BAD are "
+        "environments, lists of pins (.txt) or results, whose packages uv mixes; or files of "
+        f"variables ({SUFFIX}, lines of NAME=VALUE). The same command goes on after a kill."
     )
     parser.epilog = (
         "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
     )
-    parser.add_argument("good", metavar="GOOD", help="the fast environment")
-    parser.add_argument("bad", metavar="BAD", help="the slow one")
     _add_options(parser)
-    # Whatever follows, also options: _rest parses it.
+    # Everything from GOOD on, also options: _rest parses it.
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add("--git", metavar="REPO", type=Path, help="try the commits GOOD..BAD of a repository")
     text = "index from which uv takes packages (default: uv's)"
     add("--index-url", metavar="URL", help=text)
     text = "folder of wheels from which uv takes packages instead, for nodes without network"
@@ -80,113 +87,133 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure until the culprits are proved or the budget is spent, and print the result."""
-    measured, is_command = _rest(arguments)
-    plan, words = _validated(arguments, measured, is_command)
+    sides, measured, is_command = _rest(arguments)
+    plan, words = _validated(arguments, sides, measured, is_command)
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
-    uv = uv_program()
-    good, bad = (side_of(Path(name), uv) for name in (arguments.good, arguments.bad))
-    validate_sides(good, bad)
-    python = good.python or bad.python or (sys.executable if not is_command else "")
-    here = ".".join(platform.python_version_tuple()[:2])
-    if not is_command and (good.python_version or here) != here:
-        problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
-        raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
-    sources = _sources(arguments)
-    asked = repr((sorted(good.pins.values()), sorted(bad.pins.values()), python, measured, words))
+    kind = _kind(arguments, sides, is_command)
+    asked = repr((kind.identity(), measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
     folder = (_FOLDER / number).absolute()
-    with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    environments = Environments(
-        uv=uv, python=python, folder=folder / "environments", options=sources
-    )
-    environments.prepare(good, bad)
     lab = Laboratory(
-        environments=environments,
+        kind=kind,
         folder=folder,
         measured=measured,
         is_command=is_command,
         options=words,
         end_s=end_s,
     )
-    left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
-    left = [*dict.fromkeys(left), *environments.not_tried]
-    found, told = _searched(lab, plan, arguments.trials)
-    shutil.rmtree(environments.folder, ignore_errors=True)
-    return _reported(arguments, found, environments, left, told)
+    with sole_use(folder):
+        try:
+            kind.prepare(folder / "environments")
+            found, told = _searched(lab, plan, arguments.trials)
+        finally:
+            # Results and logs stay; what is left of a killed bisection, the next one removes.
+            shutil.rmtree(folder / "environments", ignore_errors=True)
+    return _reported(arguments, found, lab, told)
+
+
+def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
+    """Return what differs between the sides; raise a UsageError if nothing does."""
+    if arguments.git is not None:
+        return Commits(repository=arguments.git, span=sides[0])
+    paths = [Path(side) for side in sides]
+    if any(path.suffix == SUFFIX for path in paths):
+        good_variables, bad_variables = map(variables_in, paths)
+        return Variables(good=good_variables, bad=bad_variables)
+    uv = uv_program()
+    good, bad = (side_of(path, uv) for path in paths)
+    validate_sides(good, bad)
+    python = good.python or bad.python or (sys.executable if not is_command else "")
+    here = ".".join(platform.python_version_tuple()[:2])
+    if not is_command and (good.python_version or here) != here:
+        problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
+        raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
+    return Packages(uv=uv, python=python, good=good, bad=bad, options=_sources(arguments))
 
 
 def _searched(
     lab: Laboratory, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
     """Search, and return the finding with a line for each trial."""
-    changes, groups = lab.environments.changes, lab.environments.groups
-    together = [number for number in groups if groups.count(number) > 1]
-    moving = f" ({len(together)} move together)" if together else ""
-    remark(
-        f"{counted(len(changes), 'package')} {'differ' if len(changes) > 1 else 'differs'}"
-        f"{moving}; all runs are kept in {lab.folder}"
-    )
+    changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
+    together = [
+        change.name
+        for change, number in zip(changes, groups, strict=True)
+        if groups.count(number) > 1
+    ]
+    moving = f" ({len(together)} move together: {listed(together)})" if together else ""
+    verb = "differ" if len(changes) > 1 else "differs"
+    differing = f"{counted(len(changes), kind.noun)} {verb}{moving}"
+    remark(f"{differing}; all runs are kept in {lab.folder}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
-    told: list[str] = []
+    told = [differing]
 
     def tell(number: int, applied: Applied, steps: Sequence[Step] | None) -> None:
         names = [changes[at].name for at in sorted(applied)]
-        told.append(trial_text(number, most, names, [step.answer.value for step in steps or ()]))
-        spent = f", {format_seconds(lab.made_s)} so far" if lab.made else ""
+        seen = [(step.answer.value, step.speed) for step in steps or ()]
+        told.append(trial_text(number, most, names[-1:] if kind.is_ordered else names, seen))
+        left_s = lab.made_s / number * (most - number)
+        spent = f", at most {format_seconds(left_s)} left" if lab.made_s else ""
         remark(f"{told[-1]}{spent}" if steps else f"{told[-1]}{spent} ({lab.failure})")
 
     turns = Turns(lab.make_run, plan)
-    found = Search(turns=turns, groups=groups, most_trials=most, tell=tell).run()
+    search = Search(
+        turns=turns,
+        groups=groups,
+        most_trials=most,
+        is_ordered=kind.is_ordered,
+        tell=tell,
+    )
+    found = search.run()
     if found is None:
-        problem = f"one of the two environments gives no number: {lab.failure}"
+        side = "GOOD" if frozenset() in turns.broken else "BAD"
+        problem = f"{side} gives no number: {lab.failure}"
         raise UsageError(f"{problem}; see the logs in {lab.folder / 'runs'}")
     return found, told
 
 
 def _reported(
-    arguments: argparse.Namespace,
-    found: Bisection,
-    environments: Environments,
-    left: Sequence[str],
-    told: Sequence[str],
+    arguments: argparse.Namespace, found: Bisection, lab: Laboratory, told: Sequence[str]
 ) -> int:
-    changes = environments.changes
+    kind, changes = lab.kind, lab.kind.changes
     if found.finding is Finding.REVERSED:
         raise UsageError("GOOD is slower than BAD here and now; name them the other way round")
-    pins = [
-        changes[at].before or f"nothing for {changes[at].name}"
-        for unit in found.culprits
-        for at in unit
-    ]
+    remedies = [changes[at].remedy for unit in found.culprits for at in unit]
     report = "" if arguments.report else "; for an issue: the same command with --report FILE.md"
-    remedy = f"keep {', '.join(pins)}{report}"
     texts = [change.text for change in changes]
-    result = bisection_text(found, texts, remedy, left)
+    remedy = f"{', '.join(remedies)}{report}"
+    result = bisection_text(found, texts, remedy, kind.not_tried, is_ordered=kind.is_ordered)
     sys.stdout.write(f"{result}\n")
     if arguments.report is not None:
-        write_report(arguments.report, report_text(result, told, texts))
+        here = lab.environment
+        gpus = "" if here is None else ", ".join(here.gpu_names) or f"CPU ranks on {here.cpu_model}"
+        software = "" if here is None else f"; {software_text(here)}"
+        measured = f"{shlex.join(lab.measured)}, --gpus {arguments.gpus}, on {gpus}{software}"
+        write_report(arguments.report, report_text(result, measured, told, texts))
     return _EXIT_CODES[found.finding]
 
 
-def _rest(arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """Parse what follows GOOD BAD; return the test file or the command, and True for a command."""
+def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
+    """Parse what follows the options; return the sides, what is measured, True for a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
     _add_options(parser)
-    parser.add_argument("files", nargs="*")
-    parser.parse_args(rest[:at], arguments)
-    files, command = arguments.files, rest[at + 1 :]
+    parser.add_argument("words", nargs="*")
+    parser.parse_intermixed_args(rest[:at], arguments)
+    number = 1 if arguments.git is not None else 2
+    sides, files, command = arguments.words[:number], arguments.words[number:], rest[at + 1 :]
+    if len(sides) < number:
+        raise UsageError("name GOOD and BAD, or --git REPO GOOD..BAD; see gpuscale bisect --help")
     if bool(files) == bool(command):
         raise UsageError("name a test file, or a command after --, such as -- python train.py")
     if len(files) > 1:
         raise UsageError(f"one test file is measured, not {len(files)}; name it as FILE.py::test")
-    return command or files, bool(command)
+    return sides, command or files, bool(command)
 
 
 def _validated(
-    arguments: argparse.Namespace, measured: Sequence[str], is_command: bool
+    arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
     """Return the plan of a trial, and the options for its sessions."""
     if arguments.gpus is None or "," in arguments.gpus:
@@ -205,7 +232,7 @@ def _validated(
         problem = f"{measured[0]} is that of one environment in every trial"
         raise UsageError(f"{problem}; write {name}, which is that of the trial")
     if arguments.report is not None:
-        validate_output(arguments.report, [Path(arguments.good), Path(arguments.bad)], "--report")
+        validate_output(arguments.report, [*map(Path, sides)], "--report")
     words = [
         word
         for option in OPTIONS.values()

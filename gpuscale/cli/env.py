@@ -2,19 +2,43 @@
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, read_nights
-from gpuscale.records import Results
+from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
+from gpuscale.records.environment_diff import (
+    ENVIRONMENT_FIELDS,
+    environment_changes,
+    environment_text,
+    is_of_stack,
+    listed,
+    package_changes,
+    stack_rank,
+)
 from gpuscale.records.json_text import document_text
 from gpuscale.records.run import nodes_of
-from gpuscale.reports.software_text import (
-    MeasuredWith,
-    changes_between,
-    changes_text,
-    software_text,
-)
+from gpuscale.records.software import Library, merged
+from gpuscale.reports.phrases import counted
+
+Changes = list[EnvironmentChange]
+_BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
+"""Fields with the version of a library that torch was built with."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWith:
+    """The environments of a measurement, and the evidence of its nodes."""
+
+    environments: Sequence[Environment]
+    nodes: Sequence[NodeEvidence]
+
+    @property
+    def libraries(self) -> tuple[Library, ...]:
+        """All libraries that processes had loaded, each once."""
+        return merged(library for node in self.nodes for library in node.libraries)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,3 +81,58 @@ def _measured_with(path: Path) -> MeasuredWith:
     content = read_content(path)
     found = [content.environment] if isinstance(content, Results) else content.environments.values()
     return MeasuredWith([*found], nodes_of(content.runs))
+
+
+def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes, Changes]:
+    """Return what differs, known parts of the stack first: first all but packages, then packages.
+
+    A package that is also a field of the environment, such as torch, is not repeated.
+    """
+    sides = before.environments, after.environments
+    found = environment_changes(*sides, before.nodes, after.nodes)
+    names = {change.name.removesuffix("_version") for change in found}
+    packages = [change for change in package_changes(*sides) if change.name not in names]
+    return sorted(found, key=lambda change: stack_rank(change.name)), packages
+
+
+def changes_text(changes: Changes, packages: Changes, *, show_all: bool) -> str:
+    """List what differs; without `show_all` only count the packages not known to matter."""
+    named = [change for change in packages if show_all or is_of_stack(change.name)]
+    found = sorted([*changes, *named], key=lambda change: stack_rank(change.name))
+    lines = [environment_text(change) for change in found]
+    return "\n".join([*lines, *_more(len(packages) - len(named))]) or "no difference"
+
+
+def software_text(measured: MeasuredWith, *, show_all: bool) -> str:
+    """List versions, loaded libraries and packages; values of several environments share a line."""
+    lines = []
+    for field in ENVIRONMENT_FIELDS:
+        values = [field.value(environment) for environment in measured.environments]
+        if field.words and (known := [str(value) for value in values if value is not None]):
+            lines.append(f"{field.words} {listed([*dict.fromkeys(known)])}")
+    lines += [_library_text(library, measured.environments) for library in measured.libraries]
+    versions: dict[str, dict[str, None]] = {}
+    for environment in measured.environments:
+        for name, version in environment.packages.items():
+            versions.setdefault(name, {})[version] = None
+    named = [name for name in versions if show_all or is_of_stack(name)]
+    named.sort(key=lambda name: (stack_rank(name), name))
+    lines += [f"package {name} {listed([*versions[name]])}" for name in named]
+    absent = {one.packages_absent for one in measured.environments} - {None}
+    absent |= {node.absent.get("libraries") for node in measured.nodes} - {None}
+    lines += [f"unknown: {reason}" for reason in sorted(map(str, absent))]
+    return "\n".join([*lines, *_more(len(versions) - len(named))])
+
+
+def _library_text(library: Library, environments: Sequence[Environment]) -> str:
+    """Describe a library: `NCCL 2.28.3 (loaded from /opt/nccl.so; torch was built with 2.27.7)`."""
+    field = _BUILT_WITH.get(library.name)
+    built = {getattr(one, field) for one in environments} - {None} if field else set()
+    other = ", ".join(sorted(built - {library.version})) if library.version else ""
+    built_with = f"; torch was built with {other}" if other else ""
+    return f"{library.name} {library.label} (loaded from {library.path}{built_with})"
+
+
+def _more(count: int) -> Iterator[str]:
+    if count:
+        yield f"and {counted(count, 'more package')}; --all lists them"

@@ -35,9 +35,16 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[tuple[int, ...], ...] = ()
     """Changes by position; those that could not be tried apart are together."""
     alone: Estimate | None = None
-    """Speed of the good environment with the culprits alone, relative to the good one."""
+    """Speed of the good environment with the culprits alone, relative to the good one.
+
+    Of commits, which cannot be applied alone: that of the weakest culprit, relative to the commit
+    before it.
+    """
     taken_back: Estimate | None = None
-    """Speed of the bad environment without the culprits, relative to the good one."""
+    """Speed of the bad environment without the culprits, relative to the good one.
+
+    Of commits: the largest loss in the range outside of the culprits.
+    """
     trials: int
     reason: Reason | None = None
     """Reason why no culprit is proved; None if one is, or there is nothing to find."""

@@ -18,6 +18,8 @@ _WHY: Mapping[Reason, str] = {
     "not explained": "the loss is not shown to come and go with them; allow more with --runs 3:20",
 }
 _MOST_NAMED = 8
+_APART = ("alone in the good environment", "taken back in the bad one")
+_IN_ORDER = ("against the commit before it", "the rest of the commits")
 
 
 def loss_text(estimate: Estimate | None) -> str:
@@ -25,15 +27,22 @@ def loss_text(estimate: Estimate | None) -> str:
     return interval_text(estimate, lambda value: format_percent(value, signed=True))
 
 
-def trial_text(number: int, most: int, applied: Sequence[str], answers: Sequence[str]) -> str:
+def trial_text(
+    number: int, most: int, applied: Sequence[str], seen: Sequence[tuple[str, Estimate | None]]
+) -> str:
     """Describe one trial: its number, the changes applied, and how its environments compare."""
-    seen = ", then ".join(answers) or "cannot be made, or gives no number"
+    steps = ", then ".join(f"{answer} {loss_text(speed)}" for answer, speed in seen)
     named = listed(applied, 3) or "no change"
-    return f"trial {number} of at most {most}: good + {named}: {seen}"
+    return f"trial {number} of at most {most}: good + {named}: {steps or 'gives no number'}"
 
 
 def bisection_text(
-    found: Bisection, changes: Sequence[str], remedy: str, left: Sequence[str]
+    found: Bisection,
+    changes: Sequence[str],
+    remedy: str,
+    left: Sequence[str],
+    *,
+    is_ordered: bool = False,
 ) -> str:
     """Return the result: the finding, both proofs, and what to do next.
 
@@ -41,33 +50,32 @@ def bisection_text(
     """
     # Of a long list of suspects only the first are shown.
     units = [unit[:_MOST_NAMED] for unit in found.culprits]
-    named = "; ".join(" with ".join(changes[at] for at in unit) for unit in units)
+    joint = " or " if is_ordered else " with "
+    named = "; ".join(joint.join(changes[at] for at in unit) for unit in units)
     rest = f"; what is left: {listed(left, _MOST_NAMED)}" if left else ""
     why = "" if found.reason is None else _WHY[found.reason]
+    proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)
     lines = []
     if found.finding is Finding.SAME:
         lines = [f"SAME   both run alike here and now, {loss_text(found.loss)}{rest}"]
     elif found.finding is Finding.UNDECIDED:
         lines = ["UNDECIDED", f"next   {why}{rest}"]
     elif found.finding is Finding.SUSPECTED:
-        lines = [f"SUSPECTED  {named}", *_proofs(found), f"next   {why}{rest}"]
+        lines = [f"SUSPECTED  {named}", *proofs, f"next   {why}{rest}"]
     else:
-        lines = [f"FOUND  {named}", *_proofs(found), f"next   {remedy}"]
+        lines = [f"FOUND  {named}", *proofs, f"next   {remedy}"]
     if found.loss is not None:
         lines.insert(0, f"loss   {loss_text(found.loss)} in the bad environment")
     return "\n".join(lines)
 
 
-def _proofs(found: Bisection) -> list[str]:
-    proofs = (
-        ("alone in the good environment", found.alone),
-        ("taken back in the bad one", found.taken_back),
-    )
+def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:
+    proofs = zip(names, (found.alone, found.taken_back), strict=True)
     return [f"       {name:<31} {loss_text(seen)}" for name, seen in proofs if seen is not None]
 
 
-def report_text(result: str, trials: Sequence[str], changes: Sequence[str]) -> str:
-    """Return a bisection as Markdown, for an issue."""
-    parts = ((result,), ("trials:", *trials), ("changes:", *changes))
+def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
+    """Return a bisection as Markdown, for an issue; `measured` says what ran on which machine."""
+    parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
     blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
     return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

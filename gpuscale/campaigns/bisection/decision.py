@@ -10,6 +10,7 @@ from typing import Literal
 
 from gpuscale.analysis.statistics.estimates import Difference, Term
 from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.records import Estimate
 
 Applied = frozenset[int]
 """The changes that an environment has; the others are as in the good environment."""
@@ -45,6 +46,11 @@ class Step:
     answer: Answer
     difference: Difference
 
+    @property
+    def speed(self) -> Estimate | None:
+        """The environment's speed relative to the one before it."""
+        return (-self.difference).relative_change()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -62,10 +68,11 @@ class Turns:
 
     make_run: MakeRun
     plan: SequentialPlan
+    broken: set[Applied] = field(default_factory=set)
+    """Environments that cannot be measured."""
     _squares: float = 0.0
     _df: int = 0
     """Sum of squares and degrees of freedom of all trials so far."""
-    _broken: set[Applied] = field(default_factory=set)
 
     def compare(
         self, sides: Sequence[Applied], limits: Limits, patience: int = 1
@@ -99,13 +106,13 @@ class Turns:
         made: dict[int, float] = {}
         for position in sorted(range(len(sides)), reverse=backwards):
             side = sides[position]
-            if side in self._broken:
+            if side in self.broken:
                 return None
             # The first attempt that gives a number counts.
             logs = (self.make_run(side) for _ in range(_ATTEMPTS))
             log_s = next((log_s for log_s in logs if log_s is not None), None)
             if log_s is None:
-                self._broken.add(side)
+                self.broken.add(side)
                 return None
             made[position] = log_s
         return [made[position] for position in range(len(sides))]

@@ -1,30 +1,39 @@
 """Measure the runs of a bisection: one session each, in the environment of a trial."""
 
-import importlib.metadata
+import fcntl
 import os
-import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import gpuscale
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import signal_at_parent_death
 from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError
-from gpuscale.campaigns.bisection.package_sides import last_line
-from gpuscale.campaigns.bisection.packages import Environments
-from gpuscale.records.software import normalised
+from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Kind, Setting, last_line
+from gpuscale.records import Environment, Run
 from gpuscale.store import read_results
 from gpuscale.store.files import file_errors
 
-_PTH = "zz_gpuscale.pth"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Make the folder of a bisection; raise a UsageError if another process uses it."""
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("wb")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"the same bisection is running already, in {folder}"
+            raise UsageError(f"{problem}; wait for it, or end it") from None
+        yield
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,10 +41,10 @@ class Laboratory:
     """Runs in the environments of trials, each kept as a results file.
 
     Runs that the folder already has are not repeated: a bisection that was killed reads them in
-    the same order and goes on.
+    the same order and goes on. Those without a number are made again, since the reason may be gone.
     """
 
-    environments: Environments
+    kind: Kind
     folder: Path
     measured: Sequence[str]
     """The test file, or the command after `--`."""
@@ -43,52 +52,53 @@ class Laboratory:
     options: Sequence[str]
     end_s: float
     """Moment of the monotonic clock after which no run is started."""
-    made: int = 0
     made_s: float = 0.0
-    """Number of the runs made by this process, and the seconds that they took."""
+    """Seconds taken by the runs that this process made."""
+    environment: Environment | None = None
+    """The machine and software of the latest run."""
     failure: str = ""
     """Reason why the latest failed run has no number."""
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
         """Return the log step time of the environment's next run; None if it has no number."""
-        place = self.environments.place_of(applied)
-        self._counts[place.name] += 1
-        path = self.folder / "runs" / place.name / f"{self._counts[place.name]}.jsonl"
-        ended = path.with_suffix(".ended")
-        if not ended.exists():
+        name = self.kind.name_of(applied)
+        self._counts[name] += 1
+        path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
+        log_s = self._read(path)
+        if log_s is None:
             if time.monotonic() > self.end_s:
                 raise OutOfBudgetError("time")
-            self._measure(applied, path)
-            ended.touch()
-        return self._read(path)
+            started_s = time.monotonic()
+            with file_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                self._measure(applied, path)
+            self.made_s += time.monotonic() - started_s
+            log_s = self._read(path)
+        return log_s
 
     def _measure(self, applied: Applied, path: Path) -> None:
-        started_s = time.monotonic()
-        with file_errors(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-        python, log = self.environments.interpreter(applied), path.with_suffix(".log")
-        if python is None:
-            log.write_text(self.environments.reasons[applied])
+        log = path.with_suffix(".log")
+        try:
+            setting = self.kind.setting(applied, is_command=self.is_command)
+        except CannotBeMadeError as error:
+            log.write_text(str(error))
             return
-        variables = dict(os.environ, VIRTUAL_ENV=str(python.parent.parent))
-        variables["PATH"] = f"{python.parent}{os.pathsep}{variables.get('PATH', '')}"
-        variables.pop("PYTHONHOME", None)
-        words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
+        variables = {**os.environ}
+        for name, value in setting.variables.items():
+            variables.pop(name, None)
+            if value is not None:
+                variables[name] = value
         if self.is_command:
             # Starting costs a third less without the plugins of others.
             variables |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             variables |= {"PYTEST_PLUGINS": "pytest_benchmark.plugin"}
-            command = [sys.executable, "-m", "gpuscale", "run", *words, "--", *self.measured]
-        else:
-            self.lend(applied)
-            cases = ["-p", "gpuscale.plugin", "-p", "no:cacheprovider", *self.measured]
-            command = [str(python), "-m", "pytest", *cases, *words]
-        with file_errors(log), log.open("wb") as output:
+        with log.open("wb") as output:
             process = subprocess.Popen(
-                command,
+                self._command(setting, path),
                 env=variables,
+                cwd=setting.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -96,57 +106,30 @@ class Laboratory:
                 preexec_fn=lambda: signal_at_parent_death(signal.SIGTERM),
             )
             process.wait()
-        self.made += 1
-        self.made_s += time.monotonic() - started_s
+
+    def _command(self, setting: Setting, path: Path) -> list[str]:
+        words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
+        if self.is_command:
+            return [sys.executable, "-m", "gpuscale", "run", *words, "--", *self.measured]
+        cases = ["-p", "gpuscale.plugin", "-p", "no:cacheprovider", *self.measured]
+        return [str(setting.python or sys.executable), "-m", "pytest", *cases, *words]
 
     def _read(self, path: Path) -> float | None:
-        self.failure = last_line(path.with_suffix(".log").read_text(errors="replace"))
-        if not path.exists():
-            return None
-        try:
-            runs = read_results(path).runs
-        except FileError as error:
-            self.failure = str(error)
+        log = path.with_suffix(".log")
+        runs: Sequence[Run] = ()
+        with suppress(FileError):
+            results = read_results(path)
+            runs, self.environment = results.runs, results.environment
+        if not runs:
+            self.failure = last_line(log.read_text(errors="replace")) if log.exists() else ""
             return None
         if len(runs) != 1:
-            labels = ", ".join(sorted({run.key.label for run in runs})) or "nothing"
+            labels = ", ".join(sorted({run.key.label for run in runs}))
             remedy = "name one test as FILE.py::test, one --strategy and one number of --gpus"
             raise UsageError(f"a run measured {labels}; a bisection has one row: {remedy}")
         if runs[0].failure is not None:
-            self.failure = runs[0].failure.message.splitlines()[0]
+            failure = runs[0].failure
+            self.failure = failure.message.splitlines()[0]
+            if failure.detail:
+                self.failure = f"{self.failure.partition(';')[0]}: {last_line(failure.detail)}"
         return runs[0].log_cost if runs[0].is_valid else None
-
-    def lend(self, applied: Applied) -> None:
-        """Let an environment import gpuscale and what it needs, but first its own packages."""
-        folder = self.folder / "gpuscale_needs"
-        if not folder.exists():
-            folder.mkdir()
-            source = Path(gpuscale.__file__).parent
-            changing = {change.name for change in self.environments.changes}
-            for file in (source, *needed_files(changing)):
-                link = folder / file.name
-                if not link.exists():
-                    link.symlink_to(file)
-        path_file = self.environments.site_of(applied) / _PTH
-        path_file.write_text(f"{folder.absolute()}\n")
-
-
-def needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the files and folders of the packages that gpuscale needs, except those that differ."""
-    site = Path(sysconfig.get_path("purelib"))
-    waiting, seen = ["gpuscale"], {"gpuscale", *without}
-    while waiting:
-        try:
-            package = importlib.metadata.distribution(waiting.pop())
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if package.metadata["Name"] != "gpuscale":
-            for file in package.files or ():
-                # Files outside, such as programs, start with "..".
-                if file.parts[0] not in ("..", "__pycache__"):
-                    yield site / file.parts[0]
-        for asked in package.requires or ():
-            name = _NAME.match(asked)
-            if name and "extra ==" not in asked and normalised(name[0]) not in seen:
-                seen.add(normalised(name[0]))
-                waiting.append(name[0])

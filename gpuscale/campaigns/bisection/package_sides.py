@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,9 +144,3 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-def last_line(text: str) -> str:
-    """Return the last line that says something, cut to a line's length."""
-    lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return visible(lines[-1][:200]) if lines else "it said nothing"

@@ -1,127 +1,122 @@
 """Environments that have some packages as in the bad one and all others as in the good one."""
 
-import hashlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import gpuscale
 from gpuscale.base.errors import UsageError
 from gpuscale.campaigns.bisection.decision import Applied
-from gpuscale.campaigns.bisection.package_sides import Side, last_line
+from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Change, Kind, Setting, last_line
+from gpuscale.campaigns.bisection.package_sides import Side, differences_elsewhere
 from gpuscale.records.software import normalised
+from gpuscale.store.files import file_errors
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_PTH = "zz_gpuscale.pth"
 _KEPT = 6
 """Environments kept at a time; another one costs seconds again, but files only once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackageChange:
-    """A package whose requirement differs; None if a side does not have it."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-    @property
-    def text(self) -> str:
-        """The change in words: `torch 2.14 → 2.15`."""
-        versions = [_version(self.name, line) for line in (self.before, self.after)]
-        return f"{self.name} {' → '.join(versions)}"
-
-
 @dataclass(slots=True, kw_only=True)
-class Environments:
+class Packages(Kind):
     """The environments of trials, made by uv in a folder.
 
     Dependencies are not resolved: each trial gets exactly the packages named, whatever they ask
     for. This is how a library is changed beneath a torch that pins another one.
     """
 
+    noun = "package"
     uv: str
     python: str
-    folder: Path
+    good: Side
+    bad: Side
     options: Sequence[str] = ()
     """Options of uv that say where packages come from."""
-    common: tuple[str, ...] = ()
-    changes: tuple[PackageChange, ...] = ()
-    groups: tuple[int, ...] = ()
-    not_tried: list[str] = field(default_factory=list)
-    """Packages that cannot be installed, each with uv's reason."""
-    reasons: dict[Applied, str] = field(default_factory=dict)
-    """Why an environment could not be made."""
+    _common: tuple[str, ...] = ()
+    _pairs: tuple[tuple[str | None, str | None], ...] = ()
+    """For each change, the requirements of both sides; None if a side lacks the package."""
+    _folder: Path = Path()
 
-    def prepare(self, good: Side, bad: Side) -> None:
+    def identity(self) -> object:
+        """Return the packages of both sides."""
+        return sorted(self.good.pins.values()), sorted(self.bad.pins.values()), self.python
+
+    def prepare(self, folder: Path) -> None:
         """Find what can be changed, and which changes move together."""
+        self._folder = folder
+        good, bad = self.good, self.bad
+        left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
+        self.not_tried = [*dict.fromkeys(left)]
         names = sorted({*good.pins, *bad.pins})
         pairs = {name: (good.pins.get(name), bad.pins.get(name)) for name in names}
         self._take(pairs)
-        every = frozenset(range(len(self.changes)))
-        ends = (frozenset[int](), every)
-        if any(self.interpreter(end) is None for end in ends):
+        try:
+            ends = self._ends()
+        except CannotBeMadeError:
             self._take({name: self._installable(*pair) for name, pair in pairs.items()})
-            every = frozenset(range(len(self.changes)))
-            for end in (frozenset[int](), every):
-                if self.interpreter(end) is None:
-                    raise UsageError(f"uv cannot make the environments: {self.reasons[end]}")
-        if not self.changes:
-            listed = ", ".join(self.not_tried)
-            raise UsageError(f"no package that differs can be installed: {listed}; see --index-url")
-        self._group([self.site_of(end) for end in (frozenset[int](), every)])
+            if not self.changes:
+                problem = f"no package that differs can be installed: {', '.join(self.not_tried)}"
+                raise UsageError(f"{problem}; see --index-url and --wheelhouse") from None
+            ends = self._ends()
+        self._group(map(_site, ends))
 
-    def interpreter(self, applied: Applied) -> Path | None:
-        """Return the interpreter of an environment, which is made if needed; None if uv cannot."""
-        place = self.place_of(applied)
-        python, complete = place / "bin" / "python", place / "complete"
+    def _ends(self) -> list[Path]:
+        return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
+
+    def setting(self, applied: Applied, *, is_command: bool) -> Setting:
+        """Make the environment; for a case, let it import gpuscale."""
+        place = self._made(applied)
+        if not is_command:
+            self._lend(place)
+        path = f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        variables = {"VIRTUAL_ENV": str(place), "PATH": path, "PYTHONHOME": None}
+        return Setting(variables=variables, python=place / "bin" / "python")
+
+    def _made(self, applied: Applied) -> Path:
+        """Return the folder of an environment, which is made if needed."""
+        place = self._folder / self.name_of(applied)
+        complete = place / "complete"
         if not complete.exists():
             self._clean()
             shutil.rmtree(place, ignore_errors=True)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            base = [self.python] if self.python else []
-            version = ["--python", *base] if base else []
+            self._folder.mkdir(parents=True, exist_ok=True)
+            version = ["--python", self.python] if self.python else []
             refusal = self._uv("venv", "--no-python-downloads", *version, str(place))
             if refusal is None:
                 listed = place / "packages.txt"
                 listed.write_text("".join(f"{line}\n" for line in self._lines(applied)))
-                refusal = self._install("--python", str(python), "-r", str(listed))
+                python = str(place / "bin" / "python")
+                refusal = self._install("--python", python, "-r", str(listed))
             if refusal is not None:
-                self.reasons[applied] = refusal
-                return None
+                raise CannotBeMadeError(f"uv cannot make the environment: {refusal}")
         complete.touch()
-        return python
+        return place
 
-    def place_of(self, applied: Applied) -> Path:
-        """Return the folder of an environment, named after its packages."""
-        text = "\n".join([self.python, *self._lines(applied)])
-        return self.folder / hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def site_of(self, applied: Applied) -> Path:
-        """Return the folder of an environment's packages."""
-        return next(self.place_of(applied).glob("lib/python*/site-packages"))
+    def content(self, applied: Applied) -> object:
+        """Return the interpreter and the packages."""
+        return self.python, self._lines(applied)
 
     def _lines(self, applied: Applied) -> list[str]:
-        chosen = (
-            change.after if number in applied else change.before
-            for number, change in enumerate(self.changes)
-        )
-        return sorted([*self.common, *(line for line in chosen if line is not None)])
+        chosen = (pair[number in applied] for number, pair in enumerate(self._pairs))
+        return sorted([*self._common, *(line for line in chosen if line is not None)])
 
     def _take(self, pairs: Mapping[str, tuple[str | None, str | None]]) -> None:
-        self.common = tuple(one for one, other in pairs.values() if one == other and one)
-        self.changes = tuple(
-            PackageChange(name=name, before=before, after=after)
-            for name, (before, after) in pairs.items()
-            if before != after
-        )
-        self.groups = tuple(range(len(self.changes)))
+        self._common = tuple(one for one, other in pairs.values() if one == other and one)
+        differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        self._pairs = (*differing.values(),)
+        self.take(_change(name, *pair) for name, pair in differing.items())
 
     def _installable(self, *pair: str | None) -> tuple[str | None, str | None]:
         """Return both requirements of a package; of one that cannot be installed, the other."""
-        probe = self.folder / "probe"
+        probe = self._folder / "probe"
         can: dict[str | None, bool] = {None: True}
         for line in {*pair} - {None}:
             target = ("--python", self.python) if self.python.startswith("/") else ()
@@ -145,7 +140,7 @@ class Environments:
         return last_line("\n".join(causes)) if done.returncode else None
 
     def _clean(self) -> None:
-        made = [*self.folder.glob("*/complete")]
+        made = [*self._folder.glob("*/complete")]
         for old in sorted(made, key=lambda file: file.stat().st_mtime)[: 1 - _KEPT]:
             shutil.rmtree(old.parent, ignore_errors=True)
 
@@ -163,10 +158,55 @@ class Environments:
                     group = {at: new if of == old else of for at, of in group.items()}
         order = sorted(group, key=lambda number: (group[number], number))
         self.changes = tuple(self.changes[number] for number in order)
+        self._pairs = tuple(self._pairs[number] for number in order)
         self.groups = tuple(group[number] for number in order)
 
+    def _lend(self, place: Path) -> None:
+        """Let an environment import gpuscale and what it needs, but first its own packages."""
+        folder = self._folder / "gpuscale_needs"
+        with file_errors(folder):
+            if not folder.exists():
+                folder.mkdir()
+                source = Path(gpuscale.__file__).parent
+                for file in (source, *_needed_files({change.name for change in self.changes})):
+                    link = folder / file.name
+                    if not link.exists():
+                        link.symlink_to(file)
+            (_site(place) / _PTH).write_text(f"{folder.absolute()}\n")
 
-def _version(name: str, line: str | None) -> str:
+
+def _needed_files(without: set[str]) -> Iterator[Path]:
+    """Yield the files and folders of the packages that gpuscale needs, except those that differ."""
+    site = Path(sysconfig.get_path("purelib"))
+    waiting, seen = ["gpuscale"], {"gpuscale", *without}
+    while waiting:
+        try:
+            package = importlib.metadata.distribution(waiting.pop())
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if package.metadata["Name"] != "gpuscale":
+            for file in package.files or ():
+                # Files outside, such as programs, start with "..".
+                if file.parts[0] not in ("..", "__pycache__"):
+                    yield site / file.parts[0]
+        for asked in package.requires or ():
+            name = _NAME.match(asked)
+            if name and "extra ==" not in asked and normalised(name[0]) not in seen:
+                seen.add(normalised(name[0]))
+                waiting.append(name[0])
+
+
+def _site(place: Path) -> Path:
+    return next(place.glob("lib/python*/site-packages"))
+
+
+def _change(name: str, before: str | None, after: str | None) -> Change:
+    versions = [_version(line) for line in (before, after)]
+    remedy = f"keep {before}" if before else f"leave out {name}"
+    return Change(name=name, text=f"{name} {' → '.join(versions)}", remedy=remedy)
+
+
+def _version(line: str | None) -> str:
     if line is None:
         return "none"
     return re.sub(r"^.*?(===?|@) *", "", line) if re.search("==|@", line) else line

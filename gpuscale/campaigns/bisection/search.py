@@ -7,6 +7,7 @@ applied, which finds those that act only together; if taking them back does not 
 repeated without them, which finds those that they hide. Culprits that are not needed are dropped.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,8 @@ class Search:
     turns: Turns
     groups: Sequence[int]
     most_trials: int
+    is_ordered: bool = False
+    """True if a change can be applied only after all that come before it."""
     tell: Callable[[int, Applied, Steps | None], None]
     """Called after each trial: its number, the changes applied and what was seen."""
     trials: int = 0
@@ -78,6 +81,8 @@ class Search:
         found = self._halved(frozenset(), changes, loss)
         if not found:
             return self._result(Finding.UNDECIDED, reason="contradictory")
+        if self.is_ordered:
+            return self._proved_in_order(found, bad, loss)
         alone, taken_back = self._extended(found, bad, loss)
         if len(self._suspects) > 1:
             needed = [unit for unit in self._suspects if self._is_needed(unit, bad, loss)]
@@ -97,6 +102,26 @@ class Search:
             return self._result(Finding.FOUND, alone, taken_back)
         return self._result(Finding.SUSPECTED, alone, taken_back, reason="not explained")
 
+    def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
+        """Measure the states before and after each culprit in turn, with both ends."""
+        units = {(unit[0], unit[-1] + 1): unit for unit in sorted(found)}
+        edges = sorted({0, len(bad), *itertools.chain.from_iterable(units)})
+        sides = [frozenset(range(edge)) for edge in edges]
+        limits = self._limits(loss * _EXPLAINED)
+        self._suspects = [*units.values()]
+        steps = self._compare(sides, sides[-2], limits, _PATIENCE)
+        if steps is None:
+            return self._result(Finding.SUSPECTED, reason="cannot be tried")
+        spans = dict(zip(itertools.pairwise(edges), steps, strict=True))
+        slower = {at for at in units if spans[at].answer is Answer.SLOWER}
+        rest = [step for at, step in spans.items() if at not in slower]
+        if not slower or any(step.answer is not Answer.LIKE for step in rest):
+            return self._result(Finding.SUSPECTED, reason="not explained")
+        self._suspects = [units[at] for at in slower]
+        # The weakest of the culprits, and the largest loss of what is left.
+        alone = min((spans[at] for at in slower), key=_loss_of)
+        return self._result(Finding.FOUND, [alone], sorted(rest, key=_loss_of)[-1:])
+
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
         """Return the changes that make `base` slower when they are applied in their order."""
         if len(changes) == 1:
@@ -104,6 +129,8 @@ class Search:
         limits = self._limits(loss * _LIKE)
         for at in self._splits(changes):
             middle, top = base.union(changes[:at]), base.union(changes)
+            if middle in self.turns.broken:
+                continue
             steps = self._compare((base, middle, top), middle, limits)
             if steps is None:
                 continue
@@ -124,7 +151,7 @@ class Search:
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]
         places = sorted(between or inner, key=lambda at: abs(2 * at - len(changes)))
-        yield from places[:_SPLITS]
+        yield from places if self.is_ordered else places[:_SPLITS]
 
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
@@ -205,7 +232,11 @@ def _is_followed(step: Step, limits: Limits) -> bool:
 
 
 def _speed_after(steps: Steps | None) -> Estimate | None:
-    return None if steps is None else (-steps[0].difference).relative_change()
+    return steps[0].speed if steps else None
+
+
+def _loss_of(step: Step) -> float:
+    return step.difference.value
 
 
 def _union(units: Sequence[Unit]) -> Applied:
