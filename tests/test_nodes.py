@@ -14,14 +14,22 @@ from changing import replace
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.slow_nodes import find_slow
+from gpuscale.judge.diagnose.pairs import find_slow, tournament
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import NodeProbe
-from gpuscale.records.request import NodeProbeRequest, SendTime
+from gpuscale.records import NodeProbe, Probe
+from gpuscale.records.probe import MATRIX, SEND, NodeProbeRequest
 
 SPREAD = 0.05
 TRIALS = 300
+
+
+def products(host: str, *compute_s: float) -> tuple[Probe, ...]:
+    """Products of matrices on each GPU of a host, which take so long."""
+    return tuple(
+        Probe(name=MATRIX, host=host, device=f"GPU {number}", rates=(1 / time_s,))
+        for number, time_s in enumerate(compute_s)
+    )
 
 
 def probes(
@@ -44,18 +52,24 @@ def probes(
 
     found = []
     for place in range(nodes):
+        host = f"n{place}"
         sends = [
-            SendTime(
-                to=peer,
-                time_s=time_s(
-                    slow=slow_sender == place or slow_link in ((place, peer), (peer, place))
+            Probe(
+                name=SEND,
+                host=host,
+                peer=f"n{peer}",
+                rates=(
+                    1
+                    / time_s(
+                        slow=slow_sender == place or slow_link in ((place, peer), (peer, place))
+                    ),
                 ),
             )
             for peer in range(nodes)
             if peer != place
         ]
         compute_s = tuple(time_s(slow=slow_device == (place, d)) for d in range(devices)) or (0.01,)
-        found.append(NodeProbe(host=f"n{place}", compute_s=compute_s, sends=tuple(sends)))
+        found.append(NodeProbe(host=host, probes=(*products(host, *compute_s), *sends)))
     return found
 
 
@@ -105,7 +119,10 @@ def test_a_node_is_blamed_for_slow_links_where_more_than_half_of_its_own_are(
 def test_a_node_is_set_beside_the_others_and_not_beside_itself() -> None:
     alike = probes(random.Random(5), 3, devices=1)
     times_s = (1.0, 1.3, 1.5)
-    seen = [replace(p, compute_s=(time_s,)) for p, time_s in zip(alike, times_s, strict=True)]
+    seen = [
+        replace(p, probes=products(p.host, time_s))
+        for p, time_s in zip(alike, times_s, strict=True)
+    ]
     (found,) = find_slow(seen)
     assert found.hosts == ("n2",)
     assert found.slower == pytest.approx(1.5 / 1.15)
@@ -149,7 +166,16 @@ node_probe.probe(sys.argv[1])
 
 def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
-    request = NodeProbeRequest(device="cpu", message_bytes=4096, repeats=2, timeout_s=200)
+    request = NodeProbeRequest(
+        device="cpu",
+        names=(SEND,),
+        ranks_per_node=1,
+        seconds=0.1,
+        message_bytes=(4096,),
+        repeats=2,
+        rounds=tournament(2),
+        timeout_s=200,
+    )
     directory.probe_request.write(request)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -165,8 +191,8 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     assert ranks[0].wait(240) == 0
     assert directory.probe(1).path.exists()
     assert ranks[1].wait(240) == 0
-    hosts = probes_left(directory, ("a", "b"), timed_out=False)
-    assert [[send.to for send in host.sends] for host in hosts] == [[1], [0]]
+    hosts = probes_left(directory, ("a", "b"), 1, timed_out=False)
+    assert [[probe.name for probe in host.probes] for host in hosts] == [[SEND], [SEND]]
 
 
 @pytest.fixture
@@ -189,5 +215,6 @@ def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: Cluster) -> No
     of_links = [f for f in document["findings"] if f["kind"] != "computation"]
     assert [(f["kind"], f["hosts"]) for f in of_links] == [("node links", ["n2"])]
     # The message cannot be faster than its bytes through that link.
-    sends = document["nodes"][1]["sends"]
-    assert all(send["time_s"] > 0.8 * document["message_bytes"] / (100e6 / 8) for send in sends)
+    sends = [probe for probe in document["nodes"][1]["probes"] if probe["name"] == SEND]
+    assert sends
+    assert all(rate < 100e6 / 8 / 0.8 for send in sends for rate in send["rates"])

@@ -1,30 +1,90 @@
-"""Probe the nodes of a job: measure how fast each node computes and each pair communicates."""
+"""Probe the nodes of a job: how fast devices compute and copy, and pairs communicate."""
 
+import math
 import os
 import socket
-import timeit
-from collections.abc import Callable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpuscale.base.cpus import cpu_numa_nodes
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.host import die_with_parent
 from gpuscale.measure.evidence.network import read_ports
-from gpuscale.measure.evidence.numa import cpu_numa_nodes
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.machine import numa_node_of
+from gpuscale.measure.worker.precision import set_fp32_mode
 from gpuscale.measure.worker.strategies import cuda_device
-from gpuscale.records import NodeProbe
-from gpuscale.records.request import NodeProbeRequest, SendTime
+from gpuscale.records.probe import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeProbeRequest, Probe
+from gpuscale.workload.injections import parse_injections
 
-_GPU_MATRIX = 4096
-_CPU_MATRIX = 512
-_COMPUTATIONS = 15
+_BLOCKS, _KEPT = 20, 5
+"""Number of blocks of work in the time limit of a probe, and of those whose rates are kept."""
+_STEADY = 0.005
+"""Relative difference between the last blocks and those before, once clocks have settled."""
+_TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
+
+Work = tuple[Callable[[], object], float]
+"""A call to repeat, and the amount of work that it does, such as bytes copied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A rank of the probe, its device, and the factor by which faults on purpose slow it down."""
+
+    request: NodeProbeRequest
+    rank: int
+    device: torch.device
+    slowed: float
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.request.ranks_per_node
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.request.ranks_per_node
+
+    def vector(self, size_bytes: int, *, on_host: bool = False) -> torch.Tensor:
+        """Return a vector in the device's memory, or in the host's, ready for fast copies."""
+        size = size_bytes // _FLOAT_BYTES
+        if on_host:
+            return torch.zeros(size, pin_memory=self.device.type == "cuda")
+        return torch.zeros(size, device=self.device)
+
+    def time_s(self, call: Callable[[], object], calls: int = 1) -> float:
+        """Return the seconds until the device has done all that these calls ask of it."""
+        self.finish()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        self.finish()
+        return time.perf_counter() - started
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
+        """Return a probe of this device, or of the whole node."""
+        of: dict[str, Any] = {}
+        if not of_node:
+            of["device"] = f"CPU rank {self.local_rank}"
+            if self.device.type == "cuda":
+                uuid = torch.cuda.get_device_properties(self.device).uuid
+                of = {"device": f"GPU {self.local_rank}", "uuid": str(uuid)}
+        return Probe(name=name, host=socket.gethostname(), rates=tuple(rates), **of, **about)
 
 
 def probe(directory: str) -> None:
@@ -33,17 +93,20 @@ def probe(directory: str) -> None:
     run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
     torch.set_num_threads(1)
-    on_gpu = is_gpu(request.device)
-    device = cuda_device((0,) if on_gpu else (), 0)
+    set_fp32_mode(request.precision)
+    on_gpu, here = is_gpu(request.device), rank % request.ranks_per_node
+    device = cuda_device(tuple(range(torch.cuda.device_count())) if on_gpu else (), here)
+    faults = parse_injections(request.injections)
+    slowed = math.prod(f.factor for f in faults if f.rank in (None, rank) and f.factor is not None)
+    place = _Place(request=request, rank=rank, device=device, slowed=slowed)
     # Before the process group: no rank waits for another while it computes.
-    compute_s = tuple(_compute_times(on_gpu))
+    found = list(_alone(place))
     patience = timedelta(seconds=request.timeout_s)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
-    sends = tuple(_send_times(request, rank, dist.get_world_size(), device))
+    found += _together(place)
     seen = NodeProbe(
         host=socket.gethostname(),
-        compute_s=compute_s,
-        sends=sends,
+        probes=tuple(found),
         ports=read_ports(),
         gpu_numa_nodes=_gpu_numa_nodes() if on_gpu else (),
         cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
@@ -51,8 +114,7 @@ def probe(directory: str) -> None:
     run_directory.probe(rank).write(seen)
     # No rank may exit while another needs it: NCCL's sends return before they are made, and the
     # first rank keeps the store that the others ask when they open a connection.
-    if on_gpu:
-        torch.cuda.synchronize(device)
+    place.finish()
     dist.all_reduce(torch.zeros(1))
     # Destroying the group can hang (measure/worker/entry.py); everything is written.
     os._exit(0)
@@ -63,63 +125,146 @@ def _gpu_numa_nodes() -> tuple[int | None, ...]:
     return tuple(map(numa_node_of, properties))
 
 
-def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Arrange all pairs of nodes in rounds in which no node occurs twice (the circle method)."""
-    places = [*range(nodes), *([-1] if nodes % 2 else [])]
-    table = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        table.append([(min(pair), max(pair)) for pair in pairs if min(pair) >= 0])
-        places = [places[0], places[-1], *places[1:-1]]
-    return table
+def _core(place: _Place) -> Work:
+    loops = range(20_000)
+    return lambda: all(True for _ in loops), len(loops)
 
 
-def _compute_times(on_gpu: bool) -> Iterator[float]:
-    size, devices = _CPU_MATRIX, [torch.device("cpu")]
-    if on_gpu:
-        size = _GPU_MATRIX
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    for device in devices:
-        matrix = torch.rand(size, size, device=device)
-
-        def work(matrix: torch.Tensor = matrix) -> None:
-            # Reading the result on the host waits until it is there.
-            float(torch.mm(matrix, matrix)[0, 0].item())
-
-        yield _shortest(work, _COMPUTATIONS)
+def _matrices(place: _Place) -> Work:
+    size = 8192 if place.device.type == "cuda" else 256
+    matrix = torch.rand(size, size, device=place.device)
+    matrix = matrix.to(_TYPES.get(place.request.precision, torch.float32))
+    product = torch.empty_like(matrix)
+    return lambda: torch.mm(matrix, matrix, out=product), 2 * size**3
 
 
-def _send_times(
-    request: NodeProbeRequest, rank: int, nodes: int, device: torch.device
-) -> Iterator[SendTime]:
-    message = torch.zeros(request.message_bytes // _FLOAT_BYTES, device=device)
-    receipt = torch.zeros(1, device=device)
+def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
+    size = (256 if place.device.type == "cuda" else 16) * 1024**2
+    source, target = (place.vector(size, on_host=where) for where in (from_host, to_host))
+    return lambda: target.copy_(source, non_blocking=True), size
 
-    def send(peer: int) -> None:
-        dist.send(message, peer)
-        dist.recv(receipt, peer)
-        float(receipt.item())
 
-    def answer(peer: int) -> None:
-        dist.recv(message, peer)
-        dist.send(receipt, peer)
+def _storage(place: _Place) -> Work | None:
+    """Read files of the data folder, without what the kernel keeps of them."""
+    root, files, size = place.request.data_root, list[Path](), 0
+    if root is not None and place.local_rank == 0:
+        for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
+            if size < _MOST_READ_BYTES and path.is_file():
+                files.append(path)
+                size += path.stat().st_size
 
-    for pairs in _rounds(nodes):
+    def read() -> None:
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                with suppress(OSError):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while file.read(_CHUNK_BYTES):
+                    pass
+
+    return (read, size) if size else None
+
+
+_ALONE: Mapping[str, Callable[[_Place], Work | None]] = {
+    "core": _core,
+    MATRIX: _matrices,
+    "memory": partial(_copies, from_host=False, to_host=False),
+    "host to device": partial(_copies, from_host=True, to_host=False),
+    "device to host": partial(_copies, from_host=False, to_host=True),
+    "storage": _storage,
+}
+"""Probes for which a rank needs no other; all ranks of a node make them at the same time."""
+
+
+def _alone(place: _Place) -> Iterator[Probe]:
+    request = place.request
+    for name in request.names:
+        if name in _ALONE and (work := _ALONE[name](place)) is not None:
+            is_matrix = name == MATRIX
+            rate = _steady_rate(place, work, request.seconds / (1 if is_matrix else 4))
+            precision = (request.precision or "fp32") if is_matrix else None
+            yield place.probe(name, [rate], of_node=name == "storage", precision=precision)
+
+
+def _steady_rate(place: _Place, work: Work, limit_s: float) -> float:
+    """Return the median rate of the last blocks of work, once it is steady or the time is up."""
+    call, amount = work
+
+    def block_s(calls: int) -> float:
+        started = time.perf_counter()
+        end_s = started + place.slowed * place.time_s(call, calls)
+        # Not by sleep: on a busy host, who has slept computes faster afterwards.
+        while time.perf_counter() < end_s:
+            pass
+        return time.perf_counter() - started
+
+    block_s(1)
+    calls = max(1, math.ceil(limit_s / _BLOCKS / block_s(1)))
+    rates, end_s = list[float](), time.monotonic() + limit_s
+    while time.monotonic() < end_s or len(rates) < _KEPT:
+        rates.append(calls * amount / block_s(calls))
+        now, before = rates[-_KEPT:], rates[-2 * _KEPT : -_KEPT]
+        if len(before) == _KEPT and abs(sum(now) / sum(before) - 1) < _STEADY:
+            break
+    return statistics.median(rates[-_KEPT:])
+
+
+def _together(place: _Place) -> Iterator[Probe]:
+    """Make the probes in which ranks exchange messages."""
+    request, each = place.request, place.request.ranks_per_node
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    if INSIDE in request.names and each > 1:
+        yield from _all_reduces(place, INSIDE, place.node)
+    for pairs in request.rounds:
         dist.all_reduce(torch.zeros(1))
-        for pair in pairs:
-            if rank not in pair:
-                continue
-            peer = sum(pair) - rank
-            # Each direction in turn; the lower rank sends first.
-            for sender in pair:
-                if sender == rank:
-                    yield SendTime(to=peer, time_s=_shortest(partial(send, peer), request.repeats))
-                else:
-                    _shortest(partial(answer, peer), request.repeats)
+        for pair in (pair for pair in pairs if place.node in pair):
+            other = sum(pair) - place.node
+            peer = hosts[other * each]
+            if SEND in request.names:
+                to = other * each + place.local_rank
+                for sender in pair:
+                    call = partial(_send if sender == place.node else _answer, to)
+                    is_sender = sender == place.node
+                    yield from _exchanges(place, SEND, call, reports=is_sender, peer=peer)
+            if PAIR in request.names:
+                yield from _all_reduces(place, PAIR, *pair, peer=peer)
 
 
-def _shortest(work: Callable[[], None], times: int) -> float:
-    """Return the seconds of the fastest of several repetitions, after one untimed repetition."""
-    work()
-    return min(timeit.repeat(work, number=1, repeat=times))
+def _send(to: int, message: torch.Tensor) -> None:
+    dist.send(message, to)
+    dist.recv(message[:1], to)
+
+
+def _answer(to: int, message: torch.Tensor) -> None:
+    dist.recv(message, to)
+    dist.send(message[:1], to)
+
+
+def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
+    """Reduce messages over all ranks of these nodes, which no other rank waits for."""
+    each = place.request.ranks_per_node
+    ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
+    group: Any = dist.new_group(ranks, use_local_synchronization=True)
+
+    def call(message: torch.Tensor) -> None:
+        dist.all_reduce(message, group=group)
+
+    # One rank reports for all, since the slowest decides.
+    return _exchanges(place, name, call, reports=place.rank == ranks[0], of_node=True, **about)
+
+
+def _exchanges(
+    place: _Place,
+    name: str,
+    call: Callable[[torch.Tensor], None],
+    *,
+    reports: bool,
+    of_node: bool = False,
+    **about: Any,
+) -> Iterator[Probe]:
+    for size in place.request.message_bytes:
+        repeated = partial(call, place.vector(size))
+        # The first repetition opens connections.
+        rates = [size / place.time_s(repeated) for _ in range(place.request.repeats + 1)][1:]
+        if reports:
+            yield place.probe(name, rates, of_node=of_node, message_bytes=size, **about)

@@ -1,0 +1,72 @@
+"""Robust deviation, and the drift of a machine on which nodes are measured one after another."""
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from gpuscale.analysis.statistics.levels import DEVIATION_OF_MEDIAN
+from gpuscale.records.fleet import NodeVisit
+
+EFFICIENCY = 0.82
+"""Degrees of freedom of a robust deviation, as a fraction of those of a standard deviation."""
+_OUTLYING = 3.5
+"""Distance from the median, in deviations, beyond which a value does not count."""
+_CONTROL_WEIGHT = 4
+"""Weight of a visit to a node whose own level is known, since nodes differ persistently."""
+_NEAR, _OF_VISITS = (12, 40), 6
+"""Least and greatest weight of the nearest visits that determine the level at a moment; between
+them, one in so many of all visits."""
+_ROUNDS = 10
+
+
+def robust_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of values without those far from the median; 0 for one."""
+    middle = statistics.median(values)
+    far = _OUTLYING * DEVIATION_OF_MEDIAN * statistics.median(abs(v - middle) for v in values)
+    near = [value for value in values if abs(value - middle) <= far]
+    return statistics.stdev(near) if len(near) > 1 else 0.0
+
+
+def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
+    """Return the common level at the time of each visit: a trimmed mean over the nearest visits.
+
+    A control is compared with itself at other times, and counts more than a node visited once,
+    which may be as fast or as slow as it is by itself. Visits on suspicion do not count.
+    """
+    controls = {visit.node for visit in visits if visit.is_control}
+    usable = sorted(
+        (visit.measured_at_s, i, _CONTROL_WEIGHT if visit.node in controls else 1)
+        for i, visit in enumerate(visits)
+        if visit.is_control or not visit.job
+    )
+    wanted, near = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1]), []
+    for visit in visits:
+        # Its own visits would draw the level towards the node, but a second job would not.
+        others = [each for each in usable if visits[each[1]].node != visit.node]
+        near.append(_nearest(visit.measured_at_s, others or usable, wanted))
+    own: dict[str, float] = {}
+    levels: list[float] = []
+    for _ in range(_ROUNDS):
+        rest = [value - own.get(at.node, 0.0) for at, value in zip(visits, values, strict=True)]
+        levels = [_trimmed_mean([rest[i] for i in nearest]) for nearest in near]
+        left = [value - level for value, level in zip(values, levels, strict=True)]
+        own = {
+            node: statistics.fmean(left[i] for i, visit in enumerate(visits) if visit.node == node)
+            for node in controls
+        }
+    return levels
+
+
+def _nearest(at: float, usable: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
+    """Return the indices of the visits nearest in time, each as often as it counts."""
+    place = bisect_left(usable, (at,))
+    near = usable[max(0, place - wanted) : place + wanted]
+    nearest: list[int] = []
+    for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
+        nearest += [index] * (weight if len(nearest) < wanted else 0)
+    return nearest
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    cut = len(values) // 5
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -1,0 +1,193 @@
+"""A sweep over the nodes of a cluster that is under way: which job is next, and what became of it.
+
+Every job is on record before Slurm knows it, so that a sweep can end at any moment and go on later.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuscale.base.errors import FileError, SchedulerError
+from gpuscale.judge.fleet import to_repeat
+from gpuscale.measure.schedulers import SCHEDULERS
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, answer_of
+from gpuscale.measure.schedulers.slurm_nodes import (
+    ClusterNode,
+    QueuedJob,
+    cluster_nodes,
+    queued_jobs,
+)
+from gpuscale.records.json_text import to_json
+from gpuscale.store import read_results, write_report
+from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord, results_of_sweep, visit_of
+
+_POLL_S = 2.0
+_MOST_UNKNOWN = 15
+"""Number of successive polls after which a job that Slurm does not know is given up."""
+_MOST_REFUSALS = 3
+_CONTROLS, _BETWEEN_CONTROLS = 4, 8
+"""Number of nodes that are controls in turn, and of jobs after which one is measured again."""
+
+
+class Sweep:
+    """A sweep that is under way; its folder always holds its state."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: SweepRecord,
+        submit: Callable[[SweepJob, str], str],
+        say: Callable[[str], None],
+        most_queued: int,
+        patience_s: float,
+    ) -> None:
+        """Take a function that submits a job by a name and returns the job's number."""
+        self._folder, self.record, self._submit, self._say = folder, record, submit, say
+        self._most_queued, self._patience_s = most_queued, patience_s
+        self._given_up: set[str] = set()
+        """Nodes whose job measured nothing since this process began."""
+        self._unknown: Counter[str] = Counter()
+        self._refusals = 0
+        read = results_of_sweep(folder, record)
+        self._visits = [visit_of(job, results, record.partition) for job, results in read]
+
+    def run(self) -> None:
+        """Measure until no node is left to be measured."""
+        gone, was_silent = ClusterNode("", "", "down (unknown to Slurm)", ""), False
+        while True:
+            nodes, queue = cluster_nodes(self.record.partition), queued_jobs()
+            if nodes is not None and queue is not None:
+                here = {node.name: node for node in nodes}
+                known = {name: here.get(name, gone) for name in self.record.nodes}
+                for job in self._open():
+                    self._follow(job, queue.get(self._name_of(job)), known[job.node])
+                if not self._fill(known):
+                    break
+            elif not was_silent:
+                self._say("Slurm's controller does not answer; waiting for it")
+            was_silent = nodes is None or queue is None
+            time.sleep(_POLL_S)
+        states = {name: node.state for name, node in known.items() if node.stage == "out"}
+        self._keep(replace(self.record, states=states))
+
+    def _name_of(self, job: SweepJob) -> str:
+        """Return the name of a job in the queue, which no job of another sweep has."""
+        moment = re.sub(r"\D", "", self.record.created_at)[:14]
+        return f"gpuscale-fleet-{moment}-{job.node}-{job.number}"
+
+    def _open(self) -> list[SweepJob]:
+        return [job for job in self.record.jobs if job.outcome is None]
+
+    def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
+        """Note what became of a job since the last poll."""
+        if queued is not None:
+            if job.job != queued.number:
+                # This process, or the one before it, ended while it submitted the job.
+                job = self._note(job, job=queued.number)
+            waited = datetime.now(UTC) - datetime.fromisoformat(job.submitted_at)
+            is_late = waited.total_seconds() > self._patience_s
+            if queued.waits and (is_late or node.stage == "out"):
+                answer_of(["scancel", queued.number])
+                self._end(job, "down" if node.stage == "out" else "busy", node.state)
+            return
+        if job.job is None and not (self._folder / job.results_name).exists():
+            # It was never submitted.
+            jobs = tuple(each for each in self.record.jobs if each is not job)
+            self._keep(replace(self.record, jobs=jobs))
+            return
+        state = UNKNOWN if job.job is None else SCHEDULERS["slurm"].state_of(job.job)
+        self._unknown[job.results_name] += state.stage == "unknown"
+        if state.stage == "ended" or self._unknown[job.results_name] > _MOST_UNKNOWN:
+            self._end_by_results(job, state)
+
+    def _end_by_results(self, job: SweepJob, state: JobState) -> None:
+        """Note whether a job that has ended measured its node, or else why not."""
+        problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
+        try:
+            results = read_results(self._folder / job.results_name)
+        except FileError:
+            is_down = state.ending is Ending.RESOURCES_LOST
+            self._end(job, "down" if is_down else "failed", f"{problem}, without results")
+            return
+        failed = [run.failure for run in results.runs if run.failure is not None]
+        failed.sort(key=lambda failure: failure.kind == "unsteady")
+        valid = {run.gpus for run in results.runs if run.is_valid}
+        # Runs that are not steady are left out, as everywhere, if others of their row are.
+        if valid >= {*self.record.gpus} and (not failed or failed[0].kind == "unsteady"):
+            self._visits.append(visit_of(job, results, self.record.partition))
+            self._end(job, "measured", "")
+        else:
+            self._end(job, "failed", (failed[0].message if failed else problem).splitlines()[0])
+
+    def _end(self, job: SweepJob, outcome: str, detail: str) -> None:
+        self._note(job, outcome=outcome, detail=detail)
+        if outcome != "measured":
+            self._given_up.add(job.node)
+            outcome = f"not measured: {outcome}, {detail}"
+        again = "again " if job.number > 1 else ""
+        done = len({visit.node for visit in self._visits})
+        self._say(f"{job.node} {again}{outcome}; {done} of {len(self.record.nodes)} nodes measured")
+
+    def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
+        """Submit jobs up to the limit; return False if nothing waits, runs or is left to do."""
+        while len(self._open()) < self._most_queued:
+            following = next(self._next(known), None)
+            if following is None:
+                break
+            if not self._start(*following):
+                return True
+        return bool(self._open())
+
+    def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
+        """Yield nodes to measure next, idle ones first, each with whether it is a control."""
+        taken = self._given_up | {job.node for job in self._open()}
+        able = {name: node.stage for name, node in known.items() if name not in taken}
+        able = {name: stage for name, stage in able.items() if stage != "out"}
+        done = {visit.node for visit in self._visits}
+        fresh = [name for name in able if name not in done]
+        # Second jobs are few, so each needs controls near it.
+        between = max(_BETWEEN_CONTROLS, self._most_queued) if fresh else 2
+        last = self.record.jobs[-between:]
+        is_time = len(last) == between and not any(job.is_control for job in last)
+        if is_time and (fresh or able.keys() & to_repeat(self._visits)):
+            visited = Counter(visit.node for visit in self._visits)
+            controls = sorted([*visited][:_CONTROLS], key=visited.__getitem__)
+            yield from ((name, True) for name in controls if able.get(name) == "idle")
+        yield from ((name, False) for name in fresh if able[name] == "idle")
+        yield from ((name, False) for name in to_repeat(self._visits) if name in able)
+        # A node that others use is waited for at last.
+        yield from ((name, False) for name in fresh)
+
+    def _start(self, node: str, is_control: bool) -> bool:
+        """Submit a job; return False if Slurm refuses it."""
+        number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        job = SweepJob(node=node, number=number, is_control=is_control, submitted_at=now)
+        self._keep(replace(self.record, jobs=(*self.record.jobs, job)))
+        try:
+            self._note(job, job=self._submit(job, self._name_of(job)))
+        except SchedulerError:
+            # A controller that is just starting may refuse, or have taken the job all the same.
+            self._refusals += 1
+            if self._refusals > _MOST_REFUSALS:
+                raise
+            return False
+        self._refusals = 0
+        return True
+
+    def _note(self, job: SweepJob, /, **fields: Any) -> SweepJob:
+        """Replace a job in the record."""
+        new = replace(job, **fields)
+        jobs = tuple(new if each is job else each for each in self.record.jobs)
+        self._keep(replace(self.record, jobs=jobs))
+        return new
+
+    def _keep(self, record: SweepRecord) -> None:
+        self.record = record
+        write_report(self._folder / RECORD, f"{to_json(record)}\n")

@@ -1,0 +1,295 @@
+"""`gpuscale fleet`: measure every node of a cluster by itself, and name the sick ones."""
+
+import argparse
+import fcntl
+import math
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.printable import visible
+from gpuscale.base.units import counted, format_seconds
+from gpuscale.campaigns.cluster_profile import (
+    JOB_OPTIONS,
+    ClusterProfile,
+    Measured,
+    with_options,
+)
+from gpuscale.campaigns.fleet import Sweep
+from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
+from gpuscale.campaigns.night.programs import run_on_verdict
+from gpuscale.campaigns.profile_files import find_profile, recognised_profile
+from gpuscale.cli.submit import BESIDE_MEASURING_S, confirmed, job_environment, run_s
+from gpuscale.judge.fleet import FEWEST_NODES, judge
+from gpuscale.measure.schedulers import SCHEDULERS
+from gpuscale.measure.schedulers.slurm_nodes import cluster_nodes, expanded, folded
+from gpuscale.records import Results
+from gpuscale.records.fleet import NodeState, NodeVisit
+from gpuscale.records.json_text import to_json
+from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
+from gpuscale.store import write_report
+from gpuscale.store.files import file_errors
+from gpuscale.store.sweep import (
+    RECORD,
+    SWEEPS,
+    SweepJob,
+    SweepRecord,
+    read_sweep,
+    results_of_sweep,
+    visit_of,
+)
+
+RESULTS = "GPUSCALE_FLEET_RESULTS"
+"""Environment variable with the results file that a job of a sweep writes."""
+_JOB_OPTIONS = ("--partition", "--account", "--time", "--modules", "--gpus-per-node", "--runs")
+_SCRIPT = "visit.sbatch"
+_FEWEST_RUNS = 3
+_MOST_PAST = 5
+"""Number of earlier sweeps beside which a node is compared with itself."""
+_SHORTEST_LIMIT_S, _LIMIT_FACTOR = 600, 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure every node of a cluster by itself, and name the sick ones."
+    actions: Any = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=type(parser)
+    )
+    sweep = actions.add_parser("run", help="measure each node in a job of its own")
+    sweep.description = "Measure each node in a job of its own, idle ones first, slow ones again."
+    show = actions.add_parser("show", help="print which nodes are sick")
+    text = "folder of a sweep (default: the newest in .gpuscale/fleet)"
+    show.add_argument("folder", metavar="DIR", nargs="?", type=Path, help=text)
+    text = "text (default), json, csv, or openmetrics for node_exporter"
+    show.add_argument("--format", choices=tuple(FLEET_FORMATS), default="text", help=text)
+    parser.epilog = sweep.epilog = show.epilog = (
+        "Exit codes: 0 no node is sick, 1 some are, 2 it could not be run, 3 some are unclear, "
+        "4 nothing could be judged, 5 not all nodes were measured."
+    )
+    add = sweep.add_argument
+    text = "cluster profile, as for submit (default: the one that recognises this machine)"
+    add("profile", metavar="PROFILE", nargs="?", help=text)
+    text = "nodes such as nid[0001-0064] (default: all)"
+    add("--nodes", metavar="LIST", default="all", help=text)
+    text = "file of a case, or gpt for bench_cases/test_gpt.py (default: the profile's case)"
+    add("--case", metavar="CASE", help=text)
+    text = "most jobs in the queue at once (default: 20)"
+    add("--jobs", metavar="K", type=int, default=20, help=text)
+    text = "minutes that a job waits for its node, which is then listed as busy (default: 60)"
+    add("--patience", metavar="MIN", type=float, default=60.0, help=text)
+    add("--nice", metavar="N", type=int, default=0, help="lower the priority of the jobs by N")
+    for name in _JOB_OPTIONS:
+        option = JOB_OPTIONS[name][1]
+        text = f"{option.words} (default: the profile's)"
+        if name == "--runs":
+            text = "fresh starts on one GPU, and on all (default: each GPU once, 3 at least)"
+        add(name, metavar=option.metavar, type=option.parse, help=text, dest=name)
+    text = "go on with the sweep in DIR (default: the newest), and measure what it has not"
+    add("--resume", metavar="DIR", nargs="?", type=Path, const=Path(), help=text)
+    add("--print", action="store_true", help="print the script of a job and submit nothing")
+    add("--yes", action="store_true", help="do not ask before submitting")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run or continue a sweep, or show one; return the exit code of the judgement."""
+    if arguments.action == "show":
+        view = view_of_sweep(arguments.folder or _newest())
+        _say(FLEET_FORMATS[arguments.format](view))
+        return view.exit_code_and_word[0]
+    if arguments.jobs < 1 or arguments.patience < 0:
+        raise UsageError("--jobs is at least 1, and --patience at least 0; correct them")
+    if arguments.resume is not None:
+        folder = _newest() if arguments.resume == Path() else arguments.resume
+        return _sweep(folder, read_sweep(folder), arguments)
+    request = _request(arguments)
+    script = job_script(request)
+    if arguments.print:
+        _say(script.rstrip())
+        return ExitCode.OK
+    record = _plan(request, arguments)
+    _say(_announcement(request, record, arguments.jobs))
+    if not arguments.yes and not confirmed():
+        _say("nothing was submitted")
+        return ExitCode.USAGE
+    folder = SWEEPS / f"{record.cluster}-{datetime.now():%Y-%m-%dT%H%M%S}"
+    with file_errors(folder):
+        (folder / "logs").mkdir(parents=True)
+    write_report(folder / _SCRIPT, script)
+    write_report(folder / RECORD, f"{to_json(record)}\n")
+    return _sweep(folder, record, arguments)
+
+
+def _newest() -> Path:
+    """Return the folder of the newest sweep here."""
+    found = sorted(SWEEPS.glob(f"*/{RECORD}"), key=lambda path: path.parent.name[-17:])
+    if not found:
+        raise UsageError(f"there is no sweep in {SWEEPS}; begin one with 'gpuscale fleet run'")
+    return found[-1].parent
+
+
+def _request(arguments: argparse.Namespace) -> JobRequest:
+    """Return the job that measures a node, from the profile and the options."""
+    if arguments.profile is None:
+        profile = recognised_profile(os.environ, socket.getfqdn())
+    else:
+        profile = find_profile(arguments.profile, os.environ)
+    if profile.scheduler != "slurm":
+        title = SCHEDULERS[profile.scheduler].title
+        remedy = "use 'gpuscale doctor --nodes' inside a job"
+        raise UsageError(f"a sweep takes Slurm, and {profile.name} has {title}; {remedy}")
+    given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name])}
+    profile = with_options(profile, {**given, "--cases": [_case(profile, arguments.case)]})
+    gpus = tuple(sorted({1, job_demand(profile, (1,)).gpus_per_node, profile.node.gpus or 1}))
+    # Successive runs take the next GPU, so each is measured by itself equally often.
+    runs = given.get("--runs", gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1]))
+    measure = replace(profile.measure, runs=runs, gpus=gpus)
+    minutes = math.ceil(max(_SHORTEST_LIMIT_S, _LIMIT_FACTOR * _job_s(measure)) / 60)
+    limit = given.get("--time", f"{minutes // 60:02}:{minutes % 60:02}:00")
+    job = replace(profile.job, time_limit=limit, options=(*profile.job.options, "--exclusive"))
+    profile = replace(profile, measure=measure, job=job, node=replace(profile.node, whole=True))
+    return JobRequest(
+        profile=profile,
+        named=arguments.profile or profile.name,
+        options={"--case": measure.cases[0], **{name: str(it) for name, it in given.items()}},
+        demand=job_demand(profile, gpus),
+        gpus=gpus,
+        judged_gpus=(),
+        results=f'"${{{RESULTS}:?set by gpuscale fleet run}}"',
+    )
+
+
+def _case(profile: ClusterProfile, named: str | None) -> str:
+    """Return the file of the case to measure."""
+    case = named or " ".join(profile.measure.cases)
+    case = f"bench_cases/test_{case}.py" if case.isidentifier() else case
+    if not Path(case.partition("::")[0]).is_file():
+        remedy = "name one file of this folder, such as --case bench_cases/test_gpt.py"
+        raise UsageError(f"--case: {case} is no file of a case; {remedy}")
+    return case
+
+
+def _job_s(measure: Measured) -> float:
+    """Return the estimated time of a job, in seconds."""
+    return len(measure.gpus) * measure.runs * run_s(measure) + BESIDE_MEASURING_S
+
+
+def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
+    """Return the record of a new sweep; raise a UsageError if its nodes cannot be compared."""
+    profile = request.profile
+    nodes = cluster_nodes(profile.job.partition)
+    if nodes is None:
+        raise UsageError("sinfo does not answer; sweep from a login node of the cluster")
+    wanted = expanded(arguments.nodes)
+    swept = [node for node in nodes if node.name in wanted or arguments.nodes == "all"]
+    missing = wanted - {node.name for node in swept} - {"all"}
+    partitions = sorted({node.partition for node in swept})
+    kinds = {*(node.kind for node in swept)}
+    problem = None
+    if missing or not nodes:
+        has = folded(node.name for node in nodes) or "no nodes"
+        where = f"partition {profile.job.partition}" if profile.job.partition else "the cluster"
+        problem = f"there is no {folded(missing) or 'node'}; {where} has {has}"
+    elif len(partitions) > 1:
+        problem = f"the nodes are in partitions {', '.join(partitions)}; name one by --partition"
+    elif len(kinds) > 1:
+        each = ((folded(n.name for n in swept if n.kind == kind), kind) for kind in sorted(kinds))
+        listed = "; ".join(f"{names} has {kind}" for names, kind in each)
+        problem = f"only nodes of one kind are compared: {listed}; sweep each by itself"
+    elif len(swept) < FEWEST_NODES:
+        problem = f"{counted(len(swept), 'node')} cannot be compared; name {FEWEST_NODES} or more"
+    if problem is not None:
+        raise UsageError(f"--nodes: {problem}")
+    return SweepRecord(
+        cluster=profile.name,
+        partition=partitions[0],
+        nodes=tuple(node.name for node in swept),
+        case=profile.measure.cases[0],
+        gpus=request.gpus,
+        job_s=_job_s(profile.measure),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        on_verdict=profile.judge.on_verdict,
+    )
+
+
+def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
+    nodes, job_s, gpus = len(record.nodes), record.job_s, numbers_text(record.gpus)
+    hours, all_s = job_s * nodes / 3600, math.ceil(nodes / jobs) * job_s
+    return (
+        f"{request.profile.description}: {nodes} nodes of {record.partition}, each with "
+        f"{record.case} on {gpus} GPUs, {request.profile.measure.runs} fresh starts each\n"
+        f"estimate: {format_seconds(job_s)} a node, {hours:.3g} node-hours and "
+        f"{hours * record.gpus[-1]:.3g} GPU-hours in all (start-up is guessed), "
+        f"{format_seconds(all_s)} where {jobs} nodes are always idle; slow nodes are measured again"
+    )
+
+
+def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> int:
+    """Measure what a sweep has not measured yet, then judge it."""
+    place, environment = folder.absolute(), job_environment(None)
+
+    def submit(job: SweepJob, name: str) -> str:
+        log = place / "logs" / f"{job.node}-{job.number}.log"
+        options = [f"--nodelist={job.node}", f"--job-name={name}", f"--output={log}"]
+        options += [f"--nice={arguments.nice}"] if arguments.nice else []
+        variables = {**environment, RESULTS: str(place / job.results_name)}
+        return SCHEDULERS["slurm"].submit(folder / _SCRIPT, variables, options)
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Sweep(folder, record, submit, _say, arguments.jobs, arguments.patience * 60).run()
+    except BlockingIOError:
+        raise UsageError(f"{folder}: another process runs this sweep; wait for it") from None
+    except KeyboardInterrupt:
+        _say(f"\nqueued jobs go on; 'gpuscale fleet run --resume {folder}' measures the rest")
+        raise
+    finally:
+        os.close(descriptor)
+    view, document = view_of_sweep(folder), folder / "verdict.json"
+    (code, word), command = view.exit_code_and_word, record.on_verdict
+    write_report(document, f"{FLEET_FORMATS['json'](view)}\n")
+    _say(f"\n{FLEET_FORMATS['text'](view)}")
+    meaning = f"{word}: {view.summary}"
+    if command and (problem := run_on_verdict(command, document, code=code, meaning=meaning)):
+        _say(f"on_verdict: the command {problem}: {visible(command)}")
+    return code
+
+
+def view_of_sweep(folder: Path) -> SweepView:
+    """Judge the sweep in a folder, beside earlier sweeps that measured the same."""
+    record = read_sweep(folder)
+    read = results_of_sweep(folder, record)
+    verdict = judge(
+        _visits(record, read),
+        [
+            _visits(before, results_of_sweep(place, before))
+            for place, before in _past(folder, record)
+        ],
+        not_measured={name: reason for name, (reason, _) in record.not_measured().items()},
+    )
+    evidence = evidence_of(verdict, [(job.node, results) for job, results in read])
+    sick = folded(node.node for node in verdict.in_state(NodeState.SICK))
+    return SweepView(record=record, verdict=verdict, evidence=evidence, exclude=sick)
+
+
+def _visits(record: SweepRecord, read: Sequence[tuple[SweepJob, Results]]) -> list[NodeVisit]:
+    return [visit_of(job, results, record.partition) for job, results in read]
+
+
+def _past(folder: Path, record: SweepRecord) -> list[tuple[Path, SweepRecord]]:
+    """Return the latest sweeps beside this one that measured the same before it, oldest first."""
+    beside = (path.parent for path in folder.absolute().parent.glob(f"*/{RECORD}"))
+    found = [(place, read_sweep(place)) for place in beside]
+    earlier = [each for each in found if each[1].precedes(record)]
+    return sorted(earlier, key=lambda each: each[1].created_at)[-_MOST_PAST:]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,74 @@
+"""The nodes and the queue of a Slurm cluster, for sweeps that measure node after node."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from gpuscale.measure.schedulers.scheduler import answer_of
+
+_OUT = ("down", "drain", "fail", "error", "inval", "maint", "boot_fail", "no_resp")
+"""Beginnings of Slurm's words for nodes on which no job can start."""
+
+
+class ClusterNode(NamedTuple):
+    """A node in a partition, as Slurm reports it."""
+
+    name: str
+    partition: str
+    state: str
+    """Slurm's word, such as `idle`, with the reason of an admin: `drained (fan)`."""
+    kind: str
+    """GPUs and cores, equal for all nodes of a kind: `gpu:a100:4, 64 cores`."""
+
+    @property
+    def stage(self) -> Literal["idle", "busy", "out"]:
+        """Whether a job could start on the node now, later, or not at all."""
+        if self.state.startswith(_OUT):
+            return "out"
+        return "idle" if self.state.startswith("idle") else "busy"
+
+
+class QueuedJob(NamedTuple):
+    """A job of this user that waits or runs."""
+
+    number: str
+    waits: bool
+
+
+def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
+    """Return the nodes of a partition, or of all; None if Slurm's controller does not answer."""
+    only = [] if partition is None else [f"--partition={partition}"]
+    # The reason comes last, since it may contain any sign.
+    answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])
+    if answer is None:
+        return None
+    nodes = []
+    for name, of, state, gres, cores, reason in (x.split("|", 5) for x in answer.splitlines()):
+        # An asterisk marks a node that does not answer, or of which a controller that has just
+        # begun knows nothing yet; other signs are of power saving.
+        word = re.sub(r"[^a-z_]", "", state.lower())
+        word = "down" if state.endswith("*") and word != "unknown" else word
+        gpus = "" if gres == "(null)" else f"{re.sub(r'[(][^)]*[)]', '', gres)}, "
+        why = "" if reason.strip() in ("none", "") else f" ({reason.strip()})"
+        nodes.append(ClusterNode(name, of, f"{word}{why}", f"{gpus}{cores} cores"))
+    return nodes
+
+
+def queued_jobs() -> Mapping[str, QueuedJob] | None:
+    """Return this user's jobs by name; None if Slurm's controller does not answer."""
+    answer = answer_of(["squeue", "--noheader", "--me", "--format=%i|%T|%j"])
+    if answer is None:
+        return None
+    jobs = (line.strip().split("|", 2) for line in answer.splitlines())
+    return {name: QueuedJob(number, state == "PENDING") for number, state, name in jobs}
+
+
+def expanded(names: str) -> set[str]:
+    """Return the nodes of a list such as `nid[0001-0004,0007]`, as Slurm reads it."""
+    return {*(answer_of(["scontrol", "show", "hostnames", names]) or names).split()}
+
+
+def folded(names: Iterable[str]) -> str:
+    """Return nodes as a list for `--exclude`, such as `nid[0102,0417]`, folded if Slurm is here."""
+    plain = ",".join(sorted({*names}))
+    return (answer_of(["scontrol", "show", "hostlistsorted", plain]) if plain else None) or plain

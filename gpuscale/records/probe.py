@@ -1,0 +1,115 @@
+"""Probes: short measurements of a node's devices, storage and links, which can confirm a cause."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from gpuscale.records.node_evidence import Port
+from gpuscale.records.record import Bytes, Line, Name, Record
+
+Rate = Annotated[float, Meta(ge=1e-9, le=1e21)]
+_COMPUTING = ("computing", "stragglers", "slow_device", "busy_host", "device_fault")
+_COPIES = ("late_copies", "device_fault")
+_COMMUNICATION = ("communication", "lost_to_ideal", "time_in_no_part")
+MATRIX, SEND = "matrix multiplication", "send"
+INSIDE, PAIR = "all-reduce in a node", "all-reduce of two nodes"
+
+
+class ProbeKind(NamedTuple):
+    """The unit of a probe's rates, and the codes of the causes that a lower rate confirms."""
+
+    unit: str
+    confirms: str
+    """Words for these causes."""
+    causes: tuple[str, ...]
+
+
+PROBES: Mapping[str, ProbeKind] = {
+    "core": ProbeKind("loops/s", "slower computing", (*_COMPUTING, "late_batches")),
+    MATRIX: ProbeKind("FLOP/s", "slower computing", _COMPUTING),
+    "memory": ProbeKind("B/s", "slower computing", _COMPUTING),
+    "host to device": ProbeKind("B/s", "slower copies", _COPIES),
+    "device to host": ProbeKind("B/s", "slower copies", _COPIES),
+    "storage": ProbeKind("B/s", "later batches", ("late_batches",)),
+    **dict.fromkeys((INSIDE, SEND, PAIR), ProbeKind("B/s", "slower communication", _COMMUNICATION)),
+}
+"""All probes by name, in the order in which they run (`measure/worker/node_probe.py`)."""
+
+
+def probes_for(code: str) -> tuple[str, ...]:
+    """Return the names of the probes that can confirm a cause with this code."""
+    return tuple(name for name, kind in PROBES.items() if code in kind.causes)
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """Repeated measurements of one thing by one rank: a device, a node's storage or a link."""
+
+    name: Name
+    """Such as `matrix multiplication`."""
+    host: Name
+    device: Line | None = None
+    """Such as `GPU 3` or `CPU rank 0`; None for a node."""
+    uuid: Line | None = None
+    peer: Name | None = None
+    """Receiving node."""
+    message_bytes: Bytes | None = None
+    precision: Name | None = None
+    rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
+    """Repetitions."""
+
+    @property
+    def likeness(self) -> tuple[str | int | None, ...]:
+        """What healthy devices of one kind share: the probe, its message and its precision."""
+        return self.name, self.message_bytes, self.precision
+
+    @property
+    def identity(self) -> tuple[str | int | None, ...]:
+        """What was probed: probes of equal identity can be compared."""
+        return (*self.likeness, self.host, self.uuid or self.device, self.peer)
+
+
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Probes of a node's devices and links, and its ports, as seen by its ranks."""
+
+    host: str
+    probes: tuple[Probe, ...] = ()
+    ports: tuple[Port, ...] = ()
+    gpu_numa_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each GPU in turn; None if unknown."""
+    cpu_numa_nodes: tuple[int, ...] = ()
+    """NUMA nodes of the CPUs that the rank may run on; empty if unknown."""
+
+
+def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
+    """Combine the probes that several ranks, or repeated launches, made of one node."""
+    probes: dict[object, Probe] = {}
+    for probe in (probe for part in parts for probe in part.probes):
+        known = probes.get(probe.identity)
+        rates = (*(known.rates if known else ()), *probe.rates)
+        probes[probe.identity] = msgspec.structs.replace(probe, rates=rates)
+    return msgspec.structs.replace(parts[0], probes=tuple(probes.values()))
+
+
+Pairs = tuple[tuple[int, int], ...]
+"""Pairs of nodes that exchange messages at the same time; no node occurs twice."""
+
+
+class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request to probe a job's nodes, with a rank for each GPU."""
+
+    device: str
+    names: tuple[str, ...]
+    ranks_per_node: int
+    seconds: float
+    """Time limit for the products of matrices, until their rate is steady; the other probes of
+    devices take a quarter of it."""
+    message_bytes: tuple[int, ...]
+    repeats: int
+    """Number of times each message is sent."""
+    rounds: tuple[Pairs, ...] = ()
+    precision: str | None = None
+    data_root: str | None = None
+    injections: tuple[str, ...] = ()
+    timeout_s: float = 300.0

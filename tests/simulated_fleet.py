@@ -1,0 +1,138 @@
+"""A simulated fleet: nodes and GPUs that differ persistently, runs that scatter, hours that drift.
+
+A plan of the whole sweep is simulated: first jobs, controls in between, and second jobs of those
+that the judge asks for. What is true is known, so that errors can be counted.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuscale.judge.fleet import judge, to_repeat
+from gpuscale.records.fleet import FleetRow, FleetVerdict, NodeVisit
+
+Drift = Callable[[float], float]
+"""Log step time of the machine over the sweep, from 0 to 1."""
+
+
+def steady(_: float) -> float:
+    return 0.0
+
+
+def rising(at: float) -> float:
+    return 0.03 * at
+
+
+def daily(at: float) -> float:
+    return 0.015 * math.sin(2 * math.pi * at)
+
+
+def stepping(at: float) -> float:
+    return 0.03 if 0.4 < at < 0.6 else 0.0
+
+
+DRIFTS: Mapping[str, Drift] = {
+    "none": steady,
+    "rising": rising,
+    "daily": daily,
+    "stepping": stepping,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """Nodes with known truth; all effects are on logarithms of step times."""
+
+    rng: random.Random
+    nodes: int = 500
+    gpus: int = 8
+    spread: float = 0.01
+    """Standard deviation between healthy nodes, and between healthy GPUs."""
+    noise: float = 0.005
+    """Standard deviation between runs."""
+    drift: Drift = steady
+    runs: int = 3
+    shared: float = 0.0
+    """Part of the variance between GPUs that those of a node share."""
+    at_once: int = 20
+    draw: Callable[[random.Random], float] = field(default=lambda rng: rng.gauss(0, 1))
+    """How healthy ones are distributed, with a standard deviation of 1."""
+    effects: list[dict[FleetRow, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for _ in range(self.nodes):
+            common = self.draw(self.rng) * math.sqrt(self.shared)
+            effects = {FleetRow(gpus=self.gpus): self.spread * self.draw(self.rng)}
+            for device in range(self.gpus):
+                own = self.draw(self.rng) * math.sqrt(1 - self.shared)
+                effects[FleetRow(gpus=1, device=device)] = self.spread * (common + own)
+            self.effects.append(effects)
+
+    def slow_node(self, node: int, loss: float) -> str:
+        """Make the node as a whole slower; its GPUs by themselves are as before."""
+        self.effects[node][FleetRow(gpus=self.gpus)] -= math.log1p(-loss)
+        return self.name(node)
+
+    def slow_gpu(self, node: int, device: int, loss: float) -> str:
+        """Make one GPU slower by itself; the node as a whole hides it."""
+        self.effects[node][FleetRow(gpus=1, device=device)] -= math.log1p(-loss)
+        return self.name(node)
+
+    def name(self, node: int) -> str:
+        return f"nid{node:04}"
+
+    def visit(self, node: int, job: int, at: float, *, is_control: bool = False) -> NodeVisit:
+        level = math.log(0.2) + self.drift(min(at, 1.0))
+        times = tuple(
+            (
+                row,
+                tuple(
+                    math.exp(level + effect + self.rng.gauss(0, self.noise))
+                    for _ in range(self.runs)
+                ),
+            )
+            for row, effect in self.effects[node].items()
+        )
+        return NodeVisit(
+            node=self.name(node),
+            kind="gpu, simulated",
+            job=job,
+            measured_at_s=1.8e9 + 4 * 3600 * at,
+            step_times_s=times,
+            is_control=is_control,
+        )
+
+    def sweep(self, past: Sequence[Sequence[NodeVisit]] = ()) -> "Sweep":
+        """Visit all nodes, a control with every `at_once` of them, and the suspects again."""
+        order = self.rng.sample(range(self.nodes), self.nodes)
+        controls = order[: max(2, min(4, self.nodes // 3))]
+        # The second jobs take the last tenth of the sweep.
+        visits = [
+            self.visit(node, 0, 0.9 * (place // self.at_once * self.at_once) / self.nodes)
+            for place, node in enumerate(order)
+        ]
+        rounds = [*range(self.at_once, self.nodes, self.at_once), self.nodes]
+        for number, place in enumerate(rounds):
+            node = controls[number % len(controls)]
+            visits.append(self.visit(node, 1 + number, 0.9 * place / self.nodes, is_control=True))
+        asked: list[str] = []
+        while now := to_repeat(visits, past):
+            for number, name in enumerate(now):
+                at = 0.9 + 0.1 * (len(asked) + number) / (len(asked) + len(now))
+                visits.append(self.visit(int(name[3:]), 100, at))
+            for number in range(0 if asked else 2 * len(controls)):
+                at = 0.9 + 0.1 * (number + 0.5) / (2 * len(controls))
+                node = controls[number % len(controls)]
+                visits.append(self.visit(node, 200 + number, at, is_control=True))
+            asked += now
+        return Sweep(visits=visits, asked=asked, verdict=judge(visits, past))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The visits of a sweep, the nodes that needed a second job, and what is said in the end."""
+
+    visits: Sequence[NodeVisit]
+    asked: Sequence[str]
+    verdict: FleetVerdict

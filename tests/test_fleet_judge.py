@@ -1,0 +1,160 @@
+"""Which nodes of a simulated fleet are called sick."""
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+
+import pytest
+from changing import replace
+from simulated_fleet import DRIFTS, Drift, Fleet, rising, steady
+
+from gpuscale.base.errors import FieldError
+from gpuscale.judge.fleet import judge, to_repeat
+from gpuscale.records.fleet import FleetRow, FleetVerdict, NodeState, NodeVerdict, NodeVisit
+
+ALL = FleetRow(gpus=8)
+
+
+def fleet_of(
+    seed: int,
+    nodes: int = 60,
+    *,
+    spread: float = 0.005,
+    noise: float = 0.005,
+    gpus: int = 8,
+    drift: Drift = steady,
+) -> Fleet:
+    rng = random.Random(seed)
+    return Fleet(rng=rng, nodes=nodes, spread=spread, noise=noise, gpus=gpus, drift=drift)
+
+
+def node_of(verdict: FleetVerdict, name: str) -> NodeVerdict:
+    (found,) = [node for node in verdict.nodes if node.node == name]
+    return found
+
+
+def sick(verdict: FleetVerdict) -> set[str]:
+    return {node.node for node in verdict.in_state(NodeState.SICK)}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_a_slow_node_and_a_slow_gpu_are_found_in_two_jobs(drift: str) -> None:
+    fleet = Fleet(rng=random.Random(1), nodes=100, spread=0.005, drift=DRIFTS[drift])
+    slow, hot = fleet.slow_node(17, 0.05), fleet.slow_gpu(42, 3, 0.08)
+    sweep = fleet.sweep()
+    assert {slow, hot} <= {*sweep.asked}
+    assert sick(sweep.verdict) == {slow, hot}
+    of_gpu, of_node = node_of(sweep.verdict, hot), node_of(sweep.verdict, slow)
+    assert of_gpu.row == FleetRow(gpus=1, device=3)
+    assert of_node.row == ALL
+    assert of_gpu.jobs == of_gpu.jobs_slow == 2
+    assert sweep.verdict.nodes[0] == of_gpu
+
+
+def test_healthy_fleets_have_no_sick_nodes() -> None:
+    called = [sick(fleet_of(seed, drift=rising).sweep().verdict) for seed in range(4)]
+    assert sum(map(bool, called)) <= 1
+
+
+def test_nodes_at_different_hours_are_not_called_slow_for_their_hour() -> None:
+    """A drift of 3 % is ten times the spread, so that by itself it would make half of them slow."""
+    fleet = fleet_of(3, spread=0.003, noise=0.002, drift=rising)
+    sweep = fleet.sweep()
+    assert not sick(sweep.verdict)
+    (together,) = [kind for kind in sweep.verdict.kinds if kind.gpus == 8]
+    assert together.spread == pytest.approx(0.003, rel=0.4)
+    assert together.nodes == 60
+
+
+def test_no_node_is_sick_before_a_second_job() -> None:
+    fleet = fleet_of(2)
+    slow = fleet.slow_node(17, 0.2)
+    once = [visit for visit in fleet.sweep().visits if visit.job == 0]
+    node = node_of(judge(once), slow)
+    assert (node.state, node.doubt) == (NodeState.UNCLEAR, "one job")
+    assert to_repeat(once)[0] == slow
+
+
+def test_a_loss_that_the_second_job_does_not_show_is_unclear() -> None:
+    fleet = fleet_of(4)
+    slow = fleet.slow_node(5, 0.1)
+    once = [visit for visit in fleet.sweep().visits if visit.job == 0]
+    fleet.slow_node(5, 1 - 1 / 0.9)
+    node = node_of(judge([*once, fleet.visit(5, 1, 0.95)]), slow)
+    assert (node.state, node.doubt, node.jobs_slow) == (NodeState.UNCLEAR, "not seen again", 1)
+
+
+def test_the_loss_is_that_of_the_second_job_since_the_first_was_chosen_for_its_loss() -> None:
+    told, first = [], []
+    for seed in range(30):
+        fleet = fleet_of(seed, nodes=30, noise=0.01, gpus=1)
+        name = fleet.slow_node(7, 0.03)
+        truth = fleet.effects[7][FleetRow(gpus=1)]
+        sweep = fleet.sweep()
+        node = node_of(sweep.verdict, name)
+        if node.jobs == 2 and node.row is not None and node.row.device is None and node.speed:
+            told.append(-math.log1p(node.speed.value) - truth)
+            logs = [
+                math.log(t) for v in sweep.visits if v.node == name for t in v.step_times_s[0][1]
+            ]
+            first.append(statistics.fmean(logs[:3]) - statistics.fmean(logs[3:]))
+    assert len(told) >= 12
+    assert abs(statistics.fmean(told)) < 0.003
+    assert statistics.fmean(first) > 0.001
+
+
+def test_a_node_that_is_much_slower_in_every_job_is_never_passed_among_nodes_that_differ() -> None:
+    """Among six nodes that differ by 30 %, even one that takes three times as long is no proof."""
+    fleet = fleet_of(8, nodes=6, spread=0.3, noise=0.05, gpus=1)
+    slow = fleet.slow_node(0, 0.7)
+    node = node_of(fleet.sweep().verdict, slow)
+    assert (node.state, node.doubt, node.jobs) == (NodeState.UNCLEAR, "nodes differ", 2)
+
+
+def past_of(fleet: Fleet) -> list[Sequence[NodeVisit]]:
+    return [fleet.sweep().visits for _ in range(2)]
+
+
+def test_a_node_that_has_always_been_slow_is_told_from_one_that_became_so() -> None:
+    fleet = fleet_of(5, noise=0.003)
+    always = fleet.slow_node(3, 0.05)
+    past = past_of(fleet)
+    became = fleet.slow_node(4, 0.05)
+    verdict = fleet.sweep(past).verdict
+    assert sick(verdict) == {always, became}
+    old, new = node_of(verdict, always), node_of(verdict, became)
+    assert old.against == "fleet"
+    assert old.past == pytest.approx(-0.05, abs=0.02)
+    assert new.past == pytest.approx(0.0, abs=0.02)
+    assert new.speed is not None
+    assert new.speed.value == pytest.approx(-0.05, abs=0.02)
+
+
+def test_where_healthy_nodes_differ_much_only_the_past_shows_what_became_slow() -> None:
+    fleet = fleet_of(6, spread=0.02)
+    past = past_of(fleet)
+    slow = fleet.slow_node(4, 0.05)
+    sweep = fleet.sweep(past)
+    assert sick(sweep.verdict) == {slow}
+    assert node_of(sweep.verdict, slow).against == "past"
+    assert sick(judge(sweep.visits)) == set()
+
+
+def test_what_was_not_measured_is_listed_and_never_healthy() -> None:
+    fleet = fleet_of(7, nodes=20)
+    visits = [fleet.visit(node, 0, node / 20) for node in range(20)]
+    visits[3] = replace(visits[3], step_times_s=visits[3].step_times_s[:-1])
+    visits[4] = replace(visits[4], kind="cpu, Xeon")
+    verdict = judge(visits, not_measured={"nid9000": "down"})
+    reasons = {n.node: n.reason for n in verdict.in_state(NodeState.NOT_MEASURED)}
+    assert reasons == {"nid0003": "row missing", "nid0004": "none alike", "nid9000": "down"}
+    assert len(verdict.in_state(NodeState.HEALTHY)) == 18
+    assert judge([]).nodes == ()
+
+
+def test_a_visit_refuses_what_no_run_can_have_taken() -> None:
+    visit = fleet_of(8, nodes=4).visit(0, 0, 0.0)
+    for rows in (((ALL, (0.0,)),), ((ALL, ()),), ((ALL, (0.1,)), (ALL, (0.1,)))):
+        with pytest.raises(FieldError):
+            replace(visit, step_times_s=rows)

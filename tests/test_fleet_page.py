@@ -1,0 +1,116 @@
+"""The verdict on a sweep, as text, in formats for programs, and as a page."""
+
+import csv
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+from builders import results, results_text, run
+from simulated_fleet import Fleet
+
+from gpuscale.cli import main
+from gpuscale.judge.fleet import judge
+from gpuscale.records.fleet import NotMeasured
+from gpuscale.records.json_text import to_json
+from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView
+from gpuscale.reports.page.fleet import fleet_html
+from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord
+
+MOMENT = "2026-11-23T16:00:00+00:00"
+
+
+def view(
+    *, slow: bool = True, reason: NotMeasured | None = "busy", repeated: bool = True
+) -> SweepView:
+    """A sweep of 40 nodes, of which one GPU is slow and one node has no measurement."""
+    fleet = Fleet(rng=random.Random(1), nodes=39, gpus=2)
+    name = fleet.slow_gpu(17, 1, 0.2) if slow else ""
+    visits = fleet.sweep().visits if repeated else [fleet.visit(at, 0, at / 39) for at in range(39)]
+    jobs = [SweepJob(node="nid0039", number=1, submitted_at=MOMENT, outcome=reason, detail="<fan>")]
+    record = SweepRecord(
+        cluster="here",
+        partition="gpu",
+        nodes=tuple(fleet.name(at) for at in range(40 if reason else 39)),
+        case="case.py",
+        gpus=(1, 2),
+        job_s=100.0,
+        created_at=MOMENT,
+        jobs=tuple(jobs if reason else ()),
+    )
+    missing = {"nid0039": reason} if reason else {}
+    verdict = judge(visits, not_measured=missing)
+    return SweepView(record=record, verdict=verdict, evidence={name: "hot"}, exclude=name)
+
+
+def test_a_sick_gpu_is_named_with_what_is_known_of_it() -> None:
+    first, sick, busy, exclude = FLEET_FORMATS["text"](view()).splitlines()
+    assert first == "SICK       1 of 40 nodes; 1 not measured (1 busy)"
+    assert sick.startswith("nid0017    −2")
+    assert sick.endswith(" %]   GPU 1: hot   in both of 2 jobs")
+    assert (busy, exclude) == ("busy       nid0039: <fan>", "exclude    nid0017")
+
+
+@pytest.mark.parametrize(
+    ("seen", "code", "word"),
+    [
+        (view(), 1, "SICK"),
+        (view(repeated=False), 3, "UNCLEAR"),
+        (view(slow=False), 5, "INCOMPLETE"),
+        (view(slow=False, reason=None), 0, "OK"),
+    ],
+)
+def test_every_format_tells_the_same_verdict(seen: SweepView, code: int, word: str) -> None:
+    assert seen.exit_code_and_word == (code, word)
+    assert FLEET_FORMATS["text"](seen).startswith(f"{word} ")
+    document = json.loads(FLEET_FORMATS["json"](seen))
+    assert (document["exit_code"], document["word"]) == (code, word)
+    rows = [*csv.DictReader(io.StringIO(FLEET_FORMATS["csv"](seen)))]
+    assert [row["state"] for row in rows] == [node["state"] for node in document["nodes"]]
+    assert f'gpuscale_fleet_exit_code{{cluster="here",partition="gpu"}} {code}.0' in FLEET_FORMATS[
+        "openmetrics"
+    ](seen)
+
+
+def test_the_page_ranks_the_nodes_and_lists_them_by_name() -> None:
+    page = fleet_html(view())
+    assert page.count("<circle") == 39
+    assert page.index("nid0017: −2") < page.index("nid0000: ")
+    assert '<th scope="row">nid001…</th>' in page
+    assert page.count('class="loss"') == 1
+    assert "&lt;fan&gt;" in page
+
+
+def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"n{number}" for number in range(6)]
+    for day, case, slow in ((1, "case.py", 1.05), (2, "other.py", 1.5), (3, "case.py", 1.0)):
+        folder = tmp_path / f"sweep-{day}"
+        folder.mkdir()
+        jobs = [
+            SweepJob(node=name, number=1, submitted_at=MOMENT, outcome="measured") for name in names
+        ]
+        record = SweepRecord(
+            cluster="here",
+            partition="gpu",
+            nodes=tuple(names),
+            case=case,
+            gpus=(1,),
+            job_s=100.0,
+            created_at=f"2026-11-0{day}T01:00:00+00:00",
+            jobs=tuple(jobs),
+        )
+        (folder / RECORD).write_text(to_json(record))
+        for number, job in enumerate(jobs):
+            time_s = (0.2 + number / 1e4) * (slow if job.node == "n3" else 1)
+            made = results(*(run(1, time_s, index=index) for index in (1, 2, 3)))
+            (folder / job.results_name).write_text(results_text(made))
+    assert main(["fleet", "show", str(tmp_path / "sweep-1"), "--format", "json"]) != 2
+    first = json.loads(capsys.readouterr().out)
+    assert {node["past"] for node in first["nodes"]} == {None}
+    assert main(["fleet", "show", str(tmp_path / "sweep-3"), "--format", "json"]) == 0
+    third = json.loads(capsys.readouterr().out)
+    past = {node["node"]: node["past"] for node in third["nodes"]}
+    assert past["n3"] == pytest.approx(-0.0476, abs=0.003)

@@ -1,0 +1,233 @@
+"""`gpuscale fleet` on a real Slurm: hosts of their own, each with its name and address."""
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hosts import LIMIT_S, Cluster, CpuGroup, cpu_groups, processes_in, within_limit
+from measuring import write_case
+from slurm_cluster import slurm_cluster
+
+from gpuscale.store import read_results
+
+pytestmark = pytest.mark.scheduler
+
+PROFILE = """\
+description = "Hosts on one machine"
+scheduler = "slurm"
+
+[node]
+gpus = 1  # a CPU rank stands in for a GPU
+cores = 2
+
+[job]
+time_limit = "00:05:00"
+gpu_option = ""
+
+[measure]
+device = "cpu"
+run_seconds = 1.0
+options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+
+[judge]
+on_verdict = 'cat >told; echo "$GPUSCALE_NIGHT_EXIT" >>told'
+"""
+FLEET = (sys.executable, "-m", "gpuscale", "fleet")
+NODES = {**{f"n{number}": "CPUs=2" for number in range(1, 6)}, "big": "CPUs=4"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Five alike nodes and a larger one, which end with the tests of this file."""
+    partitions = ("main Nodes=n[1-5],big Default=YES", "test Nodes=n1,n2,n3,n4")
+    with slurm_cluster(NODES, partitions=partitions) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A user's own folder, on the file system that all nodes share."""
+    root = tmp_path / "site"
+    (root / "bench_cases").mkdir(parents=True)
+    (root / "mysite.toml").write_text(PROFILE)
+    write_case(root / "bench_cases", "class Case(Tiny):\n    pass\n")
+    return root
+
+
+def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return cluster.run(*FLEET, *arguments, folder=site)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--partition", "main", "--nodes", "n[1-4],x7"),
+            "there is no x7; partition main has big,n[1-5]",
+        ),
+        (("--nodes", "n[1-5]"), "the nodes are in partitions main, test; name one by --partition"),
+        (
+            ("--partition", "main"),
+            "only nodes of one kind are compared: n[1-5] has gpu:2, 2 cores; big has",
+        ),
+        (("--nodes", "n5"), "1 node cannot be compared; name 4 or more"),
+        (
+            ("--partition", "main", "--case", "gpt"),
+            "bench_cases/test_gpt.py is no file of a case; name one file of",
+        ),
+        (("--resume", "bench_cases"), "bench_cases is no folder of a sweep (it has no sweep.json)"),
+    ],
+)
+def test_nodes_that_cannot_be_compared_are_refused_in_one_line(
+    cluster: Cluster, site: Path, options: tuple[str, ...], message: str
+) -> None:
+    case = () if "--case" in options else ("--case", "tiny")
+    answer = fleet(cluster, site, "run", "./mysite.toml", *case, *options, "--yes")
+    assert answer.returncode == 2
+    assert message in answer.stdout
+    assert answer.stdout.count("\n") == 1
+    assert not (site / ".gpuscale").exists()
+
+
+def test_each_node_is_measured_in_a_job_of_its_own(cluster: Cluster, site: Path) -> None:
+    held = ("--nodelist=n5", "--exclusive", "--partition=main", "--wrap", "sleep 600")
+    cluster.run("sbatch", "--output=/dev/null", *held)
+    nodes = ("--partition", "main", "--nodes", "n[1-5]")
+    options = ("--case", "tiny", "--jobs", "2", "--patience", "0.7", "--yes")
+    answer = fleet(cluster, site, "run", "./mysite.toml", *nodes, *options)
+    assert "5 nodes of main, each with bench_cases/test_tiny.py on 1 GPU" in answer.stdout
+    assert "busy       n5: allocated" in answer.stdout
+    assert "node-hours and" in answer.stdout
+    (folder,) = (site / ".gpuscale/fleet").iterdir()
+    files = sorted(folder.glob("n?-1.jsonl"))
+    runs = {path.name: read_results(path).runs for path in files}
+    assert {name: runs[name][0].ranks[0].host for name in runs} == {
+        f"n{number}-1.jsonl": f"n{number}" for number in (1, 2, 3, 4)
+    }
+    assert all(len(of_node) == 3 for of_node in runs.values())
+    shown = fleet(cluster, site, "show")
+    assert answer.stdout.endswith(shown.stdout)
+    assert shown.returncode == answer.returncode
+    document = json.loads(fleet(cluster, site, "show", "--format", "json").stdout)
+    assert document["exit_code"] == shown.returncode
+    told, _, code = (site / "told").read_text().strip().rpartition("\n")
+    assert (json.loads(told), code) == (document, str(shown.returncode))
+    table = csv.DictReader(io.StringIO(fleet(cluster, site, "show", "--format", "csv").stdout))
+    assert sorted(row["node"] for row in table) == ["n1", "n2", "n3", "n4", "n5"]
+    assert fleet(cluster, site, "show", "--format", "openmetrics").stdout.endswith("# EOF\n")
+    table_of_one = cluster.run(sys.executable, "-m", "gpuscale", "show", str(files[0]))
+    assert "case/ddp" in table_of_one.stdout
+    assert processes_in(site) == []
+
+
+STEADY_CASE = """
+class Case(Tiny):
+    sample_shape = (512,)
+    batch = 128
+
+    def model(self):
+        layers = [torch.nn.Linear(512, 512) for _ in range(3)]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(512, 10))
+"""
+HOSTS = [f"h{number:02}" for number in range(1, 13)]
+QUOTA_CORES, TURN_S, RUNS = 0.25, 30.0, 3
+
+
+def test_of_twelve_hosts_the_right_ones_are_named(site: Path) -> None:
+    write_case(site / "bench_cases", STEADY_CASE)
+    with (
+        cpu_groups("others", "slow", "at-times") as (others, slow, at_times),
+        slurm_cluster(dict.fromkeys(HOSTS, "CPUs=2")) as cluster,
+    ):
+        hosts = {host.name: host for host in cluster.nodes}
+        for name, host in hosts.items():
+            host.limit_cpu({"h03": slow, "h07": at_times}.get(name, others))
+        slow.limit(QUOTA_CORES)
+        cluster.run("scontrol", "update", "nodename=h09", "state=drain", "reason=fan")
+        begin = ("run", "./mysite.toml", "--case", "tiny", "--jobs", "2", "--yes")
+        log = site / "said"
+        process = cluster.start(*FLEET, *begin, folder=site, log=log)
+        measured = re.compile("measured; [5-9] of")
+        with _turns(at_times, site):
+            assert within_limit(lambda: "h02 measured" in log.read_text())
+            _restart_controller(cluster)
+            assert within_limit(lambda: (_logs(site) / "h05-1.log").exists())
+            hosts["h05"].kill()
+            assert within_limit(lambda: bool(measured.search(log.read_text())))
+            _interrupt(site)
+            assert process.wait(timeout=LIMIT_S) == 130, log.read_text()
+            assert "'gpuscale fleet run --resume .gpuscale/fleet/" in log.read_text()
+            answer = fleet(cluster, site, "run", "--resume", "--jobs", "2")
+        assert answer.returncode == 1, log.read_text() + answer.stdout
+        document = json.loads(fleet(cluster, site, "show", "--format", "json").stdout)
+        state = {node["node"]: node["state"] for node in document["nodes"]}
+        assert state.pop("h03") == "sick"
+        assert state.pop("h07") in ("sick", "unclear")
+        assert (state.pop("h05"), state.pop("h09")) == ("not measured",) * 2
+        assert "down       h09: drained (fan)" in answer.stdout
+        assert "down       h05: job ended as NODE_FAIL" in answer.stdout
+        assert {*state.values()} == {"healthy"}
+        assert "03" in document["exclude"]
+        assert any(job.get("is_control") for job in document["sweep"]["jobs"])
+        assert cluster.run("squeue", "--noheader").stdout == ""
+        assert processes_in(site) == []
+        assert [*_logs(site).parent.glob(".run-*")] == []
+
+
+def _logs(site: Path) -> Path:
+    return next((site / ".gpuscale/fleet").glob("*/logs"), site / "none")
+
+
+@contextmanager
+def _turns(group: CpuGroup, site: Path) -> Iterator[None]:
+    """Limit a host until it is measured, and from then on every other half minute."""
+    over = threading.Event()
+
+    def is_measured() -> bool:
+        found = [*site.glob(".gpuscale/fleet/*/h07-1.jsonl")]
+        return bool(found) and found[0].read_text().count("\n") > RUNS
+
+    def turn() -> None:
+        for cores in itertools.cycle((QUOTA_CORES, None)):
+            group.limit(cores)
+            while not is_measured() and not over.wait(0.2):
+                pass
+            if over.wait(TURN_S):
+                return
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(turn)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def _restart_controller(cluster: Cluster) -> None:
+    pid = (cluster.directory / "slurmctld.pid").read_text().strip()
+    cluster.run("kill", pid)
+    within_limit(lambda: cluster.run("sinfo", "--noheader").returncode != 0, 20)
+    cluster.start("slurmctld", "-D", folder=cluster.directory, log=cluster.directory / "again.out")
+
+
+def _interrupt(site: Path) -> None:
+    """Press Ctrl-C where the sweep runs."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            is_here = (entry / "cwd").readlink() == site
+            if is_here and b"fleet" in words and words[0].endswith(b"python"):
+                os.kill(int(entry.name), signal.SIGINT)

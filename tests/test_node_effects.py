@@ -1,0 +1,169 @@
+"""Nodes that are slower by themselves, told apart from changes of the machine."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from builders import run
+from builders.nights import Night, results_of_night
+from changing import replace
+
+from gpuscale.analysis.history import history_of
+from gpuscale.analysis.history.node_effects import NodeEffect, node_effects, without_slow_nodes
+from gpuscale.analysis.statistics.levels import LevelChange, level_changes
+from gpuscale.records import PointKey, Results
+from gpuscale.reports.history_text import node_table, render
+from gpuscale.reports.screen import Screen
+
+POINT = PointKey.of(run(4, 0.1))
+SLOW = "nid0417"
+
+
+def judged(
+    nodes: Sequence[str], values: Sequence[float]
+) -> tuple[tuple[NodeEffect, ...], tuple[LevelChange, ...]]:
+    """The effects of the nodes, and the changes of level that are left without slow ones."""
+    costs = [{POINT: value} for value in values]
+    places = [{POINT: frozenset({node})} for node in nodes]
+    effects = node_effects(costs, places)
+    left = without_slow_nodes(costs, places, effects)
+    return effects, level_changes([night[POINT] for night in left])
+
+
+def history(
+    rng: random.Random, *, step_at: int = 1000, slow: float = 0.04, count: int = 30, others: int = 8
+) -> tuple[list[str], list[float]]:
+    """Nights on rotating nodes, of which one is slower and was visited on three of them."""
+    visits = rng.sample(range(count), 3)
+    nodes = [SLOW if i in visits else f"nid{rng.randrange(others):04}" for i in range(count)]
+    values = [
+        rng.gauss(0, 0.005) - math.log1p(-slow if node == SLOW else 0.0) + 0.04 * (i >= step_at)
+        for i, node in enumerate(nodes)
+    ]
+    return nodes, values
+
+
+def named(effects: Sequence[NodeEffect]) -> set[str]:
+    return {effect.node for effect in effects if effect.slow}
+
+
+def rates(count: int) -> dict[str, float]:
+    """How often a slow node is named, is a change of level, and hides a step of 4 %.
+
+    The step is on the last two of thirty nights, or on the last twelve for nodes that it accuses.
+    """
+    rng = random.Random(5)
+    told = ("named", "level", "level as measured", "wrong", "found", "blamed", "blamed later")
+    tally = dict.fromkeys(told, 0)
+    for _ in range(count):
+        nodes, values = history(rng)
+        effects, changes = judged(nodes, values)
+        tally["named"] += SLOW in named(effects)
+        tally["level"] += bool(changes)
+        tally["level as measured"] += bool(level_changes(values))
+        tally["wrong"] += bool(named(effects) - {SLOW})
+        nodes, values = history(rng, step_at=28, slow=0.0)
+        effects, changes = judged(nodes, values)
+        tally["found"] += any(change.seen >= 28 for change in changes)
+        tally["blamed"] += bool(named(effects))
+        nodes, values = history(rng, step_at=18, slow=0.0)
+        tally["blamed later"] += bool(named(judged(nodes, values)[0]))
+    return {name: number / count for name, number in tally.items()}
+
+
+@pytest.fixture(scope="module")
+def few_rates() -> dict[str, float]:
+    return rates(60)
+
+
+def test_a_slow_node_is_named_and_is_no_change_of_level(few_rates: dict[str, float]) -> None:
+    assert few_rates["named"] >= 0.95
+    assert few_rates["level"] <= 0.02 < few_rates["level as measured"]
+    assert few_rates["wrong"] <= 0.01
+
+
+def test_a_real_step_on_rotating_nodes_is_found_within_two_nights(
+    few_rates: dict[str, float],
+) -> None:
+    assert few_rates["found"] >= 0.95
+    assert max(few_rates["blamed"], few_rates["blamed later"]) <= 0.02
+
+
+@pytest.mark.thorough
+def test_slow_nodes_and_steps_are_told_apart_in_two_thousand_histories() -> None:
+    tally = rates(2000)
+    assert tally["named"] >= 0.95
+    assert tally["level"] <= 0.01
+    assert tally["found"] >= 0.95
+
+
+def test_a_node_on_the_last_nights_alone_is_not_told_from_the_machine() -> None:
+    rng = random.Random(7)
+    nodes = [f"nid{i % 5:04}" for i in range(20)] + [SLOW] * 3
+    values = [rng.gauss(0, 0.003) + 0.04 * (i >= 20) for i in range(23)]
+    effects, changes = judged(nodes, values)
+    assert not named(effects)
+    assert [change.onset for change in changes] == [20]
+    # Two nights on other nodes, as fast as before, show that it was the node.
+    effects, changes = judged([*nodes, "nid0001", "nid0002"], [*values, 0.001, -0.001])
+    assert named(effects) == {SLOW}
+    assert not changes
+    # If these nights are as slow, the machine is.
+    effects, changes = judged([*nodes, "nid0001", "nid0002"], [*values, 0.041, 0.039])
+    assert not named(effects)
+    assert [change.onset for change in changes] == [20]
+
+
+def test_a_node_visited_twice_is_not_judged() -> None:
+    nodes = [SLOW if i in (5, 12) else f"nid{i % 5:04}" for i in range(20)]
+    effects, _ = judged(
+        nodes, [0.04 * (node == SLOW) + 0.001 * (i % 3) for i, node in enumerate(nodes)]
+    )
+    assert {effect.node: effect.speed for effect in effects}[SLOW] is None
+
+
+def test_a_node_that_became_slow_is_slow_from_then_on() -> None:
+    rng = random.Random(8)
+    nodes = [SLOW if i % 4 == 0 else f"nid{i % 4:04}" for i in range(30)]
+    values = [
+        rng.gauss(0, 0.003) + 0.05 * (node == SLOW and i > 10) for i, node in enumerate(nodes)
+    ]
+    (first, *_), changes = judged(nodes, values)
+    assert (first.node, first.slow) == (SLOW, (12, 16, 20, 24, 28))
+    assert not changes
+
+
+def nights_on(nodes: Sequence[str], slower: Sequence[float]) -> list[Results]:
+    """One night on each of these nodes, slower by these fractions."""
+    found = []
+    for day, (node, loss) in enumerate(zip(nodes, slower, strict=True)):
+        made = results_of_night(Night(job=str(3000 + day), day=day, faster=1 - loss, runs=1))
+        runs = (
+            replace(run, ranks=tuple(replace(rank, host=node) for rank in run.ranks), nodes=())
+            for run in made.runs
+        )
+        found.append(replace(made, runs=tuple(runs)))
+    return found
+
+
+def test_the_history_names_the_node_and_says_what_its_nights_would_change() -> None:
+    nodes = [SLOW if i in (9, 10, 19) else f"nid{i % 5:04}" for i in range(24)]
+    history = history_of(nights_on(nodes, [0.05 * (node == SLOW) for node in nodes]))
+    text = render(history, Screen())
+    dates = "2096-03-10, 2096-03-11 and 2096-03-20"
+    assert f"{dates} ran on {SLOW}, which is" in text
+    assert "slower by itself: no change of the machine" in " ".join(text.split())
+    assert "with these nights as measured: " in text
+    assert "no change of level" in text
+    (row, *_) = node_table(history)
+    assert (row["node"].text, row["nights"].text) == (SLOW, "3")
+    assert row["speed against other nodes"].text.startswith("−4.8")
+
+
+def test_a_machine_that_moved_to_other_nodes_is_not_told_apart() -> None:
+    nodes = ["nid0001", "nid0002"] * 6 + ["nid0003", "nid0004"] * 2
+    history = history_of(nights_on(nodes, [0.05 * (i >= 12) for i in range(16)]))
+    text = " ".join(render(history, Screen()).split())
+    assert "no node ran both before and since: nodes and machine cannot be told apart" in text
+    assert "slower by itself" not in text

@@ -1,0 +1,254 @@
+"""`gpuscale probe` on this machine and on real hosts, and what a comparison makes of its probes."""
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.causes import SLOW, SLOW_LINK, night_of, well
+from builders.comparisons import view
+from builders.nights import Fault
+from changing import replace
+from command_line import TWO_CPU_RANKS, gpuscale
+from hosts import Cluster, slowed_cores
+from measuring import run_pytest, write_case
+from slurm_cluster import slurm_cluster
+
+from gpuscale.cli.inputs import read_content
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.probes import changes_of
+from gpuscale.judge.sides import sides_of
+from gpuscale.records import Probe
+from gpuscale.records.probe import MATRIX, PAIR, PROBES, SEND, probes_for
+from gpuscale.reports.cause_words import evidence
+
+DEVICES = [(f"nid{node:04}", gpu) for node in range(4) for gpu in range(4)]
+SPREAD, NOISE = 0.01, 0.002
+
+
+def probed(
+    chance: random.Random,
+    levels: dict[tuple[str, int], float],
+    name: str = MATRIX,
+    *,
+    repeats: int = 3,
+) -> list[Probe]:
+    """One probe of each device, whose rate is its level with noise."""
+    return [
+        Probe(
+            name=name,
+            host=host,
+            device=f"GPU {gpu}",
+            uuid=f"GPU-{host}-{gpu}",
+            rates=tuple(1e13 * level * chance.lognormvariate(0, NOISE) for _ in range(repeats)),
+        )
+        for (host, gpu), level in levels.items()
+    ]
+
+
+def healthy(chance: random.Random) -> dict[tuple[str, int], float]:
+    return {place: chance.lognormvariate(0, SPREAD) for place in DEVICES}
+
+
+def confirmations(
+    before: list[Probe], after: list[Probe], *, fault: Fault = SLOW, kind: str = "computing"
+) -> list[str]:
+    """What the comparison of a slower training says of probes under the cause."""
+    rng = np.random.default_rng(7)
+    usual = replace(well(rng, [4], deviation=0.003), probes=tuple(before))
+    now = replace(night_of(rng, [4], 3, fault, deviation=0.003), probes=tuple(after))
+    comparison = diagnose(sides_of(usual, [now]), compare(usual, [now]))
+    (cause,) = [c for entry in comparison.entries for c in entry.causes if c.code == kind]
+    assert view(comparison).explanations
+    return [fact for fact in evidence(cause) if fact.startswith("probe")]
+
+
+def test_a_slower_gpu_confirms_slower_computing_and_is_named() -> None:
+    chance = random.Random(1)
+    levels = healthy(chance)
+    before, slower = probed(chance, levels), {**levels, ("nid0003", 3): 0.92}
+    levels["nid0003", 3] = 1.0
+    before = probed(chance, levels)
+    (fact,) = confirmations(before, probed(chance, slower))
+    assert fact.startswith("probe: matrix multiplication −8.")
+    assert fact.endswith(" on nid0003 GPU 3: confirms slower computing")
+
+
+def test_probes_as_in_the_baseline_confirm_nothing() -> None:
+    chance = random.Random(2)
+    levels = healthy(chance)
+    facts = confirmations(probed(chance, levels), probed(chance, levels))
+    assert facts == ["probes as in the baseline: not confirmed"]
+
+
+def test_a_probe_of_another_kind_says_nothing_of_a_cause() -> None:
+    chance = random.Random(3)
+    levels = healthy(chance)
+    slower = dict.fromkeys(levels, 0.8)
+    before, after = probed(chance, levels), probed(chance, slower)
+    assert confirmations(before, after, fault=SLOW_LINK, kind="communication") == []
+    sends = (
+        [replace(p, name=SEND, peer="nid9") for p in before],
+        [replace(p, name=SEND, peer="nid9") for p in after],
+    )
+    facts = confirmations(*sends, fault=SLOW_LINK, kind="communication")
+    assert len(facts) == 3
+    assert all(fact.endswith("confirms slower communication") for fact in facts)
+
+
+def test_a_side_without_probes_says_nothing() -> None:
+    chance = random.Random(4)
+    levels = healthy(chance)
+    assert confirmations([], probed(chance, levels)) == []
+    assert confirmations(probed(chance, levels), []) == []
+
+
+def test_a_device_that_the_baseline_lacks_is_set_beside_all_of_its_devices() -> None:
+    chance = random.Random(5)
+    before = probed(chance, healthy(chance))
+    here = {("nid0042", 0): 0.90, ("nid0042", 1): 0.99}
+    slow, alike = changes_of(before, probed(chance, here))
+    assert slow.is_slower
+    assert not alike.is_slower
+    assert "beside other devices" in confirmations(before, probed(chance, here))[0]
+
+
+def test_healthy_devices_are_rarely_called_slower() -> None:
+    chance, alarms = random.Random(6), 0
+    for _ in range(300):
+        levels = healthy(chance)
+        changes = [*changes_of(probed(chance, levels), probed(chance, levels))]
+        assert len(changes) == len(DEVICES)
+        alarms += any(each.change.high < 0 for each in changes if each.change.high is not None)
+    # Two-sided at 5% over all devices: half of the alarms are losses.
+    assert alarms <= 300 * 0.025 + 3 * math.sqrt(300 * 0.025)
+
+
+def test_every_probe_confirms_some_cause() -> None:
+    assert all(kind.causes for kind in PROBES.values())
+    assert MATRIX in probes_for("computing")
+    assert probes_for("environment_changed") == ()
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probes of this machine, with its second rank slowed to a tenth."""
+    folder = tmp_path_factory.mktemp("probes")
+    (folder / "data").mkdir()
+    (folder / "data" / "batch").write_bytes(bytes(100_000))
+    asked = ("--device", "cpu", "--seconds", "0.2", "--data-root", "data")
+    made = gpuscale("probe", *asked, "--inject", "slow-rank=1:10", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return folder / made.stdout.rstrip().rpartition("kept in ")[2]
+
+
+def test_a_probe_of_this_machine_keeps_all_that_one_node_has(probes: Path) -> None:
+    header = json.loads(probes.read_text())
+    names = {probe["name"] for probe in header["probes"]}
+    assert names == set(PROBES) - {SEND, PAIR}
+    products = [probe for probe in header["probes"] if probe["name"] == MATRIX]
+    assert [probe["device"] for probe in products] == ["CPU rank 0", "CPU rank 1"]
+    assert all(len(probe["rates"]) == 3 for probe in products)
+
+
+def test_a_rank_slowed_on_purpose_is_slow_in_its_own_probes(probes: Path) -> None:
+    header = json.loads(probes.read_text())
+    assert header["injections"] == ["slow-rank=1:10"]
+    for name in (MATRIX, "core"):
+        first, second = [max(p["rates"]) for p in header["probes"] if p["name"] == name]
+        assert second < 0.5 * first, name
+
+
+def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path) -> None:
+    results, kept = probes.with_name("night.jsonl"), probes.with_name("night.probes.json")
+    results.write_bytes(TWO_CPU_RANKS.read_bytes())
+    kept.write_bytes(probes.read_bytes())
+    assert read_content(results).probes == read_content(kept).probes != ()
+    again = gpuscale("probe", results)
+    assert again.returncode == 2
+    assert "exists already and is not overwritten" in again.stderr
+
+
+def test_a_probe_that_is_unknown_is_refused_in_one_line() -> None:
+    answer = gpuscale("probe", "--only", "matrix")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("gpuscale: --only: there is no 'matrix'; there is core, ")
+
+
+@pytest.mark.thorough
+def test_a_night_probes_what_a_loss_names_and_says_whether_it_confirms_it(tmp_path: Path) -> None:
+    # Step times that hardly depend on what else runs on the machine.
+    slow = """
+import time
+class Case(Tiny):
+    def loss(self, output, target):
+        time.sleep({})
+        return super().loss(output, target)
+"""
+    measure: tuple[str, ...] = ("test_tiny.py", "--gpus", "1", "--device", "cpu", "--runs", "3")
+    measure += ("--run-seconds", "1", "--strategy", "ddp", "-p", "no:cacheprovider")
+    write_case(tmp_path, slow.format(0.05))
+    assert run_pytest(tmp_path, *measure, "--results", "well.jsonl").exit_code == 0
+    before = gpuscale("probe", "well.jsonl", "--seconds", "0.2", cwd=tmp_path)
+    assert before.returncode == 0, before.stderr
+    record = ("--name", "b", "--cluster", "here", "--weak", "--output", "base.json")
+    assert gpuscale("baseline", "record", "well.jsonl", *record, cwd=tmp_path).returncode == 0
+    write_case(tmp_path, slow.format(0.15))
+    words = (sys.executable, "-m", "gpuscale", "night", "here", "1")
+    night = subprocess.run(
+        [*words, "measure", *measure, "compare", "base.json"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (folder,) = (tmp_path / ".gpuscale/nightly/here").glob("*_1")
+    assert night.returncode == 1, night.stdout
+    said = (folder / "comparison.txt").read_text()
+    assert "computing" in said
+    assert "probe" in said, night.stdout
+    kept = {probe.name for probe in read_content(folder / "results.jsonl").probes}
+    assert kept == {"core", MATRIX, "memory"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster({"n1": "CPUs=1", "n2": "CPUs=1"}) as cluster:
+        yield cluster
+
+
+def probed_on(cluster: Cluster, name: str, *options: str) -> tuple[str, list[Probe]]:
+    """What a probe of both nodes prints, and its probes."""
+    (cluster.directory / f"{name}.jsonl").write_bytes(TWO_CPU_RANKS.read_bytes())
+    words = ("probe", f"{name}.jsonl", "--launcher", "slurm", "--seconds", "0.5", *options)
+    job = ("salloc", "--quiet", "--nodes=2", "--exclusive", sys.executable, "-m", "gpuscale")
+    answer = cluster.run(*job, *words)
+    assert answer.returncode in (0, 1), answer.stdout
+    kept = read_content(cluster.directory / f"{name}.probes.json")
+    return answer.stdout, [*kept.probes]
+
+
+@pytest.mark.scheduler
+def test_the_node_with_slow_cores_and_the_node_with_a_slow_adapter_are_both_named(
+    cluster: Cluster,
+) -> None:
+    _, before = probed_on(cluster, "well", "--only", f"{MATRIX},{SEND}")
+    cluster.nodes[1].limit_link("100mbit")
+    with slowed_cores(cluster.nodes[0], share=0.2):
+        text, after = probed_on(cluster, "sick", "--only", f"{MATRIX},{SEND}")
+    assert re.search(r"n1 computes .*× as long", text)
+    assert re.search(r"n2 → n1 takes .*× as long as n1 → n2", text)
+    changes = [*changes_of(before, after)]
+    for name, host in ((MATRIX, "n1"), (SEND, "n2")):
+        of_name = [each for each in changes if each.probe.name == name]
+        # On a busy machine the loss may lie within the noise.
+        assert min(of_name, key=lambda each: each.change.value).probe.host == host
