@@ -1,10 +1,10 @@
-"""Check the CUDA path on one GPU within 20 minutes: `make gpu-check`.
+"""Check the path through CUDA or ROCm on one GPU within 20 minutes: `make gpu-check`.
 
 Every check runs gpuscale as a user would, and reads the results. The report, in Markdown and JSON
 in `.gpuscale/gpu-check`, is rewritten after each finding. If time is short, `--only` runs selected
 checks, and `--resume` runs the checks missing from the report; all results go into one report.
-`--device cpu` rehearses the checks that need no GPU. Any Python with gpuscale's requirements will
-do; gpuscale itself need not be installed.
+`--device cpu` rehearses the checks that need no GPU, and `--size smoke` is for a slow device. Any
+Python with gpuscale's requirements will do; gpuscale itself need not be installed.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from gpuscale.measure.smi import open_smi  # noqa: E402
 from gpuscale.measure.telemetry.device import Device  # noqa: E402
 from gpuscale.measure.telemetry.devices import find_devices  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
+from gpuscale.records.software import normalised  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
@@ -65,6 +67,7 @@ print(json.dumps({
     "system": platform.platform(),
 }))
 """
+DEVICE = "import torch; print('rocm' if torch.version.hip else 'cuda')"
 TOO_LARGE = """
 import pytest
 from bench_cases.test_mnist_cnn import MnistCnn
@@ -96,7 +99,7 @@ def test_small(scaling):
 class Checks:
     """The checks on one device, with a folder for the files they write."""
 
-    def __init__(self, device: str, folder: Path) -> None:
+    def __init__(self, device: str, folder: Path, *, size: str | None = None) -> None:
         self.on_gpu = is_gpu(device)
         self.uuid: str | None = None
         """UUID of the GPU as CUDA reports it; None without a GPU."""
@@ -105,7 +108,10 @@ class Checks:
         self.has_tf32 = True
         self._device = device
         self._folder = folder
+        self._size = () if size is None else ("--size", size)
         self._files = 0
+        self._packages: Mapping[str, str] = {}
+        """Packages that the last results recorded, with their versions."""
 
     def command(
         self, *arguments: str, variables: Mapping[str, str] | None = None
@@ -149,9 +155,11 @@ class Checks:
         file = case if case.endswith(".py") else str(_case_file(case))
         plugin = ("-m", "pytest", "-p", "gpuscale.plugin", "-p", "no:cacheprovider", "-q", file)
         chosen = ("--device", self._device, "--results", str(results), "--timeout", RUN_LIMIT_S)
-        code, output = self.command(*plugin, *chosen, *options, variables=variables)
+        code, output = self.command(*plugin, *chosen, *self._size, *options, variables=variables)
         try:
-            return code, output, tuple(read_results(results).runs)
+            found = read_results(results)
+            self._packages = found.environment.packages
+            return code, output, tuple(found.runs)
         except (GpuscaleError, OSError):
             return code, output, ()
 
@@ -192,6 +200,7 @@ class Checks:
                 yield check_telemetry(runs[0])
                 yield check_nccl_log(runs[0])
                 yield check_libraries(runs[0])
+                yield check_packages(self._packages)
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """Exercise runs of several ranks: digests, free-running windows, and a slow rank."""
@@ -217,7 +226,10 @@ class Checks:
                 yield Finding(name=f"bare loop, {words}", passed=None, said="this GPU has no bf16")
                 continue
             code, output = self.command(
-                str(REPOSITORY / "ci" / "bare_resnet50.py"), *options, "--device", self._device
+                str(REPOSITORY / "ci" / "bare_resnet50.py"),
+                *options,
+                # As torch calls both vendors'.
+                *("--device", "cuda" if self.on_gpu else "cpu"),
             )
             if code:
                 yield Finding(name=f"bare loop, {words}", passed=False, said=_last_line(output))
@@ -422,6 +434,20 @@ def check_libraries(run: Run) -> Finding:
     )
 
 
+def check_packages(recorded: Mapping[str, str]) -> Finding:
+    """Compare the recorded packages with those that this interpreter, which trained, has."""
+    found = {normalised(each.name): each.version for each in metadata.distributions()}
+    found.pop("gpuscale", None)
+    differ = sorted(
+        name
+        for name in {*found, *recorded}
+        if not recorded.get(name, "none").startswith(found.get(name, "not installed"))
+    )
+    said = f"torch {recorded.get('torch', 'unknown')} and {max(0, len(recorded) - 1)} more"
+    said += f"; wrong or missing: {', '.join(differ)}" if differ else "; all versions agree"
+    return Finding(name="packages", passed=not differ and "torch" in recorded, said=said)
+
+
 def _nvidia_smi(field: str, gpu: str) -> str:
     query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", f"--id={gpu}"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
@@ -463,7 +489,9 @@ def _is_same(ours: str | float | None, theirs: str) -> bool:
 def main() -> int:
     """Run the selected checks; return 0 if nothing failed, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=DEVICES, default="cuda")
+    text = "(default: what torch was built for)"
+    parser.add_argument("--device", choices=DEVICES, help=text)
+    parser.add_argument("--size", help="the size of the cases, such as smoke")
     parser.add_argument("--out", type=Path, default=Path(".gpuscale/gpu-check"), metavar="DIR")
     text = "these checks alone, by their methods' names; the others stay in the report"
     parser.add_argument("--only", metavar="CHECK,CHECK,…", help=text)
@@ -473,7 +501,11 @@ def main() -> int:
     out = options.out.absolute()
     work = out / time.strftime("%Y%m%dT%H%M%S")
     work.mkdir(parents=True)
-    every = Checks(options.device, work)
+    device = options.device
+    if device is None:
+        _, output = Checks("cpu", work).command("-c", DEVICE)
+        device = "rocm" if output.split()[-1:] == ["rocm"] else "cuda"
+    every = Checks(device, work, size=options.size)
     wanted = every.all()
     if options.only and (unknown := set(options.only.split(",")) - set(wanted)):
         parser.error(

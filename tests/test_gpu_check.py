@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from amdsmi_library.library import build, mi250x, write_fleet
 from builders import run, with_values
 from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import REPOSITORY, Checks, check_libraries, check_nccl_log, check_telemetry
+from ci.gpu_check import (
+    REPOSITORY,
+    Checks,
+    check_libraries,
+    check_nccl_log,
+    check_packages,
+    check_telemetry,
+)
 from ci.gpu_report import About, Finding, Report, make_checks
+from gpuscale.measure.evidence.interpreter import installed_packages
 from gpuscale.records import NodeEvidence
 from gpuscale.records.software import Library
 
@@ -122,6 +131,35 @@ def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:
     refused = check("--only", "doctor,that")
     assert refused.returncode == 2
     assert "no check that; there are doctor, shipped_cases" in refused.stderr
+
+
+def test_the_device_is_that_of_torch_and_amds_gpus_are_examined(tmp_path: Path) -> None:
+    root, layouts = build(tmp_path)
+    table = write_fleet(tmp_path / "fleet", layouts, [mi250x(0xC1, is_first=True)])
+    tests = REPOSITORY / "tests"
+    there = {
+        "PYTHONPATH": f"{tests / 'cuda_emulation'}{os.pathsep}{tests}",
+        "EMULATED_CUDA_DEVICES": "1",
+        "EMULATED_ROCM": "gfx90a",
+        "ROCM_PATH": str(root),
+        "FAKE_AMDSMI": str(table),
+    }
+    command = (sys.executable, str(REPOSITORY / "ci" / "gpu_check.py"), "--only", "doctor")
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, **there}, check=False, timeout=240)
+    report = (tmp_path / ".gpuscale/gpu-check/report.md").read_text()
+    assert "ROCm 6.4" in report
+    # It is hot, as the doctor finds.
+    assert "| doctor | **no** | AMD Instinct MI250X; driver 6.12.12; 1 problems / GPU 0" in report
+
+
+def test_the_recorded_packages_must_be_those_of_the_interpreter() -> None:
+    recorded = dict(installed_packages(map(Path, sys.path)))
+    right = check_packages(recorded)
+    assert right.passed, right.said
+    assert right.said.startswith(f"torch {recorded['torch']} and ")
+    assert not check_packages({**recorded, "torch": "0.1"}).passed
+    missing = {name: version for name, version in recorded.items() if name != "numpy"}
+    assert check_packages(missing).said.endswith("wrong or missing: numpy")
 
 
 def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:

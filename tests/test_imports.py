@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import gpuscale
 
 from gpuscale.cli import main
-from gpuscale.store import read_results
+from gpuscale.store import read_baseline, read_results
 
 CASE = {
     "name": "Img %n=4",
@@ -120,6 +122,24 @@ def test_an_unknown_direction_is_asked_once(
     )
     assert imported(reports, "-o", nights) == 0
     assert len([*nights.glob("*.jsonl")]) == 2
+
+
+def test_a_name_that_may_be_a_rate_or_a_time_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("time,throughput_img_s\n2026-03-01,80\n2026-03-02,70\n")
+    nights = tmp_path / "nights"
+    command = [str(table), "-o", str(nights)]
+    assert main(["import", "csv", *command]) == 2
+    assert "--better throughput_img_s=more|less" in capsys.readouterr().err
+    assert main(["import", "csv", *command, "--better", "throughput_img_s=more"]) == 0
+    metrics = {
+        run.configuration.metric
+        for file in nights.glob("*.jsonl")
+        for run in read_results(file).runs
+    }
+    assert [(each.unit, each.scaling) for each in metrics if each] == [("img/s", "rate")]
 
 
 def test_failed_and_unusable_cases_are_named_and_never_passed(
@@ -280,3 +300,42 @@ def test_reports_and_logs_of_a_real_reframe_are_imported(tmp_path: Path) -> None
         runs = [run for file in nights.glob("*.jsonl") for run in read_results(file).runs]
         found = sorted((run.gpus, run.measured["throughput"]) for run in runs)
         assert found == [(1, 97.0), (2, 194.0)]
+
+
+@pytest.mark.skipif(find_spec("reframe") is None, reason="ReFrame-HPC is not installed")
+def test_references_of_a_real_reframe_are_a_baseline_with_their_own_thresholds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reframe, baseline = str(Path(sys.executable).with_name("reframe")), tmp_path / "b.json"
+    for rate in (70, 97):
+        site = SITE.replace("97 *", f"{rate} *").replace("-0.9", "-0.1")
+        (tmp_path / "site.py").write_text(site)
+        variables = {**os.environ, "RFM_REPORT_FILE": str(tmp_path / f"{rate}.json")}
+        command = [reframe, "-c", "site.py", "-r"]
+        subprocess.run(command, cwd=tmp_path, env=variables, check=False, stdout=subprocess.DEVNULL)
+    asked = ("baseline", "import", "reframe", str(tmp_path / "97.json"))
+    assert main([*asked, "-o", str(baseline), "--cluster", "here"]) == 0
+    assert "nothing tells how much runs differ" in capsys.readouterr().out
+    found = [(f.gpus, f.value, f.runs) for f in read_baseline(baseline).published]
+    assert found == [(1, 90.0, 1), (2, 90.0, 1)]
+    for rate, code in ((97, 0), (70, 1)):
+        nights = tmp_path / f"nights{rate}"
+        assert imported(tmp_path / f"{rate}.json", "-o", nights) == 0
+        (night,) = nights.glob("*.jsonl")
+        capsys.readouterr()
+        # 70 is 22 % below the reference of 90, of which the report allows 10 %.
+        assert main(["compare", str(baseline), str(night)]) == code
+        assert "90.0 →" in capsys.readouterr().out
+
+
+def test_what_a_table_does_not_tell_of_its_machine_is_left_out_everywhere(tmp_path: Path) -> None:
+    lines = [f"2026-11-{day:02d}T02:00:00,{3.5 + day % 3 / 100}" for day in range(1, 21)]
+    (tmp_path / "t.csv").write_text("\n".join(["time,latency_ms", *lines]))
+    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
+    history = gpuscale("history", "nights", cwd=tmp_path).stdout
+    assert "history   20 nights, 2026-11-01 to 2026-11-20\nlast      2026-11-20 02:00\n" in history
+    compared = gpuscale("compare", "--history", "nights", cwd=tmp_path).stdout
+    assert gpuscale("report", "nights", "-o", "page.html", cwd=tmp_path).returncode == 0
+    page = re.sub(r"<style>.*?</style>", "", (tmp_path / "page.html").read_text(), flags=re.DOTALL)
+    for text in (history, compared, page):
+        assert not re.search(r"unknown host|unrecorded|\bNone\b|\(\?\)", text)

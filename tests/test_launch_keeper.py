@@ -15,7 +15,7 @@ from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
-from gpuscale.measure.evidence.numa import cpu_numa_nodes
+from gpuscale.base.cpus import cpu_numa_nodes
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import NodeSamples, RunDirectory

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from builders.network_tree import count, infiniband, pci_device, slingshot, write
 
+from gpuscale.base.cpus import cpu_numa_nodes, gpu_numa_node
 from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
-from gpuscale.measure.evidence.numa import cpu_numa_nodes, gpu_numa_node
 from gpuscale.records.json_text import from_json, to_json
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 SNMP = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: InSegs RetransSegs\nTcp: 9 {}"
 NETSTAT = "TcpExt: TCPTimeouts TCPAbortFailed\nTcpExt: {} 0"
@@ -80,9 +80,11 @@ def test_interfaces_count_that_have_hardware_or_carry_traffic(tmp_path: Path) ->
             (f"{net}/{name}/statistics/rx_bytes", 0 if name in ("eth0", "dummy0") else 100),
         )
     pci_device(tmp_path, f"{net}/eth0/device", "0000:03:00.0")
-    write(tmp_path, (f"{net}/veth1/master", ""))
+    write(tmp_path, (f"{net}/veth1/master", ""), (f"{net}/eth0/duplex", "half"))
+    write(tmp_path, (f"{net}/docker0/duplex", "unknown"))
     ports = NetworkMeter(root=tmp_path).read()
     assert [(p.name, p.rate_gbit_s) for p in ports] == [("docker0", None), ("eth0", 25)]
+    assert [port.duplex for port in ports] == [None, "half"]
     assert [port.name for port in read_ports(tmp_path)] == ["eth0"]
 
 
@@ -189,8 +191,9 @@ def test_a_machine_without_sysfs_has_no_ports(tmp_path: Path) -> None:
 
 
 def test_numa_nodes_are_those_of_the_cpus_and_of_the_gpus_address(tmp_path: Path) -> None:
-    cpus = "sys/devices/system/cpu"
-    write(tmp_path, *((f"{cpus}/cpu{cpu}/node{cpu // 4}/distance", 10) for cpu in range(12)))
+    nodes = "sys/devices/system/node"
+    lists = enumerate(("0-3", "4-7", "8-9,11"))
+    write(tmp_path, *((f"{nodes}/node{number}/cpulist", cpus) for number, cpus in lists))
     assert cpu_numa_nodes({0, 3, 8}, tmp_path) == (0, 2)
     assert cpu_numa_nodes({99}, tmp_path) == ()
     devices = "sys/bus/pci/devices"
@@ -200,5 +203,6 @@ def test_numa_nodes_are_those_of_the_cpus_and_of_the_gpus_address(tmp_path: Path
         (f"{devices}/0001:c1:00.0/numa_node", -1),
     )
     assert gpu_numa_node("0000:c1:00.0", tmp_path) == 3
+    assert gpu_numa_node("00000000:C1:00.0", tmp_path) == 3
     for unknown in ("0001:c1:00.0", "0002:c1:00.0", "nonsense"):
         assert gpu_numa_node(unknown, tmp_path) is None

@@ -11,7 +11,7 @@ from measuring import REPOSITORY
 
 from gpuscale.records import NodeEvidence
 from gpuscale.records.json_text import from_json
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 pytestmark = pytest.mark.scheduler
 

@@ -14,7 +14,7 @@ from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile
 
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.measure.run_directory import RecordFile
-from gpuscale.measure.worker import machine
+from gpuscale.measure.worker import description
 from gpuscale.measure.worker.machine import validate_kernels
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.terminal import header_lines
@@ -119,12 +119,12 @@ def test_amd_gpus_have_rocm_and_no_cuda(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 21, 5))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     for function in ("die_with_parent", "end_at_interrupt"):
-        monkeypatch.setattr(machine, function, lambda: None)
+        monkeypatch.setattr(description, function, lambda: None)
     set_here = ("RCCL_X", "HSA_X", "HIP_X", "ROCR_X", "MIOPEN_X", "MPICH_X", "CXI_X", "NCCL_X")
     for name in set_here:
         monkeypatch.setenv(name, "1")
     path = tmp_path / "environment.json"
-    machine.describe_to(str(path), "auto")
+    description.describe_to(str(path), "auto")
     found = RecordFile(path, Environment).read()
     assert (found.device, found.gpu_names) == ("rocm", ("AMD Instinct MI250X",))
     assert found.rocm_version == "6.3.42134-a9a80e791"

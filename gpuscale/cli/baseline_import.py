@@ -1,4 +1,4 @@
-"""`gpuscale baseline import`: make a baseline from a hand-written table of published figures."""
+"""`gpuscale baseline import`: make a baseline of published figures or a tool's references."""
 
 import argparse
 import sys
@@ -14,10 +14,16 @@ from gpuscale.base.errors import DecodeError, ExitCode, UsageError
 from gpuscale.base.printable import escaped
 from gpuscale.base.units import counted
 from gpuscale.cli.baseline import add_output, new_baseline, write_new
+from gpuscale.cli.import_ import add_recorded, paths_of, sessions_of
 from gpuscale.cli.inputs import remark
 from gpuscale.records import Baseline, Hardware, Source
+from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
+from gpuscale.records.record import NAME_LIMIT
+from gpuscale.records.tolerances import Tolerances
 from gpuscale.store.files import file_error, read_with
+from gpuscale.store.imports import SOURCES
+from gpuscale.store.imports.session import Directions, Session, published
 from gpuscale.store.table import TableDefaults, figures_from_table
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -29,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Make a baseline from published figures in a table, which has a column of GPUs ('gpus' "
         "or 'n') and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "
-        "options add what the table lacks."
+        "options add what the table lacks. With reframe and its reports in place of a table: of "
+        "the references in them, each judged by its own thresholds, since it has no spread."
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help="a .csv or .md file")
+    text = "a .csv or .md file, or reframe and its reports, logs or folders of them"
+    add("table", metavar="TABLE", nargs="+", help=text)
     add_output(parser)
-    text = "where the figures come from"
-    add("--source", dest="title", metavar="TEXT", required=True, help=text)
+    text = "where the figures come from (of ReFrame's references by default its files)"
+    add("--source", dest="title", metavar="TEXT", help=text)
+    add_recorded(parser)
     add("--url", help="where to read it")
     add("--published", metavar="DATE", help="when it was published")
     add("--note", metavar="TEXT", help="what a reader must know of the figures")
@@ -62,13 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file, and print a summary."""
     output, name = new_baseline(arguments)
+    of_tool, *others = arguments.table
+    if of_tool == "reframe" and others:
+        return _import_references(of_tool, others, arguments, output, name)
+    if others or arguments.title is None:
+        wrong = "takes one table" if others else "needs --source, where its figures come from"
+        raise UsageError(f"baseline import: {wrong}; or reframe and its reports")
     arguments.columns = dict(arguments.columns or ())
     try:
         hardware = _asked_for(Hardware, arguments)
     except ValueError as refusal:
         raise UsageError(str(refusal)) from None
     defaults = _asked_for(TableDefaults, arguments)
-    path = Path(arguments.table)
+    path = Path(of_tool)
     table = read_with(path, lambda text: figures_from_table(text, defaults, hardware))
     if table.problems:
         for problem in _merged(table.problems):
@@ -86,6 +101,43 @@ def run(arguments: argparse.Namespace) -> int:
     made = counted(len(table.figures), "published figure")
     sys.stdout.write(f"{output}: {made}\n")
     sys.stdout.writelines(f"note: left out {escaped(name)}\n" for name in table.left_out)
+    return ExitCode.OK
+
+
+def _import_references(
+    tool: str, files: Sequence[str], arguments: argparse.Namespace, output: Path, name: str
+) -> int:
+    """Write a baseline of the references in a tool's reports; of several, the newest counts."""
+    arguments.title = arguments.title or f"references of {tool}: {listed(files, 3)}"[:NAME_LIMIT]
+    source, sessions = SOURCES[tool], list[Session]()
+    for path in paths_of(files, source):
+        sessions += sessions_of(path, source)
+    sessions = [each for each in sessions if arguments.system in (None, each.system)]
+    systems = sorted({session.system for session in sessions if session.system})
+    if len(systems) > 1:
+        raise UsageError(f"these are of {', '.join(systems)}; choose one with --system")
+    sessions.sort(key=lambda session: session.began_at)
+    values = [value for each in sessions for value in each.values if value.reference]
+    if not values:
+        raise UsageError(f"{listed(files, 3)}: no value has a reference")
+    directions = Directions({name: way == "more" for name, way in arguments.better or ()})
+    directions.learn(values)
+    found = [published(value, directions.metric_of(value)) for value in values]
+    figures = {figure.key: (figure, limit) for figure, limit in found}
+    limits = tuple(limit for _, limit in figures.values() if limit is not None)
+    baseline = Baseline(
+        name=name,
+        cluster=arguments.cluster,
+        hardware=Hardware(device=UNRECORDED, system=next(iter(systems), None)),
+        published=tuple(figure for figure, _ in figures.values()),
+        tolerances=Tolerances(overrides=limits),
+        source=_asked_for(Source, arguments),
+    )
+    write_new(output, baseline)
+    sys.stdout.write(
+        f"{output}: {counted(len(figures), 'reference')}, {len(limits)} with a threshold to the "
+        "worse, by which it is judged, since nothing tells how much runs differ\n"
+    )
     return ExitCode.OK
 
 

@@ -8,6 +8,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.printable import visible
 from gpuscale.cli.compare import judged, read_before
+from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.cli.inputs import (
     add_selection,
     is_folder,
@@ -24,7 +25,9 @@ from gpuscale.judge.compare.over_nights import last_night
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.document import report_html
+from gpuscale.reports.page.fleet import fleet_html
 from gpuscale.store import write_report
+from gpuscale.store.sweep import RECORD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = (
         "results files of one machine, and folders of nights for the history; without a file the "
-        "newest night in the folders (default: the newest results in .gpuscale/results)"
+        "newest night in the folders (default: the newest results in .gpuscale/results); or the "
+        "folder of a sweep, for a page of its nodes"
     )
     parser.add_argument("paths", metavar="DIR|FILE", nargs="*", default=(), help=text)
     text = "judge against this baseline, or against an earlier results file"
@@ -53,7 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     validate_output(output, [*paths, baseline])
     if baseline is not None:
         validate_sides(baseline, paths)
-    page = report_html(_subject(arguments, paths, baseline))
+    if len(paths) == 1 and (paths[0] / RECORD).is_file():
+        page = fleet_html(view_of_sweep(paths[0]))
+    else:
+        page = report_html(_subject(arguments, paths, baseline))
     write_report(output, page)
     size_kb = len(page.encode()) / 1000
     sys.stdout.write(f"{visible(str(output))}: {size_kb:.0f} kB\n")

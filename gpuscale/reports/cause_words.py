@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from gpuscale.base.port_counters import PORT_COUNTERS_BY_NAME
-from gpuscale.base.units import counted, significant, whole_percent
-from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
+from gpuscale.base.units import counted, format_bytes, significant, whole_percent
+from gpuscale.records import METRICS_BY_NAME, EnvironmentChange, Probe
 from gpuscale.records.cause import (
     LINKS,
     Beside,
@@ -16,9 +16,11 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
     PortSymptom,
+    ProbeChange,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
+from gpuscale.records.probe import PROBES
+from gpuscale.reports.phrases import ends_text, enumerated, gpus_text, interval_text, percent_text
 
 _Kind = TypeVar("_Kind")
 
@@ -72,6 +74,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
         *_device_facts(_of_type(DeviceSymptom, cause)),
         *_port_facts(_of_type(PortSymptom, cause)),
         *map(environment_text, _of_type(EnvironmentChange, cause)),
+        *_probe_facts(_of_type(ProbeChange, cause)),
     )
 
 
@@ -178,7 +181,7 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
             f"; {_duration(hidden_s)} of the difference do not count, since communication got "
             "shorter by as much"
         )
-    return f"{clocks}computing {added}", statement
+    return f"{clocks}{cause.phase or 'computing'} {added}", statement
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
@@ -289,6 +292,10 @@ NEXT_STEPS: Mapping[str, str] = {
     "copies": ("run 'gpuscale doctor' while a training runs: it reports the PCIe link of each GPU"),
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
+    "case_code": (
+        "did the model or the case's code change? One phase alone got longer, and no difference of "
+        "hosts or software is recorded"
+    ),
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),
     "measure_again": "measure again with this gpuscale",
     "more_runs": "measure more runs, with --runs {runs}",
@@ -337,6 +344,26 @@ _XIDS = {
     95: "uncontained memory error",
 }
 """NVIDIA's names of hardware faults, keyed by XID; most other XIDs may be program errors."""
+
+
+def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
+    for each in changes:
+        probe = each.probe
+        if not each.is_slower:
+            yield "probes as in the baseline: not confirmed"
+            continue
+        size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
+        beside = "" if each.beside is Beside.BASELINE else ", beside other devices then"
+        yield (
+            f"probe: {probe.name}{size} {interval_text(each.change, percent_text)} on "
+            f"{probe_place(probe)}{beside}: confirms {PROBES[probe.name].confirms}"
+        )
+
+
+def probe_place(probe: Probe) -> str:
+    """Name what was probed: `node1 GPU 3`, or `node1 → node2`."""
+    to = "" if probe.peer is None else f" → {probe.peer}"
+    return f"{probe.host}{to}" if probe.device is None or to else f"{probe.host} {probe.device}"
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:

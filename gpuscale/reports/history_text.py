@@ -19,6 +19,7 @@ from gpuscale.reports.screen import Screen, wrapped
 STANDING = "speed against before"
 _MOST_NAMED = 2
 """Maximum number of rows that the verdict names for each problem."""
+_MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
 
@@ -33,6 +34,9 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     first = (level_header(history), STANDING)
     yield text_table(standings(history), screen.columns, first=first)
     yield ""
+    if history.nodes:
+        yield text_table(node_table(history), screen.columns)
+        yield ""
     for event in reversed(history.events):
         text = event_text(event, history)
         for line in (screen.bold(f"{text.when}  {text.rows}"), *map("    {}".format, text.details)):
@@ -48,6 +52,7 @@ def notes(history: History) -> Iterator[str]:
         yield f"left out: {', '.join(history.left_out)}"
     if not history.events:
         yield _no_change_text(history)
+    yield from _node_notes(history, names)
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
             name, since = row_names[row.point], names[row.lost.since]
@@ -66,6 +71,38 @@ def notes(history: History) -> Iterator[str]:
         yield f"note: no valid run of some rows (how many): {', '.join(_spans(short, names))}"
 
 
+def _node_notes(history: History, names: Sequence[str]) -> Iterator[str]:
+    """Yield the nights that ran on slow nodes, and what they would change if they counted."""
+    for effect in history.nodes:
+        if effect.slow and effect.speed:
+            dates = phrases.enumerated([names[night] for night in effect.slow])
+            slower = f"{format_percent(-effect.speed.value)} slower by itself"
+            yield f"{dates} ran on {effect.node}, which is {slower}: no change of the machine"
+    if (measured := history.as_measured) is not None:
+        events = [event_text(event, measured) for event in measured.events]
+        said = [
+            ": ".join(verdict(measured) or ()),
+            *(f"{each.when} {each.rows}" for each in events),
+        ]
+        yield f"with these nights as measured: {'; '.join(filter(None, said))}"
+
+
+def node_table(history: History) -> list[dict[str, Cell]]:
+    """Return a table of the slowest nodes, each compared with the nights around its own."""
+    return [
+        {
+            "node": Cell(effect.node, tone="doubt" if effect.slow else ""),
+            "nights": Cell(str(len(effect.nights))),
+            "speed against other nodes": Cell(
+                phrases.change_text(effect.speed)
+                if effect.speed
+                else "too few nights to tell it from the machine"
+            ),
+        }
+        for effect in history.nodes[:_MOST_NODES]
+    ]
+
+
 def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
     """Combine successive nightly runs with the same count: `2096-03-06 to 2096-03-09 (2)`."""
     ordered = enumerate(sorted(counts.items()))
@@ -81,18 +118,19 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = history.nights[-1]
     host, job = last.environment.host, last.environment.job_id
-    place = ", ".join(filter(None, (host, job and f"job {job}"))) or last.allocation
-    yield f"last      {last.began_at:%Y-%m-%d %H:%M}, {place}"
+    facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}"
+    yield f"last      {', '.join(filter(None, facts))}"
     yield ""
 
 
 def nights_text(history: History) -> str:
     """Summarise the nightly runs: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
     nights, names = history.nights, night_names(history.nights)
-    hosts = sorted({night.environment.host or "?" for night in nights})
+    hosts = sorted({night.environment.host for night in nights if night.environment.host})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
+    place = f" ({where})" if hosts else ""
     span = " to ".join(dict.fromkeys((names[0], names[-1])))
-    return f"{phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
+    return f"{history.label}{place}, {span}"
 
 
 def verdict(history: History) -> tuple[str, str] | None:
@@ -257,6 +295,12 @@ def event_text(event: HistoryEvent, history: History) -> EventText:
         details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
     elif not event.devices:
         details.append("nothing that is recorded of the environment changed that night")
+    before, since = (
+        {node for night in nights for nodes in night.nodes.values() for node in nodes}
+        for nights in (history.nights[: event.night], history.nights[event.night :])
+    )
+    if before and since and not before & since:
+        details.append("no node ran both before and since: nodes and machine cannot be told apart")
     rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
     return EventText(
         night=night_names(history.nights)[event.night],

@@ -1,15 +1,25 @@
 """The findings of `gpuscale doctor` and `gpuscale selftest` as text."""
 
+import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpuscale.base.counters import BYTES, FIELDS, SHARE, Field
-from gpuscale.base.units import format_bytes, format_percent, format_seconds, whole_percent
-from gpuscale.judge.diagnose.slow_nodes import NodeFinding
+from gpuscale.base.units import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    significant,
+    whole_percent,
+)
+from gpuscale.judge.diagnose.pairs import NodeFinding
 from gpuscale.measure.telemetry.examination import ExaminedGpu, Machine
-from gpuscale.records import Configuration, NodeProbe, Rate
-from gpuscale.records.port import Port
+from gpuscale.records import Configuration, NodeProbe, Probe, Rate
+from gpuscale.records.node_evidence import Port
+from gpuscale.records.probe import PROBES
 from gpuscale.records.trial_report import OverheadReport, TrialsReport
+from gpuscale.reports.cause_words import probe_place
 from gpuscale.reports.phrases import (
     FOUND,
     UNKNOWN,
@@ -59,31 +69,36 @@ def _port_line(port: Port) -> str:
     return f"port      {port.name} ({port.kind}): {port.state or UNKNOWN}{rate}"
 
 
-def nodes_text(
-    probes: Sequence[NodeProbe], findings: Sequence[NodeFinding], *, message_bytes: int
-) -> str:
-    """Return a table of a job's nodes and a line for each finding, without a final line break."""
+def probes_text(nodes: Sequence[NodeProbe], findings: Sequence[NodeFinding]) -> str:
+    """Return a table of probes, and a line for each finding, without a final line break."""
+    alike: dict[object, list[Probe]] = {}
+    for probe in (probe for node in nodes for probe in node.probes):
+        alike.setdefault(probe.likeness, []).append(probe)
     rows = []
-    for probe in probes:
-        rates = {
-            send.to: f"{format_bytes(round(message_bytes / send.time_s))}/s" for send in probe.sends
-        }
-        to_each = [rates.get(place, UNKNOWN) for place in range(len(probes))]
-        rows.append([probe.host, format_seconds(max(probe.compute_s)), *to_each])
-    headers = ["node", "compute", *(f"to {probe.host}" for probe in probes)]
-    alike = {
-        1: "a single node: nothing to compare it with",
-        2: "both nodes are alike, and so are both ways of their link; a third node would show more",
-    }
-    none = alike.get(len(probes), "no node or link is slower than the others")
-    lines = [
-        table(headers, rows, left=headers),
-        "",
-        "compute: time for a product of matrices, of the slowest GPU if there are several; "
-        f"links: {format_bytes(message_bytes)} and a receipt",
-        *_problems([finding.text for finding in findings], none),
-    ]
-    return "\n".join(lines)
+    for probes in alike.values():
+        rates = {probe_place(probe): statistics.median(probe.rates) for probe in probes}
+        slowest, usual = min(rates, key=rates.__getitem__), statistics.median(rates.values())
+        first = probes[0]
+        size = None if first.message_bytes is None else format_bytes(first.message_bytes)
+        name = ", ".join(filter(None, [first.name, first.precision, size]))
+        worst = min(rate for probe in probes for rate in probe.rates)
+        lag = "" if len(rates) == 1 else f"{slowest} {format_percent(rates[slowest] / usual - 1)}"
+        texts = [_rate_text(rate, PROBES[first.name].unit) for rate in (usual, worst)]
+        rows.append([name, str(len(rates)), *texts, lag])
+    headers = ["probe", "of", "median", "worst repetition", "slowest"]
+    none = "a single node: nothing to compare it with"
+    if len(nodes) > 1:
+        none = "no node or link is slower than the others"
+    hosts = ", ".join(node.host for node in nodes)
+    problems = _problems([finding.text for finding in findings], none)
+    return "\n".join([f"nodes  {hosts}", "", table(headers, rows, left=headers), "", *problems])
+
+
+def _rate_text(rate: float, unit: str) -> str:
+    if unit == "B/s":
+        return f"{format_bytes(rate)}/s"
+    power = min(4, max(0, math.floor(math.log10(rate) / 3)))
+    return f"{significant(rate / 1000**power)} {('', 'k', 'M', 'G', 'T')[power]}{unit}"
 
 
 def overhead_text(report: OverheadReport) -> str:

@@ -61,12 +61,8 @@ class Words(NamedTuple):
 
 
 WORDS: Mapping[str, Words] = {
-    "no_loss": Words("no loss, with 95 % confidence"),
-    "bounded_loss": Words("any loss is below {bound}, with 95 % confidence"),
-    "one_sided_bound": Words(
-        "a loss of {allowed} is ruled out with 95 % confidence, one-sided; the two-sided "
-        "interval reaches {bound}"
-    ),
+    "no_loss": Words("no loss (95 % confidence)"),
+    "bounded_loss": Words("no loss of {bound} or more (95 % confidence)"),
     "moved": Words("the {rate} on {gpus} {throughput}", is_in_table=True),
     "moved_with_efficiency": Words(
         "the {rate} on {gpus} {throughput}; E({n}) {efficiency}", is_in_table=True
@@ -88,14 +84,12 @@ WORDS: Mapping[str, Words] = {
         "allocations; all together, {otherwise}"
     ),
     "level_lost": Words(
-        "the {rate} on {gpus} is {loss} less from {since} on"
-        "{changed}; tonight against those nights alone, {otherwise}",
-        short="against the nights before {since}; above: those since",
+        "the {rate} on {gpus} is {loss} less from {since} on{changed}",
+        short="since {since}, against the nights before",
     ),
     "drifted": Words(
-        "the {rate} on {gpus} fell slowly, by {loss} until {since}; tonight "
-        "against the last nights alone, {otherwise}",
-        short="slowly, until {since}; above: the last nights",
+        "the {rate} on {gpus} fell slowly, by {loss} until {since}",
+        short="slowly, until {since}, against the nights before",
     ),
     "single_run": Words(
         f"{_SINGLE_RUN}; measure 3 or more",
@@ -277,6 +271,10 @@ WORDS: Mapping[str, Words] = {
     "busy_host": Words(
         "a host was busy in {busy} of {made} ({on}: {load})",
         caution="measure again while the host does nothing else",
+    ),
+    "busy_host_alike": Words(
+        "a host was busy in {busy} of {made} ({on}: {load}), as in the baseline",
+        caution="",
     ),
     "busy_host_before": Words(
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""

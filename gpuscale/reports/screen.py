@@ -5,13 +5,11 @@ import os
 import re
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
-from gpuscale.base.units import format_seconds
 from gpuscale.records import Verdict
 
 PLAIN_COLUMNS = 100
@@ -235,28 +233,3 @@ def redrawn(
     finally:
         stop.set()
         thread.join()
-
-
-@contextmanager
-def counted_runs(
-    stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
-) -> Iterator[Callable[[], None]]:
-    """Show runs done, the current stage and elapsed time; yield a function to call after each run.
-
-    `present` returns the current stage's name, steps done and total steps; None if no stage runs.
-    """
-    done = 0
-    started = time.monotonic()
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-
-    def text() -> str:
-        stage = present()
-        inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
-        passed = format_seconds(max(1.0, time.monotonic() - started))
-        return f"{progress_text('run', done, total)}{inside}, {passed}"
-
-    with redrawn(stream if can_redraw(stream) else None, text):
-        yield advance

@@ -1,4 +1,4 @@
-"""Find network ports that are down or slow, beside the baseline's or beside their neighbours."""
+"""Find slow network ports, beside the baseline's or their neighbours."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 
 from gpuscale.base.port_counters import PORT_COUNTERS
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.diagnose.slow_nodes import NodeFinding
+from gpuscale.judge.diagnose.pairs import NodeFinding
 from gpuscale.records import NodeEvidence, NodeProbe
 from gpuscale.records.cause import PortSymptom
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 _MORE = 2
 """Factor by which a counter must grow more than in any run of the baseline."""
@@ -98,6 +98,8 @@ def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
     working = [each for each in neighbours if each.is_usable]
+    if port.duplex == "half":
+        yield "runs in half duplex"
     if port.is_usable:
         for fact, now, usual in _lower_facts([port], working, statistics.median_high):
             yield _FACTS[fact].format(now, usual)

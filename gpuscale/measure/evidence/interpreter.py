@@ -8,16 +8,87 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
+
+from gpuscale.base.cpus import allowed_cpus
 from gpuscale.base.host import parent_of, variables_of
 from gpuscale.base.printable import clean
 from gpuscale.measure.evidence.libraries import libraries_among, mapped_files
-from gpuscale.measure.evidence.packages import installed_packages
 from gpuscale.records.environment import UNRECORDED, Environment, without_software
-from gpuscale.records.software import ProcessSoftware
+from gpuscale.records.software import ProcessSoftware, normalised
+
+_METADATA = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+_SHORT_COMMIT = 12
+
+
+def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
+    """Return the version of each package by its normalised name, with its origin if it has one.
+
+    Several versions of a package are separated by commas, first that of the first folder. Folders
+    that do not exist or cannot be read have no packages. gpuscale itself is left out.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for folder in dict.fromkeys(folders):
+        try:
+            entries = sorted(entry for entry in folder.iterdir() if entry.suffix in _METADATA)
+        except OSError:
+            continue
+        for entry in entries:
+            package, _, rest = entry.stem.partition("-")
+            version = _version(entry, rest, _METADATA[entry.suffix])
+            found.setdefault(normalised(clean(package)), {})[version] = None
+    # Its version is recorded as such, and how it is imported depends on how a session is started.
+    found.pop("gpuscale", None)
+    return {name: clean(", ".join(found[name])) for name in sorted(found)}
+
+
+def _version(metadata: Path, rest: str, file_name: str) -> str:
+    """Return a version such as `2.11.0`, `0.1 (editable, folder site)` or `1.2 (no METADATA)`.
+
+    `rest` is the part of the folder's name after the package: a version, or nothing.
+    """
+    # An .egg-info may be a file, and its name may contain the version of Python.
+    version, _, _ = rest.partition("-py")
+    notes = []
+    try:
+        file = metadata if metadata.is_file() else metadata / file_name
+        file.stat()
+        if not version:
+            with file.open(encoding="utf-8", errors="replace") as text:
+                found = _VERSION.search(text.read(_HEAD_CHARACTERS))
+            version = found[1] if found else ""
+    except OSError:
+        notes.append(f"no {file_name}")
+    notes += _origin(metadata / "direct_url.json")
+    return f"{version or 'unknown'} ({', '.join(notes)})" if notes else version or "unknown"
+
+
+def _origin(file: Path) -> list[str]:
+    """Describe where a package came from if not from an index, without names and passwords.
+
+    Of local paths only the last part is kept: the others differ between jobs of one setup.
+    """
+    try:
+        told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        url = urlsplit(told["url"])
+        if url.scheme == "file":
+            kind = "editable, folder" if told.get("dir_info", {}).get("editable") else "from"
+            return [f"{kind} {Path(url.path).name}"]
+        commit = told.get("vcs_info", {}).get("commit_id", "")[:_SHORT_COMMIT]
+        host = url.netloc.rpartition("@")[2]
+        return [f"{url.scheme}://{host}{url.path}{commit and '@'}{commit}"]
+    except OSError:
+        return []
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return [f"{file.name} cannot be read"]
+
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
 _PYTHON = re.compile(r"python(\d\.\d+)")
@@ -51,7 +122,13 @@ def software_of(
         if software.packages:
             break
     libraries = libraries_among([file for mapped in files.values() for file in mapped])
-    return ProcessSoftware(host=socket.gethostname(), libraries=libraries, software=software)
+    cpus = {allowed_cpus(process, root) for process in files}
+    return ProcessSoftware(
+        host=socket.gethostname(),
+        libraries=libraries,
+        cpus=tuple(sorted(cpus)),
+        software=software,
+    )
 
 
 def _refusal(process: int, error: OSError) -> str:
@@ -89,12 +166,12 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
     packages = installed_packages(folders)
     if not packages:
         return without_software(f"{clean(program)} has no packages that can be seen")
-    torch = _told_by(folders, "torch")
+    torch = told_by(folders, "torch")
     return Environment(
         device=UNRECORDED,
         python_version=python and python[1],
         torch_version=torch.get("__version__", packages.get("torch")),
-        torchvision_version=_told_by(folders, "torchvision").get(
+        torchvision_version=told_by(folders, "torchvision").get(
             "__version__", packages.get("torchvision")
         ),
         lightning_version=packages.get("lightning"),
@@ -126,7 +203,7 @@ def _import_folders(place: Path, program: str, python: re.Match[str] | None) -> 
             return
 
 
-def _told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
+def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
     """Return the constants of a package's `version.py`, which has more than its metadata."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Libraries that a process has loaded, by `/proc/PID/maps`, and the versions that they report."""
+"""Libraries that a process has loaded, by `/proc/PID/maps`, and what they say of themselves."""
 
 import ctypes
 import os

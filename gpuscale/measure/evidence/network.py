@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.host import text_of
 from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ETHERNET = "1"
@@ -59,6 +59,7 @@ _PORT_FACTS: Mapping[PortKind, tuple[_Fact, ...]] = {
     "ethernet": (
         _Fact("state", "operstate", r"(\w+)", str),
         _Fact("rate_gbit_s", "speed", _SPEED, _of_mbit_s),
+        _Fact("duplex", "duplex", r"(half|full)", str),
     ),
 }
 _PLACES: Mapping[str, PortKind] = {

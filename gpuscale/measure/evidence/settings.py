@@ -1,4 +1,4 @@
-"""Settings of a node that bear on performance: `SETTINGS` has one entry for each."""
+"""Settings of a node that bear on its speed: clocks, memory, kernel options and container."""
 
 import os
 import re

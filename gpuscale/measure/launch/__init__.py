@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
     from gpuscale.measure.schedulers.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
+    from gpuscale.records.probe import NodeProbe, NodeProbeRequest
     from gpuscale.records.request import FigureOutcome
 
 # A launcher across nodes is a ProcessStarter and its line here.
@@ -26,13 +27,22 @@ _NODES = "gpuscale.measure.launch.nodes:NodesLauncher"
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 # The ranks, which no module of this layer imports.
-PRELOAD = "gpuscale.measure.worker.preload"
+PRELOADED = (
+    *("torch.distributed", "torch.nn.parallel", "torchvision.transforms.v2"),
+    *(
+        f"gpuscale.measure.worker.{name}"
+        for name in ("entry", "description", "machine", "node_probe")
+    ),
+    # Case files import it for their mark.
+    "pytest",
+)
+"""Slow modules that all ranks need, imported before ranks are forked."""
 _JOBS: Mapping[str, str] = {
     "rank": "gpuscale.measure.worker.entry:main",
     "command": "gpuscale.measure.worker.command:main",
     "overhead": "gpuscale.measure.worker.entry:compare_with_bare_loop",
     "trial": "gpuscale.measure.worker.trial:main",
-    "describe": "gpuscale.measure.worker.machine:describe_to",
+    "describe": "gpuscale.measure.worker.description:describe_to",
     "probe": "gpuscale.measure.worker.node_probe:probe",
 }
 
@@ -80,6 +90,9 @@ class Launcher(Protocol):
         All ranks have ended when this method returns.
         """
 
+    def probe(self, request: "NodeProbeRequest") -> "tuple[NodeProbe, ...]":
+        """Measure how fast each node's devices compute and copy, and each pair communicates."""
+
     def misfits(self, requests: "Sequence[RunRequest]") -> Sequence[str]:
         """Check that the cases' models accept their batches; return messages for wrong shapes.
 
@@ -107,7 +120,7 @@ class Launcher(Protocol):
 
 
 def launcher_by_name(
-    name: str, *, device: str, folder: Path, fresh_tasks: bool = False
+    name: str, *, device: str, folder: Path, fresh_tasks: bool = False, is_command: bool = False
 ) -> Launcher:
     """Create the launcher with this name, one of `LAUNCHERS`.
 
@@ -116,10 +129,11 @@ def launcher_by_name(
         device: `auto`, or one of `DEVICES`.
         folder: The folder for results; a launcher across nodes also puts the runs' files there.
         fresh_tasks: If True, a launcher across nodes starts each rank of each run as a new task.
+        is_command: If True, only a command is measured, which shares no imports with gpuscale.
     """
     found: Launcher
     if name == "local":
-        found = pkgutil.resolve_name(_LOCAL)(device=device)
+        found = pkgutil.resolve_name(_LOCAL)(device=device, preloads=not is_command)
     else:
         launcher = pkgutil.resolve_name(_NODES)
         found = launcher(name, device=device, folder=folder, fresh_tasks=fresh_tasks)

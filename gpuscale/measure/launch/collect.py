@@ -15,6 +15,7 @@ from gpuscale.measure.run_directory import RecordLines, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
+from gpuscale.records.probe import merged_probes
 from gpuscale.records.request import FigureOutcome
 from gpuscale.records.run import Run, with_measured
 from gpuscale.records.run_evidence import Failure, RankReport, Window
@@ -57,7 +58,10 @@ def collect_run(
     outcomes = failure or left_by_ranks(request, directory.outcomes)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
-    loaded = [ProcessSoftware(host=each.report.host, libraries=each.libraries) for each in outcomes]
+    loaded = [
+        ProcessSoftware(host=each.report.host, libraries=each.libraries, cpus=(each.cpus,))
+        for each in outcomes
+    ]
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
     # The others wait for the rank with the slowest pace.
@@ -75,7 +79,7 @@ def collect_run(
         windows=tuple(windows[True]),
         unsynced_windows=tuple(windows[False]),
         ranks=reports,
-        nodes=_with_libraries(empty.nodes, loaded),
+        nodes=_with_processes(empty.nodes, loaded),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
         # Unknown if the wall clock was set back meanwhile.
@@ -90,7 +94,7 @@ def _command_run(
 ) -> Run:
     """Return the run of a command, based on the steps found in the command's output."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
-    empty = replace(empty, nodes=_with_libraries(empty.nodes, [*filter(None, found)]))
+    empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:
         figures = command_figures(request, directory)
         failure = failure or (_UNMEASURED if figures is None else figures.failure)
@@ -127,10 +131,10 @@ def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutco
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
 
 
-def _with_libraries(
+def _with_processes(
     nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
 ) -> tuple[NodeEvidence, ...]:
-    """Return the nodes with the libraries that their processes had loaded, each library once."""
+    """Return the nodes with the libraries and CPUs of their processes, each once."""
     known = []
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]
@@ -138,7 +142,8 @@ def _with_libraries(
         reasons = filter(None, (processes.software.packages_absent for processes in here))
         reason = None if libraries else next(reasons, None)
         absent = {**node.absent, "libraries": reason} if reason else node.absent
-        known.append(replace(node, libraries=libraries, absent=absent))
+        cpus = dict.fromkeys(filter(None, (text for processes in here for text in processes.cpus)))
+        known.append(replace(node, libraries=libraries, cpus=tuple(cpus), absent=absent))
     return tuple(known)
 
 
@@ -270,16 +275,17 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 
 
 def probes_left(
-    directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
+    directory: RunDirectory, hosts: Sequence[str], ranks_per_node: int, *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
     """Return the probe results in the order of `hosts`; GpuscaleError if any are missing."""
-    left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
-    if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
+    ranks = [range(n * ranks_per_node, (n + 1) * ranks_per_node) for n in range(len(hosts))]
+    left = [[directory.probe(rank).read_if_left() for rank in of_host] for of_host in ranks]
+    if missing := [host for host, parts in zip(hosts, left, strict=True) if None in parts]:
         why = "in time " if timed_out else ""
-        outputs = map(directory.output, range(len(hosts)))
+        outputs = (directory.output(rank) for of_host in ranks for rank in of_host)
         output = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
         raise GpuscaleError(
             f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
             f"whether they reach one another, and leave out one that does not: {' | '.join(output)}"
         )
-    return tuple(probe for probe in left if probe is not None)
+    return tuple(merged_probes([part for part in parts if part is not None]) for parts in left)

@@ -23,9 +23,10 @@ from typing import NoReturn
 
 import msgspec
 
+from gpuscale.base.cpus import cpus_near, gpu_numa_node
 from gpuscale.base.host import adopt_orphans, end_descendants
-from gpuscale.measure.evidence.node_meter import NodeMeter
-from gpuscale.measure.launch import PRELOAD, do_in_rank, process_starter
+from gpuscale.measure.evidence.node_meter import DriverProcess, NodeMeter
+from gpuscale.measure.launch import PRELOADED, do_in_rank, process_starter
 from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
 from gpuscale.measure.launch.rendezvous import gloo_variables
 from gpuscale.measure.run_directory import RecordFile, RunDirectory, Sampler, scratch_folder
@@ -69,11 +70,14 @@ class Keeper:
         os.dup2(2, 1)
         self._rest = b""
         self._order = Order(number=0, job=END)
+        self._cores = set[int]()
+        """Cores that the ranks of an order share; empty if they may use all."""
         self._ranks: dict[int, int] = {}
         """Ranks that are still running, keyed by process id."""
         self._kept = RunDirectory(path=scratch / "run")
         """Logs and stacks of ranks; if a rank does not end well, the run's folder gets them."""
         self._sampler: Sampler | None = None
+        self._driver: DriverProcess | None = None
         self._evidence: tuple[NodeMeter, RecordFile[NodeEvidence]] | None = None
         self._is_ending = self._ends_ranks = self._timed_out = False
         self._kill_at_s = 0.0
@@ -95,7 +99,11 @@ class Keeper:
             return
         self._answer("started", node=self._node, host=host)
         if preloads:
-            import_module(PRELOAD)
+            self._driver = DriverProcess()
+            for name in PRELOADED:
+                # A rank that needs a broken module reports it, with its traceback.
+                with suppress(Exception):
+                    import_module(name)
             # No collection in a rank touches, and so copies, what it shares with this process.
             gc.freeze()
         self._answer("ready")
@@ -165,7 +173,17 @@ class Keeper:
             if order.is_whole_environment:
                 # The command starts processes on all nodes, which all get this path.
                 logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
-            self._evidence = NodeMeter(addresses, logs=logs), directory.node_evidence(host)
+            # Before the ranks start, so that all processes on the GPUs are others'.
+            others = None
+            if addresses:
+                self._driver = self._driver or DriverProcess()
+                others = self._driver.count_foreign_processes(addresses)
+            self._evidence = NodeMeter(others, logs=logs), directory.node_evidence(host)
+        self._cores = set()
+        if order.cores_per_rank is not None:
+            places = [gpu_numa_node(address or "") for address in addresses.values()]
+            count = order.cores_per_rank * len(seats)
+            self._cores = cpus_near(places, os.sched_getaffinity(0), count)
         self._kept.path.mkdir(exist_ok=True)
         for rank, local_rank in seats:
             self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
@@ -220,9 +238,8 @@ class Keeper:
             os.environ.update({**place, **own, **gloo_variables(os.environ, hosts)})
         if self._evidence is not None:
             os.environ.update(self._evidence[0].variables)
-        if order.cores_per_rank is not None:
-            cores = sorted(os.sched_getaffinity(0))[: order.cores_per_rank * ranks_here]
-            os.sched_setaffinity(0, cores)
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
         if order.job == "describe":
             file = directory.environment(directory.host_names()[rank])
             do_in_rank("describe", str(file.path), order.device)
@@ -295,7 +312,7 @@ class Keeper:
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
-        end_descendants(COMMAND_S)
+        end_descendants(COMMAND_S, spared=self._driver.number if self._driver else None)
         shutil.rmtree(self._kept.path, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ from gpuscale.measure.launch.collect import (
     command_figures,
     command_software,
     left_by_ranks,
+    probes_left,
 )
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Seats
@@ -26,6 +27,7 @@ from gpuscale.measure.launch.rendezvous import free_port
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, Failure, Run, RunGpus, RunRequest, pci_addresses
+from gpuscale.records.probe import NodeProbe, NodeProbeRequest
 from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
 _HERE = "here"
@@ -39,8 +41,9 @@ _TRIALS = 2
 class LocalLauncher(Launcher):
     """Starts each run's ranks on this node, one run at a time."""
 
-    def __init__(self, *, device: str) -> None:
+    def __init__(self, *, device: str, preloads: bool = True) -> None:
         self._device = device
+        self._preloads = "preload" if preloads else "fresh"
         self._keeper: Keepers | None = None
 
     @cached_property
@@ -126,6 +129,21 @@ class LocalLauncher(Launcher):
             failure = _launch(self._keeper_with(None), request, directory, "overhead")
             return failure or left_by_ranks(request, directory.overheads)
 
+    def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
+        """Measure how fast each device computes and copies, and all of them communicate."""
+        ranks = request.ranks_per_node
+        with self._directory() as directory, terminations_raised():
+            directory.probe_request.write(request)
+            outcome = self._keeper_with(None).perform(
+                "probe",
+                directory,
+                {0: tuple((rank, rank) for rank in range(ranks))},
+                timeout_s=request.timeout_s,
+                variables=_variables(ranks),
+            )
+            hosts = (socket.gethostname(),)
+            return probes_left(directory, hosts, ranks, timed_out=outcome.timed_out)
+
     def close(self) -> None:
         """End the keeper, the process that forks the ranks."""
         if self._keeper is not None:
@@ -148,7 +166,8 @@ class LocalLauncher(Launcher):
         """Return the process that forks ranks, once it has imported a package that they need."""
         if self._keeper is None or not self._keeper.is_usable:
             command = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
-            self._keeper = Keepers([*command, "local", "/", "preload"], 1, python_environment())
+            command += ["local", "/", self._preloads]
+            self._keeper = Keepers(command, 1, python_environment())
             self._keeper.have_started(_START_S)
         if package is not None:
             self._keeper.have_imported(package, _START_S)
@@ -168,9 +187,7 @@ def _launch(
     variables, timeout_s = {}, request.timeout_s + RUN_S
     if request.command is None:
         seats = {0: tuple((rank, rank) for rank in range(request.processes))}
-        size, address = str(request.processes), "localhost"
-        variables = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": address}
-        variables["MASTER_PORT"] = str(free_port())
+        variables = _variables(request.processes)
         timeout_s = request.timeout_s
     with terminations_raised():
         outcome = keeper.perform(job, directory, seats, timeout_s=timeout_s, variables=variables)
@@ -182,6 +199,12 @@ def _launch(
         )
         failure = Failure(kind="launch", message=message)
     return failure
+
+
+def _variables(processes: int) -> dict[str, str]:
+    size = str(processes)
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, **place}
 
 
 def _one_of_each(requests: Sequence[RunRequest]) -> list[RunRequest]:

@@ -46,7 +46,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the `mpirun` command line that starts the ranks, in blocks on the hosts.
 
-        No launcher binds processes to cores; measure/schedulers/slurm.py gives the reason.
+        Whether processes are bound to cores, measure/schedulers/slurm.py gives the reason.
         """
         # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -61,7 +61,7 @@ class OpenMpi(ProcessStarter):
             *("-np", str(placement.ranks)),
             *("--host", ",".join(slots)),
             *("--map-by", "slot"),
-            *("--bind-to", "none"),
+            *(() if placement.is_bound_by_site else ("--bind-to", "none")),
             *("--stdin", "all"),
             *(word for name in sorted(exported) for word in ("-x", name)),
             *program,

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import gpuscale.base.host
+from gpuscale.base.cpus import SITE, is_map
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import Launcher, process_starter, terminations_raised
@@ -35,7 +36,7 @@ from gpuscale.measure.run_directory import (
 from gpuscale.measure.schedulers.placement import Placement, place, without_excluded
 from gpuscale.measure.waits import RUN_S
 from gpuscale.records import Environment, NodeProbe, Run, RunGpus, RunRequest, pci_addresses
-from gpuscale.records.request import NodeProbeRequest
+from gpuscale.records.probe import NodeProbeRequest
 from gpuscale.records.run_evidence import RankReport
 
 _START_S = _DESCRIBE_S = 180.0
@@ -98,7 +99,8 @@ class NodesLauncher(Launcher):
         placement = self._placement(request)
         directory.request.write(request)
         self._list_gpus(directory, request, placement)
-        is_fresh = self._fresh_tasks or request.command is not None
+        # Only a task for each rank is bound as the site binds tasks.
+        is_fresh = self._fresh_tasks or request.command is not None or request.cpu_bind == SITE
         if not is_fresh:
             package = STRATEGIES[request.configuration.strategy].package
             self._keepers_on(placement.hosts, package)
@@ -127,12 +129,13 @@ class NodesLauncher(Launcher):
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """Measure how fast each node computes and how fast each pair of nodes communicates."""
-        placement = self._each_host
+        """Measure how fast each node's devices compute and copy, and each pair communicates."""
+        hosts, each = self._each_host.hosts, request.ranks_per_node
+        placement = Placement(hosts=hosts, ranks=len(hosts) * each, ranks_per_host=each)
         with self._run_folder() as directory:
             directory.probe_request.write(request)
             _, outcome = self._perform("probe", directory, placement, request.timeout_s)
-            return probes_left(directory, placement.hosts, timed_out=outcome.timed_out)
+            return probes_left(directory, hosts, each, timed_out=outcome.timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
         """Return the GPU samples files of all nodes for the last run, kept until the next run."""
@@ -162,9 +165,13 @@ class NodesLauncher(Launcher):
         if request.launch == "once":
             # All cores, which processes of the command may share.
             return placement
+        if is_map(request.cpu_bind):
+            # All cores, among which are those of the map.
+            return placement
         oversubscribed = placement.ranks_per_host * cores_per_rank > cores
         return replace(
             placement,
+            is_bound_by_site=request.cpu_bind == SITE,
             cores_per_rank=1 if oversubscribed else cores_per_rank,
             oversubscribed=oversubscribed,
         )

@@ -22,6 +22,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks per host; the last hosts may have fewer."""
     cores_per_rank: int | None = None
     """Number of cores per rank; None if a rank may use all cores of its node."""
+    is_bound_by_site: bool = False
+    """True if the program binds ranks to CPUs as it does at this site, False if it binds none."""
     oversubscribed: bool = False
     """True if the ranks need more cores than the nodes have, so that ranks share cores."""
 

@@ -37,6 +37,8 @@ class Demand:
     """The site's option to request GPUs, with `{gpus}` for the number; None for the default."""
     partition: str | None
     account: str | None
+    nodelist: str | None
+    """Nodes that the job must get, as Slurm writes them; None for any."""
     time_limit: str
     """Time limit in the form `HH:MM:SS`."""
 
@@ -170,11 +172,13 @@ class Scheduler(ABC):
                 return state
         return UNKNOWN
 
-    def submit(self, script: Path, environment: Mapping[str, str]) -> str:
+    def submit(
+        self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
+    ) -> str:
         """Submit a script, together with all set `GPUSCALE_…` variables; return the job number."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
-        command = [*self.submit_command]
+        command = [*self.submit_command, *options]
         if self.variables_option is not None and ours:
             command += [self.variables_option, ",".join(ours)]
         command += [] if self.takes_stdin else [str(script)]

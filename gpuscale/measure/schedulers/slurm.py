@@ -84,6 +84,7 @@ class Slurm(Scheduler, ProcessStarter):
         "--job-name={job_name}",
         "--partition={partition}",
         "--account={account}",
+        "--nodelist={nodelist}",
         "--nodes={nodes}",
         "--ntasks-per-node={tasks_per_node}",
         "--cpus-per-task={cores_per_task}",
@@ -202,8 +203,8 @@ class Slurm(Scheduler, ProcessStarter):
         Every task sees all GPUs of its node, so that a run can choose among them; this is what
         srun does if the job requested GPUs per node. (`--gpu-bind=none` should do the same, but in
         Slurm 22.05 it leaves steps with several tasks on a node without a GPU.) Ranks have
-        the same number of cores in every run, and tasks are not bound to particular cores: binding
-        that depends on the number of ranks would favour T(n) over T(1).
+        the same number of cores in every run, and unless the site binds tasks they are not bound to
+        particular cores: binding that depends on the number of ranks favours T(n) over T(1).
         """
         cores = placement.cores_per_rank
         return [
@@ -214,7 +215,7 @@ class Slurm(Scheduler, ProcessStarter):
             f"--ntasks-per-node={placement.ranks_per_host}",
             *([] if cores is None else [f"--cpus-per-task={cores}"]),
             "--distribution=block",
-            "--cpu-bind=none",
+            *([] if placement.is_bound_by_site else ["--cpu-bind=none"]),
             # pytest may itself run in a step of this job, which would hold the resources.
             "--overlap",
             *(["--overcommit"] if placement.oversubscribed else []),

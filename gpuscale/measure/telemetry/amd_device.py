@@ -41,6 +41,7 @@ class AmdDevice(Device):
         self._sharers = 2 if gpu.other else 1
         self.name = amdsmi.known(Query("amdsmi_get_gpu_asic_info", member="market_name"), gpu)
         self.uuid = amdsmi.known(Query("amdsmi_get_gpu_device_uuid"), gpu)
+        self.pci_address = f"{gpu.address}.0"
         own = {
             "clock_event_reasons": self._held_back_by,
             "xgmi_active": self._xgmi_active,

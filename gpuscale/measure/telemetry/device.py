@@ -20,6 +20,7 @@ class Device:
     name: str | None
     uuid: str | None
     firmware: str | None = None
+    pci_address: str | None = None
 
     def __init__(self, smi: Smi, handle: Any, own: Mapping[str, Callable[[], Any]]) -> None:
         """Prepare to read the counters in the table, and those that have a method of their own."""

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from gpuscale.base.counters import Reading
+from gpuscale.base.cpus import cpu_numa_nodes, gpu_numa_node
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError
 from gpuscale.base.host import cpu_model
-from gpuscale.measure.evidence.host_load import HostLoadMeter
 from gpuscale.measure.evidence.network import read_ports
+from gpuscale.measure.evidence.node_meter import HostLoadMeter
 from gpuscale.measure.evidence.settings import read_settings
 from gpuscale.measure.smi import open_smi
 from gpuscale.measure.telemetry.device import Device
 from gpuscale.measure.telemetry.devices import all_devices
 from gpuscale.records import HostLoad
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 _BUSY_UTILIZATION = 0.5
 """Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
@@ -50,6 +51,8 @@ class ExaminedGpu:
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)
     firmware: str | None = None
+    numa_node: int | None = None
+    """None if unknown, or if the machine has only one."""
     unreachable: str | None = None
     """The reason why the driver cannot reach the GPU; None if it can."""
 
@@ -72,6 +75,8 @@ class Machine:
     cpu_model: str | None
     cpu_count: int
     """The number of cores that this process may use."""
+    cpu_numa_nodes: tuple[int, ...]
+    """The NUMA nodes of these cores; empty if unknown."""
     shared_memory_bytes: int | None
     """The size of /dev/shm, through which loader processes and NCCL pass data."""
     load: HostLoad
@@ -104,6 +109,7 @@ def examine() -> Machine:
         torch_version=torch_version,
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
+        cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
         shared_memory_bytes=shared_memory_bytes,
         load=HostLoadMeter().read(),
         settings=settings,
@@ -130,6 +136,7 @@ def _examined(number: int, device: Device | DeviceAbsentError) -> ExaminedGpu:
         uuid=device.uuid,
         reading=reading,
         firmware=device.firmware,
+        numa_node=gpu_numa_node(device.pci_address) if device.pci_address else None,
     )
 
 

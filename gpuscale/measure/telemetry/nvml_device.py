@@ -45,6 +45,8 @@ class NvmlDevice(Device):
         self.name: str | None = ask_or_none("nvmlDeviceGetName", handle)
         self.uuid: str | None = ask_or_none("nvmlDeviceGetUUID", handle)
         self.firmware = nvml.firmware(handle)
+        place = ask_or_none("nvmlDeviceGetPciInfo", handle)
+        self.pci_address = None if place is None else str(place.busId)
         self._gpu = handle
         self._links = 0
         self._events: Any = None

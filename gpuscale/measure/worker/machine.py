@@ -5,18 +5,14 @@ This initialises CUDA, so it needs a separate process.
 
 import contextlib
 import os
-import platform
-import socket
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpuscale.base.cpus import gpu_numa_node
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import (
     DeviceAbsentError,
@@ -25,19 +21,10 @@ from gpuscale.base.errors import (
     QueryError,
 )
 from gpuscale.base.host import (
-    CACHE_VARIABLES,
     JOB_VARIABLES,
-    VARIABLE_PREFIXES,
-    cpu_model,
-    die_with_parent,
-    end_at_interrupt,
 )
-from gpuscale.measure.evidence.numa import gpu_numa_node
-from gpuscale.measure.evidence.packages import installed_packages
-from gpuscale.measure.run_directory import RecordFile, write_atomically
-from gpuscale.measure.schedulers import scheduler_of_job
 from gpuscale.measure.smi import open_smi
-from gpuscale.records import Environment, GpuDevice
+from gpuscale.records import GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
 """Values of `CUDA_VISIBLE_DEVICES` and HIP's variables that hide all GPUs; Slurm sets the last one
@@ -52,21 +39,11 @@ _AMD_FAMILIES = {
 """Prefixes of the processors that run an AMD generic build, if its name does not imply them."""
 
 
-def describe_to(path: str, device: str) -> None:
-    """Write this machine's Environment to `path`; `device` is `auto`, or one of `DEVICES`.
-
-    If the GPUs cannot be used, the reason is written to a file with the suffix `.refusal` instead.
-    """
-    die_with_parent()
-    end_at_interrupt()
-    try:
-        gpus = () if device == "cpu" else _gpus()
-        on_gpu = is_gpu(device) or bool(gpus)
-        cudnn_version = _cudnn_version() if on_gpu else None
-    except GpuscaleError as error:
-        # Without a traceback: the machine is at fault, and not this code.
-        write_atomically(Path(path).with_suffix(".refusal"), str(error))
-        raise SystemExit(1) from None
+def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
+    """Return the GPUs that torch can use, the kind of device measured, and torch's libraries."""
+    gpus = _gpus()
+    on_gpu = is_gpu(device) or bool(gpus)
+    cudnn_version = _cudnn_version() if on_gpu else None
     has_nccl = on_gpu and dist.is_nccl_available()
     nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
     # For ROCm's libraries torch uses the names of CUDA's.
@@ -74,33 +51,8 @@ def describe_to(path: str, device: str) -> None:
     if torch.version.hip is None:
         on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
     versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
-    libraries: dict[str, Any] = dict(zip(names, versions, strict=True))
-    variables = sorted(os.environ.items())
-    scheduler = scheduler_of_job(os.environ)
-    found = Environment(
-        device=on if on_gpu else "cpu",
-        host=socket.gethostname(),
-        cpu_model=cpu_model(),
-        cpu_count=len(os.sched_getaffinity(0)),
-        gpus=gpus,
-        python_version=platform.python_version(),
-        torch_version=str(torch.__version__),
-        torchvision_version=_torchvision_version(),
-        lightning_version=_lightning_version(),
-        **libraries,
-        packages=installed_packages(map(Path, sys.path)),
-        kernel=platform.release(),
-        variables={
-            name: value
-            for name, value in variables
-            if name.startswith(VARIABLE_PREFIXES) and name not in CACHE_VARIABLES
-        },
-        scheduler=None if scheduler is None else scheduler.name,
-        job_id=None if scheduler is None else os.environ[scheduler.job_variable],
-    )
-    # A launcher that was interrupted meanwhile has removed the folder.
-    with contextlib.suppress(FileNotFoundError):
-        RecordFile(Path(path), Environment).write(found)
+    libraries = {"torch_version": str(torch.__version__), **dict(zip(names, versions, strict=True))}
+    return gpus, on if on_gpu else "cpu", libraries
 
 
 def _gpus() -> tuple[GpuDevice, ...]:
@@ -262,20 +214,3 @@ def _cudnn_version() -> str | None:
         # LD_LIBRARY_PATH leads to another cuDNN, or a GPU is too old for this one.
         raise GpuscaleError(f"torch cannot use cuDNN: {error}") from None
     return None if version is None else str(version)
-
-
-def _torchvision_version() -> str | None:
-    try:
-        import torchvision
-    except (ImportError, RuntimeError):
-        # torchvision raises RuntimeError if it was built for another torch.
-        return None
-    return str(torchvision.__version__)
-
-
-def _lightning_version() -> str | None:
-    # Without importing it, which takes seconds.
-    try:
-        return metadata.version("lightning")
-    except metadata.PackageNotFoundError:
-        return None

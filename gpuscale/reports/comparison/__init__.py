@@ -78,7 +78,8 @@ class View:
     def unsaid(self) -> Iterator[Explanation]:
         """Explanations, except those that the first line of the headline already gives."""
         (_, said), *_ = self.headline
-        return (each for each in self.explanations if each.causes or each.reason not in said)
+        shown = explanations(self.ranked, dict(self.headline).get("next", ""))
+        return (each for each in shown if each.causes or each.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
@@ -111,25 +112,27 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     )
 
 
-def explanations(rows: Sequence[Row]) -> list[Explanation]:
+def explanations(rows: Sequence[Row], next_step: str = "") -> list[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation; its numbers are those
-    of the row with the most GPUs.
+    of the row with the most GPUs. A `next_step` shown above replaces those of the first.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
         if row.reason and not _is_said_by_its_numbers(row.entry):
             alike.setdefault(_likeness(row), []).append(row)
     said_by: dict[str, str] = {}
-    found = []
+    found: list[Explanation] = []
     for group in alike.values():
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
         for cause in shown.causes:
             step = cause.next_step
-            if step in said_by:
+            if next_step and (not found or step in next_step):
+                step = ""
+            elif step in said_by:
                 said = said_by[step]
                 step = "as above" if said == subject else f"as for {said}"
             elif step:

@@ -6,6 +6,7 @@ import msgspec
 
 from gpuscale.records import Scaling
 from gpuscale.records.json_text import document_text
+from gpuscale.records.probe import probes_for
 from gpuscale.reports import cause_words
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, finding_of
@@ -73,6 +74,7 @@ def entry_of(row: Row) -> dict[str, object]:
                 "hosts": cause.hosts,
                 "device_uuids": cause.device_uuids,
                 "evidence": cause_words.evidence(cause),
+                "probes": probes_for(cause.code),
                 "next_step": cause_words.next_step(cause),
             }
             for cause in entry.causes

@@ -1,8 +1,8 @@
 """A comparison as a JUnit report, which GitLab, Jenkins and others show as tests.
 
 It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
-(`JUnit.xsd` of Windy Road). Neither allows properties in a test case, so the properties of all rows
-belong to the suite.
+(`JUnit.xsd` of Windy Road). Neither allows properties in a test case: the JSON and CSV formats have
+the numbers of all rows.
 """
 
 import re
@@ -14,7 +14,6 @@ from xml.etree.ElementTree import Element, SubElement
 
 from gpuscale.reports.comparison import View, as_text
 from gpuscale.reports.comparison.rows import Row, detail_lines
-from gpuscale.reports.phrases import quantity_text
 from gpuscale.reports.screen import Screen
 
 # Characters that XML 1.0 cannot hold, not even as a reference.
@@ -84,25 +83,3 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
     yield "current", comparison.current_machine
     yield "summary", view.summary
     yield "exit_code", str(view.exit_code)
-    for row in view.ranked:
-        entry = row.entry
-        yield f"{row.label}: verdict", entry.verdict.value
-        estimates = {"E baseline": entry.baseline.efficiency, "E": entry.current.efficiency}
-        for side, of_side in ((" baseline", entry.baseline), ("", entry.current)):
-            estimates[f"step time (s){side}"] = of_side.step_time_s
-            estimates[f"samples/s{side}"] = of_side.samples_per_s
-        if entry.changed_quantity is not None:
-            quantity = quantity_text(entry.changed_quantity, entry)
-            estimates[f"change of {quantity}"] = entry.change
-        for metric in entry.metrics:
-            unit = f"{metric.metric.words} ({metric.metric.unit})"
-            estimates |= {f"{unit} baseline": metric.baseline, unit: metric.current}
-        numbers: dict[str, float | None] = {}
-        for name, estimate in estimates.items():
-            if estimate is not None:
-                numbers[name] = estimate.value
-                numbers |= {f"{name}, low": estimate.low, f"{name}, high": estimate.high}
-        numbers["minimum detectable loss"] = entry.minimum_detectable_loss
-        for name, number in numbers.items():
-            if number is not None:
-                yield f"{row.label}: {name}", f"{number:.6g}"

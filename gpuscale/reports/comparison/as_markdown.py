@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import Row, losses_found, metric_change
-from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
+from gpuscale.reports.comparison.rows import Row, losses_found
+from gpuscale.reports.phrases import UNKNOWN, counted
 
 _SIGNS = ("❌", "⚠️", "✅")
 """Emoji for verdicts, indexed by `Verdict.weight`."""
@@ -17,15 +17,11 @@ _SIGNS = ("❌", "⚠️", "✅")
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
 _NOTES_BYTES = 4_000
-_METRICS_BYTES = 8_000
 _ALL_BYTES = 60_000
 """Maximum size of the whole comment; passing rows get the space that other sections leave."""
 _FRAME_BYTES = 1_000
 """Space reserved for headers, legends and the lines that count omitted rows."""
 _LONGEST_TEXT = 600
-_METRICS_HEADER = (
-    "| case | GPUs | metric | baseline | now | change | verdict |\n" + "|---" * 7 + "|"
-)
 # Characters that GitHub and GitLab treat as markup; `_` only at the beginning or end of a word.
 _MARKUP = re.compile(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)")
 # `@name` would notify a user; `#12` and `!12` would link to an issue or a merge request.
@@ -49,9 +45,8 @@ def render(view: View) -> str:
     if view.notes:
         lines = [f"- {_plain(note)}" for note in view.notes]
         blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more note")))
-    metrics = _metrics(rows)
-    room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
-    return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
+    room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join(blocks))
+    return "\n\n".join((*blocks, *_fine_rows(rows, room)))
 
 
 def _header(rows: Sequence[Row]) -> str:
@@ -91,25 +86,6 @@ def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
     table = "\n\n".join((_table(_header(fine), map(_row, fine), size), losses_found(fine))).rstrip()
     return [_folded(f"{counted(len(fine), 'row')} without a loss", table)] if fine else []
-
-
-def _metrics(rows: Sequence[Row]) -> list[str]:
-    found = [(row, metric) for row in rows for metric in row.entry.metrics]
-    found.sort(key=lambda item: item[1].verdict.weight)
-    lines = [
-        _cells(
-            _plain(row.name),
-            str(row.entry.key.gpus),
-            metric.metric.words,
-            amount_text(metric.baseline.value, metric.metric.unit),
-            amount_text(metric.current.value, metric.metric.unit),
-            metric_change(metric).line,
-            f"{_SIGNS[metric.verdict.weight]} {verdict_word(metric.verdict)}",
-        )
-        for row, metric in found
-    ]
-    table = _table(_METRICS_HEADER, lines, _METRICS_BYTES)
-    return [_folded("Other metrics", table)] if lines else []
 
 
 def _cells(*texts: str) -> str:

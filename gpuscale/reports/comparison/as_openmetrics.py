@@ -84,7 +84,7 @@ def _lines(view: View) -> Iterator[str]:
     for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
         for gauge in gauges:
             values = [(labels, attrgetter(gauge.field)(each)) for labels, each in found]
-            yield from _family(gauge.name or gauge.field, gauge.unit, gauge.meaning, values)
+            yield from family(gauge.name or gauge.field, gauge.unit, gauge.meaning, values)
     for spec in METRICS_BY_NAME.values():
         of_both = [
             (labels, metric.current)
@@ -93,21 +93,21 @@ def _lines(view: View) -> Iterator[str]:
             if metric.metric == spec
         ]
         name, meaning = spec.words.replace(" ", "_"), spec.words.capitalize()
-        yield from _family(name, _UNITS[spec.unit], meaning, of_both)
+        yield from family(name, _UNITS[spec.unit], meaning, of_both)
     verdicts = [
         ({**labels, "verdict": verdict.value}, float(entry.verdict is verdict))
         for labels, entry in entries
         for verdict in Verdict
     ]
-    yield from _family("verdict", "", "1 for the verdict on the row, 0 for all others", verdicts)
+    yield from family("verdict", "", "1 for the verdict on the row, 0 for all others", verdicts)
     exit_code = [(cluster, float(view.exit_code))]
-    yield from _family("exit_code", "", "Exit code of gpuscale compare", exit_code)
+    yield from family("exit_code", "", "Exit code of gpuscale compare", exit_code)
     times_s = [datetime.fromisoformat(result.created_at).timestamp() for result in view.results]
     times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
     newest = [(cluster, max(times_s))]
-    yield from _family("measured_timestamp", "seconds", "Unix time of the last run", newest)
+    yield from family("measured_timestamp", "seconds", "Unix time of the last run", newest)
     facts = [({**cluster, **_facts(view)}, 1.0)]
-    yield from _family("comparison_info", "", "What was compared, with what", facts)
+    yield from family("comparison_info", "", "What was compared, with what", facts)
 
 
 def _facts(view: View) -> Labels:
@@ -140,7 +140,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
     return {} if configuration is None else msgspec.structs.asdict(configuration)
 
 
-def _family(
+def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
     """Yield the lines for a metric, then those for its bounds, which are metrics of their own."""

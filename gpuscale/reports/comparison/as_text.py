@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.records import Verdict
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found
 from gpuscale.reports.phrases import UNKNOWN
@@ -97,13 +96,9 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """Explain the table, and give the losses that would have been detected in passing rows.
-
-    If all rows pass, the headline gives these losses.
-    """
+    """Explain the table, and give the losses that would have been detected in passing rows."""
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    if not all(row.entry.verdict.is_pass for row in rows):
-        parts.append(losses_found(row for row in rows if row.entry.verdict is Verdict.OK))
+    parts.append(losses_found(row for row in rows if row.entry.verdict.is_pass))
     return "; ".join(filter(None, parts))

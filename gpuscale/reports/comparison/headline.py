@@ -1,5 +1,6 @@
 """The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -18,7 +19,7 @@ from gpuscale.records import (
 )
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline, next_step
-from gpuscale.reports.comparison.rows import Row, likeness_of_cause, losses_found, subject_of
+from gpuscale.reports.comparison.rows import Row, likeness_of_cause, subject_of
 from gpuscale.reports.phrases import (
     counted,
     counted_verdicts,
@@ -31,10 +32,8 @@ from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, st
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _MORE_BEFORE = {
-    "baseline": (
-        "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
-    ),
-    "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
+    "baseline": "if all was well, add these runs: gpuscale baseline update --add {before} {after}",
+    "results": "make more runs of the earlier side, on the machine as it was: --resume {before}",
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
@@ -187,7 +186,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         else:
             parts.append("no loss was found")
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
-    return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
+    return word.value, "; ".join(parts)
 
 
 def _gain(name: str, changes: Sequence[float], verb: str) -> str:
@@ -248,8 +247,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
         undone = "measure again with the likeliest of the changes undone" if is_changed else ""
         return "; or ".join(filter(None, (undone, step)))
     if of_baseline and not step:
-        before = listed(comparison.before.files) or "FILE"
-        return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
+        return _more_before(comparison, is_same="same_allocation" in notes)
     if not step:
         remedies = (words.remedy for row in (worst, *rows) for words in _words(row))
         step = next(filter(None, remedies), "")
@@ -268,6 +266,15 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
+
+
+def _more_before(comparison: Comparison, *, is_same: bool) -> str:
+    """Say how the baseline gets more runs; those that it has already cannot be added to it."""
+    if is_same:
+        return "measure again, in a session of its own, and compare those results"
+    sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
+    before, after = (shlex.join(files) for files in sides)
+    return _MORE_BEFORE[comparison.baseline_kind].format(before=before, after=after)
 
 
 def _words(row: Row) -> list[Words]:

@@ -274,4 +274,5 @@ def likeness_of_cause(cause: Cause) -> object:
         if not isinstance(each, PhaseChange | EfficiencyLoss)
     }
     alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
-    return cause.kind, cause.code, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)
+    what = cause.kind, cause.code, cause.phase
+    return *what, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)

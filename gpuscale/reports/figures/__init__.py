@@ -11,7 +11,6 @@ from gpuscale.reports.figures.history_plot import history_picture
 from gpuscale.reports.figures.picture import KINDS, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.scaling_plots import scaling_picture
 from gpuscale.reports.figures.stacked_bars import budget_picture, phases_picture
-from gpuscale.reports.figures.window_map import windows_picture
 
 FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "scaling": partial(scaling_picture, ("time", "throughput", "speedup")),
@@ -22,6 +21,5 @@ FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "efficiency": partial(scaling_picture, ("efficiency",)),
     "budget": budget_picture,
     "phases": phases_picture,
-    "windows": windows_picture,
     "history": history_picture,
 }

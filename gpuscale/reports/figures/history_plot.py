@@ -81,7 +81,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=2)
     return Picture(
         figure=figure,
-        title=f"{counted(len(history.nights), 'night')} of {history.machine}",
+        title=history.label,
         description="; ".join(
             f"{label}: {_sentence(row, history)}" for row, label in zip(shown, labels, strict=True)
         ),

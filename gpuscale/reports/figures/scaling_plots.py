@@ -201,12 +201,23 @@ def _draw(
         unit_s, unit = time_unit(value.value for points in values for value in points.values())
         named = _TIMED[known[0].timed] if quantity == "time" else quantity
         factor, words = 1 / unit_s, f"{named} ({unit})"
-    axes.set_ylabel(words)
+    axes.set_ylabel(words + (_epoch_text(known) if quantity == "time" else ""))
     scaled = [{gpus: each.scaled(factor) for gpus, each in points.items()} for points in values]
     for place, (curve, points) in enumerate(zip(known, scaled, strict=True)):
         beside = _APART ** (place - (len(known) - 1) / 2)
         _draw_curve(axes, curve, points, styles[curve.way], beside)
     _lay_values(axes, quantity, scaled, counts)
+
+
+def _epoch_text(curves: Sequence[_Curve]) -> str:
+    """Return the samples of an epoch, since a case that names none has a default; else nothing."""
+    epochs = {
+        round(point.epoch_s * point.samples_per_s.value)
+        for curve in curves
+        for point in curve.points
+        if point.epoch_s is not None and point.samples_per_s is not None
+    }
+    return f"\nof {counted(epochs.pop(), 'sample')}" if len(epochs) == 1 else ""
 
 
 def _lay_values(

@@ -57,10 +57,10 @@ def rows(subject: Subject) -> Section | None:
 def place_text(results: Results) -> str:
     """Say where and when results were measured: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
     where, began = results.environment, datetime.fromisoformat(results.created_at)
-    job = f", job {where.job_id}" if where.job_id else ""
+    job = f"job {where.job_id}" if where.job_id else ""
     ranks = "; CPU ranks stand for GPUs" if where.device == "cpu" else ""
-    host = where.host or "unknown host"
-    return f"{host}, {where.hardware_label}, {began:%Y-%m-%d %H:%M}{job}{ranks}"
+    facts = where.host, where.hardware_label, f"{began:%Y-%m-%d %H:%M}", job
+    return f"{', '.join(filter(None, facts))}{ranks}"
 
 
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
@@ -131,13 +131,15 @@ def machines(subject: Subject) -> Section:
     """Return the section on the machines of the results and, if given, of the baseline."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
-    jobs = [result.allocation_of(run) for result in subject.results for run in result.runs]
+    jobs = [
+        r.allocation or result.environment.job_id for result in subject.results for r in result.runs
+    ]
     sides = {"now": _facts(here[0].hardware_label, begun, jobs, here)}
     if (before := subject.baseline) is not None:
         machine = hardware_label(before.cluster, before.hardware)
         begun = [before.recorded_at] if before.recorded_at else []
-        jobs, there = [*before.environments], [*before.environments.values()]
-        sides = {f"baseline {before.name}": _facts(machine, begun, jobs, there), **sides}
+        names, there = [*before.environments], [*before.environments.values()]
+        sides = {f"baseline {before.name}": _facts(machine, begun, names, there), **sides}
     rows = []
     for name in sides["now"]:
         known = [side[name] or UNKNOWN for side in sides.values()]
@@ -160,7 +162,7 @@ def machines(subject: Subject) -> Section:
 def _facts(
     machine: str,
     begun: Sequence[str],
-    jobs: Sequence[str],
+    jobs: Sequence[str | None],
     environments: Sequence[Environment],
 ) -> dict[str, str]:
     """Return where, when and with what one side was measured; unknown facts are empty."""

@@ -1,17 +1,16 @@
 """Sections on the time of a step: curves, efficiency budget, phases, and windows of each rank."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpuscale.analysis.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.typical_step import typical_steps
 from gpuscale.base.units import format_seconds, significant, whole_percent
-from gpuscale.records import GpuSummary, RankReport, Run
+from gpuscale.records import GpuSummary, PointKey, RankReport, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.figures.picture import Measurements, svg_of
-from gpuscale.reports.figures.window_map import slowest_runs
 from gpuscale.reports.page import Section, Subject, Table
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 
@@ -130,10 +129,21 @@ def windows(subject: Subject) -> Section | None:
             "rank by itself and, waiting for the others, in each window; and what its GPU "
             "reported meanwhile. Shaded: more than 2 %, 5 % and 10 % above the run's median."
         ),
-        figures=pictures(subject, "windows"),
         tables=tables,
         notes=[more] if more else (),
     )
+
+
+def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
+    """Return the slowest valid run of each row, among runs with busy times."""
+    found: dict[PointKey, Run] = {}
+    for run in runs:
+        windows = (*run.windows, *run.unsynced_windows)
+        tells = run.windows and run.ranks and all(window.busy_s for window in windows)
+        if run.is_valid and run.steps_per_window and tells:
+            point = PointKey.of(run)
+            found[point] = max(found.get(point, run), run, key=lambda each: each.step_time_s)
+    return found
 
 
 def _table(run: Run, name: str) -> Table:

@@ -12,9 +12,8 @@ from gpuscale.reports.columns import text_table
 from gpuscale.reports.screen import fitted
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.connections import connection_lines
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
-from gpuscale.reports.show.step_time import phase_lines
+from gpuscale.reports.show.step_time import connection_lines, phase_lines
 
 _DEVICES = {
     "cpu": "cpu, over gloo",

@@ -141,6 +141,8 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
     """Return a published value and what it measures: `41.2 s`, `wall clock of the epoch`."""
     if point.samples_per_s is not None:
         amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
+    elif point.value is not None:
+        amount, what = f"{significant(point.value.value)} {point.unit}".strip(), "reference"
     else:
         assert point.figure is not None, "a published point has its figure"
         amount = phrases.known_text(point.figure.mean_time_s, format_seconds)

@@ -1,4 +1,4 @@
-"""The parts of a step: efficiency budget, stragglers and phases."""
+"""The parts of a step: efficiency budget, stragglers, phases and connections."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from gpuscale.analysis.budget import (
     rank_skews,
 )
 from gpuscale.analysis.typical_step import SUM_TOLERANCE, TypicalStep, typical_steps
+from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_percent, format_seconds
 from gpuscale.records import Configuration, EntryKey, PointKey, Run
@@ -258,3 +259,18 @@ def phase_notes(
                 f"{label}: the phases of {step.missing_windows} of {step.windows} windows miss "
                 f"the window's time by more than {100 * SUM_TOLERANCE:g} %"
             )
+
+
+def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each way in which ranks were connected, with the rows that have it."""
+    rows: dict[str, dict[str, None]] = {}
+    for run in runs:
+        # Often only rank 0 logs the library's version.
+        libraries = (node.connections.get("library") for node in run.nodes)
+        kind = GPU_KINDS.get(run.configuration.device, GPU_KINDS["cuda"])
+        library = next(filter(None, libraries), kind.library)
+        for node in run.nodes:
+            if facts := {**node.connections, "library": library} if node.connections else {}:
+                text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+                rows.setdefault(text, {})[run.key.label] = None
+    yield from (f"{'; '.join(labels)}: {text}" for text, labels in rows.items())

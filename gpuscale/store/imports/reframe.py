@@ -13,7 +13,7 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records.json_text import from_json
-from gpuscale.store.imports.session import RecordedValue, Session, positive
+from gpuscale.store.imports.session import RecordedValue, Reference, Session, positive
 
 _NOT_MEASURED = ("skip", "abort")
 _PLAIN_ENVIRONMENTS = ("builtin", "default", "")
@@ -58,7 +58,7 @@ class _Case(
         """Yield the usable values of the test."""
         with_environment = f"{self.name} +{self.environ}"
         is_plain = (self.environ or "") in _PLAIN_ENVIRONMENTS
-        for variable, value, lower, upper, unit in self._variables():
+        for variable, value, expected, lower, upper, unit in self._variables():
             if found := positive(value):
                 # A test that has only a lower threshold must not fall below it.
                 is_one_sided = (lower is None) != (upper is None)
@@ -71,16 +71,25 @@ class _Case(
                     gpus=self.gpus,
                     hosts=tuple(self.nodes or ()),
                     at_s=self.ended_s,
+                    reference=_reference(expected, lower, upper),
                 )
 
-    def _variables(self) -> Iterator[tuple[str, Any, Any, Any, str | None]]:
-        """Yield name, value, lower and upper threshold and unit of each performance variable."""
+    def _variables(self) -> Iterator[tuple[str, Any, Any, Any, Any, str | None]]:
+        """Yield name, value, reference, thresholds and unit of each performance variable."""
         for key, entry in (self.perfvalues or {}).items():
-            value, _, lower, upper, unit = [*entry, None, None, None, None, None][:5]
-            yield key.rpartition(":")[2], value, lower, upper, unit
+            value, expected, lower, upper, unit = [*entry, None, None, None, None, None][:5]
+            yield key.rpartition(":")[2], value, expected, lower, upper, unit
         for old in self.perfvars or ():
             lower, upper = old.get("thres_lower"), old.get("thres_upper")
-            yield str(old.get("name")), old.get("value"), lower, upper, old.get("unit")
+            value, expected = old.get("value"), old.get("reference")
+            yield str(old.get("name")), value, expected, lower, upper, old.get("unit")
+
+
+def _reference(expected: Any, lower: Any, upper: Any) -> Reference | None:
+    """Return the reference; None for 0, which is ReFrame's word for none, and below."""
+    value = positive(expected)
+    lower, upper = (None if each in _NONE else float(each) for each in (lower, upper))
+    return None if value is None else Reference(value, lower, upper)
 
 
 class _Info(msgspec.Struct):
@@ -186,9 +195,10 @@ def _logged_values(told: Mapping[str, str]) -> dict[str, list[Any]]:
             # Older logs have one variable a line, named in a column of its own.
             name = told.get("perf_var", prefix) if prefix == "perf" else prefix
             others = (
-                told.get(f"{prefix}_{what}") for what in ("lower_thres", "upper_thres", "unit")
+                told.get(f"{prefix}_{what}")
+                for what in ("ref", "lower_thres", "upper_thres", "unit")
             )
-            found[name] = [told[column], None, *others]
+            found[name] = [told[column], *others]
     return found
 
 

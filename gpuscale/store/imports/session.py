@@ -7,14 +7,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
-from gpuscale.records import Configuration, Environment, Results, Run
+from gpuscale.records import Configuration, Environment, PublishedFigure, Results, Run
 from gpuscale.records.environment import UNRECORDED
-from gpuscale.records.metric_names import described
-from gpuscale.records.metrics import OpenMetric
+from gpuscale.records.metrics import OpenMetric, described
 from gpuscale.records.node_evidence import NodeEvidence
+from gpuscale.records.tolerances import ToleranceOverride
+
+
+class Reference(NamedTuple):
+    """The value that a tool expected, with its thresholds as fractions of it."""
+
+    value: float
+    lower: float | None
+    upper: float | None
+
+    def tolerance(self, metric: OpenMetric) -> float | None:
+        """Return the loss of speed that the thresholds allow; None without one to the worse."""
+        if metric.more_is_better:
+            return None if self.lower is None else -self.lower
+        return None if self.upper is None else 1 - 1 / (1 + self.upper)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +44,7 @@ class RecordedValue:
     gpus: int = 1
     hosts: tuple[str, ...] = ()
     at_s: float | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +108,30 @@ class Directions:
             )
 
 
+def published(
+    value: RecordedValue, metric: OpenMetric
+) -> tuple[PublishedFigure, ToleranceOverride | None]:
+    """Return the reference of a value as a published figure, and the limit that it sets."""
+    assert value.reference is not None, "only values with a reference are published"
+    figure = PublishedFigure(
+        case=value.case,
+        strategy=metric.name,
+        gpus=value.gpus,
+        value=value.reference.value,
+        metric=metric,
+    )
+    margin = value.reference.tolerance(metric)
+    if margin is None:
+        return figure, None
+    case, strategy, gpus = figure.key
+    margin = min(max(0.0, margin), 0.99)
+    return figure, ToleranceOverride(case=case, strategy=strategy, gpus=gpus, margin=margin)
+
+
 def results_of(session: Session, directions: Directions) -> Results:
     """Return the results of a session, with a run for each value."""
     directions.learn(session.values)
-    system = session.system or "unrecorded machine"
-    environment = Environment(device=UNRECORDED, host=session.host, system=system)
+    environment = Environment(device=UNRECORDED, host=session.host, system=session.system)
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
         gpuscale_version=__version__,
