@@ -160,20 +160,6 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
 
 
-def test_a_straggler_stands_out_in_every_window() -> None:
-    plain = of_phases(4)
-    busy_s = (0.1, 0.1, 0.12, 0.1)
-    slow = replace(plain.windows[0], busy_s=busy_s)
-    made = replace(plain, windows=(slow,) * 5, unsynced_windows=(slow,) * 5)
-    picture = drawn("windows", Measurements(runs=[made]))
-    (image,) = picture.figure.axes[0].images
-    shown = image.get_array()
-    assert shown is not None
-    assert shown.shape == (4, 5)
-    assert [*shown.mean(axis=1)] == pytest.approx([0, 0, 0.2, 0])
-    assert "rank 2 on node1 was busy longest, +20.0 %" in picture.description
-
-
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nights")

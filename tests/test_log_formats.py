@@ -43,7 +43,7 @@ OF_EXAMPLES = {
     "lightning-rich": Mark(step=11, epoch=0, total_steps=20, figure=5.31, loss=2.303),
     "keras": Mark(step=98, total_steps=196, figure=0.022, loss=2.1),
     "keras-epochs": Mark(step=98, total_steps=98, figure=0.241, loss=1.5),
-    "step-loss": Mark(step=100, epoch=1, total_steps=600, loss=0.1234),
+    "step": Mark(step=100, epoch=1, total_steps=600, loss=0.1234),
 }
 
 
@@ -134,8 +134,10 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
             Mark(step=5, epoch=3, total_steps=50),
         ),
         ("tqdm", "812it [00:41, 20.00it/s]", Mark(step=812, figure=0.05)),
-        ("step-loss", "step 50 loss 0.1234", Mark(step=50, loss=0.1234)),
-        ("step-loss", "iter=7, lr=1e-3, train loss = nan", Mark(step=7, loss=math.nan)),
+        ("step", "step 50 loss 0.1234", Mark(step=50, loss=0.1234)),
+        ("step", "step 210: 54.1 ms/step", Mark(step=210)),
+        ("step", "[rank0] Iteration 30/500, 812.5 img/s", Mark(step=30, total_steps=500)),
+        ("step", "iter=7, lr=1e-3, train loss = nan", Mark(step=7, loss=math.nan)),
         (
             "tqdm",  # NeMo leaves the rate out
             "Epoch 0: :   0%|          | 5/300000 [02:16<2281:40:05, v_num=0, loss=11.00]",

@@ -356,3 +356,26 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
         assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
         assert "the first 4 of 2026-" in shown.stderr
+
+
+def test_the_table_shows_the_levels_that_a_lasting_loss_rests_on(tmp_path: Path) -> None:
+    # Three nights at 204 ms, then two at 236 ms on the same day, and 236 ms tonight: the mean of
+    # the nights compared with is neither level.
+    hours = (203.0, 204.0, 204.0, 235.0, 236.0, 236.0)
+    for hour, step_ms in enumerate(hours):
+        at_s = BEGAN_AT_S + 3600 * hour
+        runs = tuple(
+            replace(run(gpus, step_ms / 1000 * share, index=i), started_at_s=at_s + i)
+            for gpus, share in {1: 1.0, 2: 1.02}.items()
+            for i in (1, 2, 3)
+        )
+        night = results(*runs, where=environment(job_id=str(hour)))
+        night = replace(night, created_at=datetime.fromtimestamp(at_s, UTC).isoformat())
+        (tmp_path / f"{hour}.jsonl").write_text(results_text(night))
+    shown = compare("--history", tmp_path).stdout
+    assert "204 → 236 ms" in shown, shown[:900]
+    # The efficiency before the loss is not that of the nights compared with.
+    assert "– → 0.98" in shown
+    onset = f"{datetime.fromtimestamp(BEGAN_AT_S + 3 * 3600, UTC):%Y-%m-%d %H:%M}"
+    assert f"from {onset} on" in shown.splitlines()[0]
+    assert "not excluded" not in shown

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.files import read_with
 from gpuscale.store.imports import SOURCES, Source
 from gpuscale.store.imports.folder import ImportFolder
+from gpuscale.store.imports.session import Session
 
 _MOST_NAMED = 3
 
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", choices=SOURCES, help=", ".join(SOURCES))
     parser.add_argument("files", metavar="FILE|DIR", nargs="+", help="files, or folders of them")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder of the nights")
+    add_recorded(parser)
+
+
+def add_recorded(parser: argparse.ArgumentParser) -> None:
+    """Add the options for what a tool's records leave open."""
     text = "the system (and partition) to import, if the files are of several"
     parser.add_argument("--system", metavar="NAME", help=text)
     text = "which way of a metric is better, if nothing else says so; may be given several times"
@@ -39,10 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Import the files, and print how many nights and values were new."""
     source, place = SOURCES[arguments.source], visible(arguments.output)
-    paths = [path for text in arguments.files for path in _files(Path(text), source)]
-    if not paths:
-        named = " or ".join(source.endings)
-        raise FileError(arguments.files[0], f"has no files that end in {named}")
+    paths = paths_of(arguments.files, source)
     found = _Found()
     better = {name: way == "more" for name, way in arguments.better or ()}
     with ImportFolder(Path(arguments.output), better) as folder:
@@ -81,7 +84,7 @@ def _import(
     """Import one file; name it if it cannot be read."""
     found.files += 1
     try:
-        sessions = read_with(path, lambda text: [*source.sessions(path, text)])
+        sessions = sessions_of(path, source)
     except FileError as error:
         found.unread += 1
         remark(f"left out: {error}")
@@ -94,6 +97,20 @@ def _import(
             found.nights += 1
             found.values += len(session.values)
     folder.remember(path)
+
+
+def paths_of(given: Sequence[str], source: Source) -> list[Path]:
+    """Return the files given, and those of a source in given folders; raise if there are none."""
+    paths = [path for text in given for path in _files(Path(text), source)]
+    if not paths:
+        named = " or ".join(source.endings)
+        raise FileError(given[0], f"has no files that end in {named}")
+    return paths
+
+
+def sessions_of(path: Path, source: Source) -> list[Session]:
+    """Return the sessions in a file of a source."""
+    return read_with(path, lambda text: [*source.sessions(path, text)])
 
 
 def _files(path: Path, source: Source) -> Iterator[Path]:

@@ -7,8 +7,7 @@ from typing import Literal
 
 from gpuscale.base.errors import CaseError
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records.metric_names import described
-from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric
+from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, described
 
 _NCCL_TESTS = r"Avg bus bandwidth\s*:\s*(?P<busbw_gb_s>\S+)"
 KNOWN_FIGURES = {"nccl-tests": _NCCL_TESTS, "rccl-tests": _NCCL_TESTS}

@@ -24,12 +24,17 @@ REMEMBERED = 15
 FEWEST_NIGHTS = 4
 """Minimum number of nights on a level before a change from it can be detected."""
 _SMALLEST_STEP = math.log(1.015)
-_STEP_DEVIATIONS = 2.42
+_STEP_ALARMS = 0.002
+"""Tail probability of the test of two nights, divided by the number of nights before them, so that
+a long series gets few further chances of a false alarm."""
 _FAR = 5 / 3
 """Factor on the smallest step if the two nights disagree, since one of them may be an outlier."""
+_FEW_NIGHTS = 9
+"""Below this number of nights, a change among them could hide in their mean and deviation, and the
+quantile of t would be too large; medians are used then."""
+_FEW_DEVIATIONS = 2.42
 _OF_FEW_NIGHTS = 6.5
-"""The smallest step is multiplied by 1 + this over the number of nights, since few nights determine
-the level and the deviation poorly."""
+"""With few nights, the smallest step is `_FEW_DEVIATIONS` times 1 + this over their number."""
 _FEWEST_LASTING = 3
 """Minimum number of nights on a new level for the t test."""
 _LASTING_CONFIDENCE = 1 - 1e-5
@@ -52,7 +57,7 @@ _MOST_EXCLUDED = 0.25
 _OUTLYING_FAR = 7.0
 """Distance from the median, in standard deviations, beyond which an allocation is an outlier."""
 _OUTLYING_NEAREST = 0.02
-_DEVIATION_OF_MEDIAN = 1.4826
+DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of normal values."""
 
 
@@ -105,11 +110,14 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 def departure(before: Sequence[float], night: float) -> float | None:
     """Return `night` minus the mean of `before` without outliers; None if `before` is empty."""
-    if not before:
-        return None
-    values = {str(number): value for number, value in enumerate(before)}
-    far = outlying_allocations(values)
-    return night - statistics.fmean(value for name, value in values.items() if name not in far)
+    return night - statistics.fmean(_usual(before)) if before else None
+
+
+def _usual(values: Sequence[float]) -> list[float]:
+    """Return the values without outliers."""
+    named = {str(number): value for number, value in enumerate(values)}
+    far = outlying_allocations(named)
+    return [value for name, value in named.items() if name not in far]
 
 
 def stands_out(level: Sequence[float], departure: float) -> bool:
@@ -146,7 +154,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
         return {}
     middle = statistics.median(values.values())
     apart = {name: value - middle for name, value in values.items()}
-    usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
+    usual = DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
     far = max(_OUTLYING_NEAREST, _OUTLYING_FAR * usual)
     found = {name: value for name, value in apart.items() if abs(value) > far}
     return found if _are_few(found, values) else {}
@@ -157,20 +165,35 @@ def _are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def _step_size(before: Sequence[float]) -> float:
-    """Smallest departure from the level of earlier nights that counts as a step."""
-    few = 1 + _OF_FEW_NIGHTS / min(len(before), REMEMBERED)
-    return max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * night_deviation(before[-_OF_DEVIATION:]))
+    """Smallest departure of the mean of two nights from the earlier nights' level that is a step.
+
+    The median of differences, which needs no exclusion of outliers, varies as much as the standard
+    deviation of a third of the nights.
+    """
+    nights = min(len(before), REMEMBERED)
+    if len(before) < _FEW_NIGHTS:
+        few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)
+        return max(_SMALLEST_STEP, few * night_deviation(before))
+    usual = _usual(before[-_OF_DEVIATION:])
+    quantile = t_quantile(1 - _STEP_ALARMS / len(usual), len(usual) - 1)
+    error = statistics.stdev(usual) * math.sqrt(1 / 2 + 1 / nights)
+    return max(_SMALLEST_STEP, quantile * error)
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
     """Find a step from the level that began at `begin` if the last two or three nights show one."""
     first = max(begin, tonight - 1 - REMEMBERED)
-    level = statistics.median(values[first : tonight - 1])
+    before = values[first : tonight - 1]
+    is_few = len(before) < _FEW_NIGHTS
+    level = statistics.median(before) if is_few else statistics.fmean(_usual(before))
     beyond = _step_size(values[begin : tonight - 1])
     last = [value - level for value in values[max(begin, tonight - 2) : tonight + 1]]
+    departed = abs(statistics.fmean(last[-2:])) if not is_few else min(map(abs, last[-2:]))
     agree = abs(last[-1] - last[-2]) <= beyond
     if not (
-        _all_beyond(last[-2:], beyond if agree else _FAR * beyond) or _all_beyond(last, beyond)
+        (agree and departed > beyond)
+        or _all_beyond(last[-2:], _FAR * beyond)
+        or _all_beyond(last, beyond)
     ):
         return None
 

@@ -6,7 +6,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as with_fields
 
-from gpuscale.analysis.history import History, environment_at, history_of, nights_before, nights_of
+from gpuscale.analysis.history import (
+    History,
+    date_texts,
+    environment_at,
+    history_of,
+    nights_before,
+    nights_of,
+)
 from gpuscale.base.errors import UsageError
 from gpuscale.records import (
     Comparison,
@@ -94,6 +101,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     it compares with may be slow already.
     """
     losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
+    names = date_texts([night.began_at for night in history.nights])
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _beside_nights(entry)
@@ -102,14 +110,14 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             lost = losses.get((entry.configuration, entry.key.gpus))
         if lost is None:
             return entry
-        onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
+        onset = names[lost.onset]
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
             # Compared with nights that are already on the lost level, the loss is tonight's own.
             return replace(entry, since=since) if lost.is_new else entry
         loss = -lost.throughput.value
-        facts: Facts = {"loss": loss, "since": onset, "otherwise": entry.reason}
+        facts: Facts = {"loss": loss, "since": onset}
         if since is not None:
             facts["changed"] = environment_at(history.nights, lost.onset)
         reason = Statement.of("drifted" if since is None else "level_lost", **facts)
@@ -119,7 +127,9 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
+            baseline=lost.before,
             since=since,
+            further_runs=None,
             change=lost.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )

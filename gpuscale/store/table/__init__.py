@@ -24,16 +24,18 @@ from gpuscale.store.table.columns import (
     has_gpus,
     measure_in,
 )
-from gpuscale.store.table.numbers import parse_day, parse_measures, parse_whole_number
-from gpuscale.store.table.reading import Problems, TableRow, tables_in
-from gpuscale.store.table.selection import (
+from gpuscale.store.table.numbers import (
     cell_of,
     is_missing_value,
+    parse_day,
+    parse_measures,
+    parse_whole_number,
     rows_of_machine,
     rows_with_figure,
     signs_of_table,
     unused_columns,
 )
+from gpuscale.store.table.reading import Problems, TableRow, tables_in
 
 _NAMES = {"case": Name, "strategy": Name, "note": Line}
 _TIMES = tuple[Seconds, ...]

@@ -135,16 +135,17 @@ def read_keras_epoch(line: str) -> Mark | None:
     )
 
 
-STEP_LOSS = re.compile(
+STEP_LINE = re.compile(
     r"(?:\bepoch[\s:=\[#]*(?P<epoch>\d+)\b.{0,40}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
-    rf"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?.{{0,80}}?\bloss[\s:=]*(?P<loss>{NUMBER})",
+    r"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?.{0,80}?"
+    rf"(?:\bloss[\s:=]*(?P<loss>{NUMBER})|\d ?(?:[mu]?s|sec(?:onds?)?)\b|/(?:s|sec|step)\b)",
     re.IGNORECASE,
 )
 
 
-def read_step_loss(line: str) -> Mark | None:
-    """Read a line of a training loop that has a step and then a loss."""
-    if "oss" not in line or (found := STEP_LOSS.search(line)) is None:
+def read_step_line(line: str) -> Mark | None:
+    """Read a line of a training loop that has a step and then a loss, a time or a rate."""
+    if (found := STEP_LINE.search(line)) is None:
         return None
     return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())
 
@@ -218,10 +219,10 @@ FORMATS = (
         span="interval",
     ),
     LogFormat(
-        name="step-loss",
-        project="any script whose lines have a step or iteration, and then a loss",
+        name="step",
+        project="any script whose lines have a step or iteration, then a loss, a time or a rate",
         example="Epoch [1/5], Step [100/600], Loss: 0.1234",
-        read=read_step_loss,
+        read=read_step_line,
         generic=2,
     ),
 )
