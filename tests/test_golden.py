@@ -527,7 +527,7 @@ def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
         given(*update, "faster.jsonl", "--accept", "all"),
         given(*update, "faster.jsonl", "--accept", "resnet50", *why),
         given(*update, "faster.jsonl", "--accept", "mnist_cnn/ddp@4", *why),
-        given(*update, "faster.jsonl", "--accept", "all", "--expires-after", "26w", *why),
+        given(*update, "faster.jsonl", "--accept", "all", "--expires", "2099-05-01", *why),
         given(*update, "faster.jsonl"),
     ]
     check("baseline_update.txt", "\n".join(shown))
@@ -540,7 +540,7 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
     write_night(folder / "injected.jsonl", replace(THEN, injections=("data=20ms",)))
     record = ("baseline", "record", "--cluster", "ARC4")
     shown = [
-        given(*record, "night.jsonl", "-o", "a.json", "--expires-after", "180d"),
+        given(*record, "night.jsonl", "-o", "a.json", "--expires", "2099-05-01"),
         given(*record, "night.jsonl", "-o", "a.json"),
         given(*record, "night.jsonl", "-o", "b.json", "--gpus", "1,4", "--case", "mnist_cnn"),
         given(*record, "night.jsonl", "-o", "c.json", "--case", "resnet50"),

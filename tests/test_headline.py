@@ -1,9 +1,12 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
+from builders import baseline, measured
 from builders.comparisons import ALL_REDUCE, comparison, entry, peak_memory, view
 from changing import replace
+from statements import known
 
+from gpuscale.judge.compare import compare
 from gpuscale.records import (
     METRICS_BY_NAME,
     EntryVerdict,
@@ -18,6 +21,7 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.comparison import as_text
 from gpuscale.reports.reason_words import statement_text
 
 HEAVY = HostLoad(load_average=9.0, cores=2)
@@ -104,6 +108,20 @@ def test_a_part_lost_to_ideal_scaling_spans_its_rows() -> None:
     assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
 
 
+def test_the_first_line_of_a_pass_has_one_figure_and_the_loss_it_would_find_stands_below() -> None:
+    # Losses of 5% are ruled out one-sidedly, while the two-sided interval reaches further.
+    then = (0.1003, 0.1038, 0.0972, 0.103, 0.0992, 0.0992)
+    now = (0.1043, 0.1008, 0.1004, 0.102, 0.1028, 0.1004)
+    judged = compare(baseline({1: then}), [measured({1: now})])
+    (row,) = judged.entries
+    assert known(known(row.change).low) < -0.05
+    shown = as_text.render(view(judged))
+    first, *rest = shown.splitlines()
+    assert first == "ok        1 of 1 row: no loss of 5.0 % or more (95 % confidence)"
+    assert "would be found in 19 of 20 nights" in " ".join(" ".join(rest).split())
+    assert "sided" not in shown
+
+
 def test_what_is_not_known_has_no_line() -> None:
     shown = replace(comparison(entry(Verdict.OK)), before=Origin(), after=Origin())
     lines = dict(view(shown).headline)
@@ -176,3 +194,21 @@ def test_a_field_has_words_and_so_has_its_default() -> None:
     changes = [FieldChange("accumulate", None, 2), FieldChange("compiled", False, True)]
     text = statement_text(Statement.of("other_measurement", differences=changes))
     assert "batches a step: 1 → 2, compiled: no → yes" in text
+
+
+def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands() -> None:
+    uneven = Statement.of("baseline_runs_differ", deviation=0.05)
+    change = Estimate(value=-0.03, low=-0.08, high=0.02)
+    reason = Statement.of(
+        "loss_not_excluded", quantity="E(n)", change=change, ok_bound=0.05, remedy=uneven
+    )
+    judged = comparison(entry(Verdict.INCONCLUSIVE, reason=reason))
+    before = replace(judged.before, files=("baselines/ours.json",))
+    judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
+    assert dict(view(judged).headline)["next"] == (
+        "if all was well, add these runs: "
+        "gpuscale baseline update --add baselines/ours.json 'my night.jsonl'"
+    )
+    of_itself = Statement.of("same_allocation", name="4739")
+    lines = dict(view(replace(judged, notes=(of_itself,))).headline)
+    assert lines["next"] == "measure again, in a session of its own, and compare those results"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpuscale.measure.worker.last_words import last_words
-from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
+from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
 
 OWN = """\
 Traceback (most recent call last):

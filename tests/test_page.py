@@ -15,6 +15,7 @@ from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
 from gpuscale.reports.page.nights_index import write_index
 from gpuscale.store import leave_out, read_results, write_baseline
+from gpuscale.store.night_record import NightRecord, record_files
 
 Report = Callable[..., str]
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
@@ -133,15 +134,15 @@ def test_a_hundred_rows_take_less_than_half_a_megabyte(report: Report, tmp_path:
 
 def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_path: Path) -> None:
     for name, record, files in (
-        ("2026-11-01_1", "night: ok\nexit: 0\n", ("report.html",)),
-        ("2026-11-02_<b>2#", "night: regressed\nexit: 1\n", ()),
-        ("2026-11-03_3", "", ()),
+        ("2026-11-01_1", NightRecord(night="ok", exit=0), ("report.html",)),
+        ("2026-11-02_<b>2#", NightRecord(night="regressed", exit=1), ()),
+        ("2026-11-03_3", None, ()),
     ):
         (tmp_path / name).mkdir()
         for file in files:
             (tmp_path / name / file).touch()
-        if record:
-            (tmp_path / name / "night.txt").write_text(record)
+        for file, text in record_files(record).items() if record else ():
+            (tmp_path / name / file).write_text(text)
     write_night(tmp_path / "2026-11-01_1" / "results.jsonl", THROTTLED)
     leave_out(tmp_path / "2026-11-01_1" / "results.jsonl", "cooling failure")
     write_index(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuscale.base.errors import ExitCode
+from gpuscale.base.printable import visible
 from gpuscale.judge.compare.notes import with_validity
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
@@ -49,13 +50,19 @@ def summary_lines(
 
 
 def verdict_lines(
-    rule: DecidedVerdict, results: Results, colour: bool, exit_code: int
+    rule: DecidedVerdict, results: Results, files: tuple[Path, Path], colour: bool, exit_code: int
 ) -> Iterator[str]:
     """Yield the lines that state the verdict against the baseline and the session's exit code."""
     judged = rule.verdict_after(results)
     comparison = diagnose(judged.sides, judged.comparison)
     comparison = with_validity(comparison, judged.sides, today=date.today())
-    comparison = replace(comparison, baseline_kind=rule.baseline_kind)
+    before, after = ((visible(relative(path)),) for path in files)
+    comparison = replace(
+        comparison,
+        baseline_kind=rule.baseline_kind,
+        before=replace(comparison.before, files=before),
+        after=replace(comparison.after, files=after),
+    )
     screen = replace(Screen.of(sys.stdout), colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
     yield from as_text.render(view).splitlines()

@@ -10,8 +10,8 @@ import pytest
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.campaigns.night.attempt import NoRunReason
-from gpuscale.plugin.benchmark_table import add_clock
 from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.terminal import add_clock
 from gpuscale.records import EntryKey
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_case

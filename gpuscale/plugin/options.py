@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuscale.base.cpus import SITE, UNBOUND, is_map
 from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import MICRO_BATCHES, SCHEDULE, STRATEGIES, Schedule
@@ -87,6 +88,10 @@ def _choice(text: str, *, known: tuple[str, ...]) -> str:
     if text not in known:
         raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
     return text
+
+
+def _cpu_binding(text: str) -> str:
+    return text if is_map(text) else _choice(text, known=(UNBOUND, SITE, "mask_cpu:…", "map_cpu:…"))
 
 
 def _strategies(text: str) -> tuple[str, ...]:
@@ -215,6 +220,14 @@ class MeasureOptions:
         "on the nodes between runs; for sites that forbid it",
         see="clusters.md#across-nodes",
         in_training=True,
+    )
+    cpu_bind: str = option(
+        "--cpu-bind B",
+        "the CPUs of ranks: the job's (`none`), as the `site` binds tasks, or a map, as in "
+        "`mask_cpu:0xfe,0xfe00` or `map_cpu:0,8`",
+        type=_cpu_binding,
+        default=UNBOUND,
+        see="clusters.md#across-nodes",
     )
     size: str | None = option(
         "--size NAME",

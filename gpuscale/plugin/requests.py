@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from msgspec.structs import replace
 
+from gpuscale.base.cpus import SITE, is_map
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.strategies import COMMAND, ONE_PROCESS_STRATEGIES, STRATEGIES, is_older
@@ -20,6 +21,7 @@ from gpuscale.workload.run_defaults import (
     command_request,
     data_workers,
     default_request,
+    devices_of_run,
     file_of_case,
     ranks_per_gpu,
     timing_plan,
@@ -208,8 +210,16 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
     else:
         assert issubclass(plan.case, TrainingCase)
         request = _training_request(plan, plan.case, environment, options)
+    if is_map(options.cpu_bind) and request.launch != "per-rank":
+        raise CaseError(
+            "--cpu-bind: a map has CPUs for each rank, and this command starts its ranks itself; "
+            "add --launch per-rank, or bind them in the command"
+        )
+    if options.cpu_bind == SITE and environment.nodes:
+        # A site binds the ranks of a node to the same cores in every run.
+        request = replace(request, devices=devices_of_run(environment, run=1, gpus=plan.gpus))
     timing = timing_plan(request.configuration.device, options.run_seconds)
-    return replace(request, timing=timing, timeout_s=options.timeout_s)
+    return replace(request, timing=timing, timeout_s=options.timeout_s, cpu_bind=options.cpu_bind)
 
 
 def _training_request(

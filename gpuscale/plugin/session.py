@@ -22,7 +22,6 @@ from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.measure.launch import launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.plugin import results_file, terminal
-from gpuscale.plugin.benchmark_table import enter_run, keep_tables_narrow
 from gpuscale.plugin.command_item import CommandItem
 from gpuscale.plugin.ending import (
     status_of_verdict,
@@ -48,6 +47,7 @@ from gpuscale.plugin.requests import (
     validate_precision,
 )
 from gpuscale.plugin.run_maker import RunMaker, stopping_rule
+from gpuscale.plugin.terminal import enter_run, keep_tables_narrow
 from gpuscale.records import Run
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
@@ -82,19 +82,25 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     file = options.resume or options.results
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
     validate_writable(folder)
+    is_command = any(isinstance(each, CommandItem) for each in config.pluginmanager.get_plugins())
     launcher = launcher_by_name(
-        options.launcher, device=options.device, folder=folder, fresh_tasks=options.fresh_tasks
+        options.launcher,
+        device=options.device,
+        folder=folder,
+        fresh_tasks=options.fresh_tasks,
+        is_command=is_command,
     )
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
     )
-    is_command = any(isinstance(each, CommandItem) for each in config.pluginmanager.get_plugins())
     with ThreadPoolExecutor() as pool:
         if not is_command:
             # Meanwhile the process that will fork the ranks imports the same modules.
             pool.submit(_import_for_cases)
-        environment = replace(launcher.environment, cases_revision=revision or None)
+        environment = replace(
+            launcher.environment, cases_revision=revision or None, cpu_bind=options.cpu_bind
+        )
     validate_precision(options, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
@@ -290,8 +296,9 @@ class _MeasuringSession:
             terminalreporter.write_line(line)
         if isinstance(rule, DecidedVerdict) and baseline is not None and results.runs:
             terminalreporter.section(f"against {baseline.name}", sep="-", bold=True)
-            colour, code = terminalreporter.hasmarkup, self._exit_code
-            for line in verdict_lines(rule, results, colour, code):
+            files, colour = (baseline, recorder.path), terminalreporter.hasmarkup
+            code = self._exit_code
+            for line in verdict_lines(rule, results, files, colour, code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)
