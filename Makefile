@@ -14,13 +14,13 @@ CASES ?= mnist_cnn resnet50
 # The main job: measure two of the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU),
 # mnist_cnn by dp and ddp and resnet50 by ddp. CASES="gpt mnist_net" takes others, CASES=all every
 # one, and STRATEGY=fsdp,pipeline,lightning the other strategies; each takes as long again.
-bench: setup
+bench: $(VENV)/.measures
 	$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
 	    --gpus $(GPUS) --strategy $(STRATEGY)
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (docs/start.md)"
 
-# Proves the CUDA path on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
-gpu-check: setup
+# Proves the path through CUDA or ROCm on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
+gpu-check: $(VENV)/.measures
 	$(BIN)/python ci/gpu_check.py
 
 # worksteal gives each worker tests that lie together: the sessions that tests of a file share are
@@ -73,19 +73,23 @@ validation: setup
 setup: $(VENV)/.installed
 
 # uv installs in a minute what takes pip four. It knows nothing of pip's settings, such as an index
-# of the site's own: where it fails, pip tries.
-INSTALLED := --editable '.[dev]' $(TORCH:%=torch==%)
+# of the site's own: where it fails, pip tries. Compiling as pip does halves each later start of
+# torch where PYTHONDONTWRITEBYTECODE is set.
+# What measures, draws and judges is enough to try it; `make setup` adds what tests and checks need.
+EXTRAS = $(if $(filter %.measures,$@),amd$(COMMA)lightning$(COMMA)plots,dev)
+COMMA := ,
+INSTALLED = --editable '.[$(EXTRAS)]' $(TORCH:%=torch==%)
 ifndef LATEST
 INSTALLED += --constraint $(VENV)/constraints.txt
 endif
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.measures $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch and its CUDA libraries, 1 to 5 minutes and 6 GB at first"
 	$(PYTHON) -m venv $(VENV)
 	sed -n '$(if $(TORCH),/^# torch/q;)p' constraints.txt >$(VENV)/constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check uv && \
-	$(BIN)/uv pip install --python $(BIN)/python $(INSTALLED) || \
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(INSTALLED) || \
 	$(BIN)/python -m pip install --disable-pip-version-check $(INSTALLED)
-	touch $@
+	touch $(VENV)/.measures $@
 
 # What can be made again; results and nights are not among it.
 clean:

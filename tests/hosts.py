@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from measuring import heed_interrupts
 
 LIMIT_S = 600.0
 """For whatever a test waits for: longer than it takes on the busiest machine."""
@@ -54,6 +55,7 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=heed_interrupts,
             )
 
     def run(
@@ -88,6 +90,14 @@ class Host:
         limit = "root tbf rate 50mbit burst 16kb limit 20kb"
         _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
+    def limit_cpu(self, group: "CpuGroup") -> None:
+        """Run the processes of this host, and those that they start, in a group with a quota."""
+        own = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "ns/pid").readlink() == own:
+                    group.add(int(entry.name))
+
     def mount_over(self, place: Path, source: Path | None = None) -> None:
         """See another file in a place, or an empty folder, of which the other hosts know nothing.
 
@@ -99,6 +109,54 @@ class Host:
             _on(self, "mount", "-t", "tmpfs", "none", str(place))
         else:
             _on(self, "mount", "--bind", str(source), str(place))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroup:
+    """A control group (v1 or v2), whose processes share the cores with others by its weight."""
+
+    folder: Path
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+
+    def limit(self, cores: float | None) -> None:
+        """Let all processes of the group together use this many cores; None lifts the limit."""
+        # Short periods: a step that waits in every one is slow, not now and then interrupted.
+        period_us = 10_000
+        quota_us = None if cores is None else int(cores * period_us)
+        if (self.folder / "cpu.max").exists():
+            (self.folder / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
+        else:
+            (self.folder / "cpu.cfs_period_us").write_text(str(period_us))
+            (self.folder / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
+
+
+@contextmanager
+def cpu_groups(*names: str, times_weight: int = 50) -> Iterator[list[CpuGroup]]:
+    """Control groups that get more of the cores than one process outside of them."""
+    root = Path("/sys/fs/cgroup")
+    if (is_new := (root / "cgroup.controllers").exists()) and os.geteuid() == 0:
+        (root / "cgroup.subtree_control").write_text("+cpu")
+    elif not is_new:
+        root = root / "cpu"
+    folders = [root / f"gpuscale-{os.getpid()}-{name}" for name in names]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            weight, usual = ("cpu.weight", 100) if is_new else ("cpu.shares", 1024)
+            (folder / weight).write_text(str(usual * times_weight))
+        yield [*map(CpuGroup, folders)]
+    except OSError as error:
+        skip_unless_required(f"no control groups of CPUs here: {error}")
+    finally:
+        for folder in folders:
+            # The processes have ended with their hosts, or go on outside.
+            with contextlib.suppress(OSError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    (root / "cgroup.procs").write_text(pid)
+                folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +200,30 @@ class Cluster:
             logs = sorted(self.directory.glob("*.out"))
             said = "\n".join(f"{log.name}: {log.read_text(errors='replace')}" for log in logs)
             pytest.fail(f"the cluster does not become ready:\n{said}")
+
+
+@contextmanager
+def slowed_cores(host: Host, *, share: float) -> Iterator[None]:
+    """Give all processes of a host, and those that they start, a share of one core (cgroup v1)."""
+    root = Path("/sys/fs/cgroup/cpu")
+    if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
+        skip_unless_required("no cgroup v1 of CPUs here")
+    group = root / f"gpuscale-{host.name}-{os.getpid()}"
+    group.mkdir()
+    (group / "cpu.cfs_quota_us").write_text(str(round(share * 100_000)))
+    place = Path(f"/proc/{host.pid}/ns/net").readlink()
+    try:
+        for process in (path for path in Path("/proc").iterdir() if path.name.isdecimal()):
+            with contextlib.suppress(OSError):
+                if (process / "ns" / "net").readlink() == place:
+                    (group / "cgroup.procs").write_text(process.name)
+        yield
+    finally:
+        for number in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (root / "cgroup.procs").write_text(number)
+        with contextlib.suppress(OSError):
+            group.rmdir()
 
 
 @contextmanager

@@ -187,6 +187,7 @@ def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "n1")
     monkeypatch.setenv("MASTER_PORT", "1")
     (tmp_path / "run").mkdir()

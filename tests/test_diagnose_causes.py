@@ -2,32 +2,52 @@
 
 import ast
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
 import pytest
-from builders import CNN, environment, gpu_summary, phases, run, with_values
+from builders import (
+    CNN,
+    cpu_environment,
+    environment,
+    gpu_summary,
+    phased_run,
+    phases,
+    results,
+    run,
+    with_values,
+)
 from builders.causes import row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
+from builders.nights import ON_CPU
 from changing import replace
 
 from gpuscale.analysis.budget import PARTS, EfficiencyBudget
 from gpuscale.judge import diagnose
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.notes import with_validity
 from gpuscale.judge.diagnose import lost_parts
 from gpuscale.judge.diagnose.attribution import Rank, Step
 from gpuscale.judge.diagnose.causes import device_faults, lost_to_ideal, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed
 from gpuscale.judge.diagnose.evidence import RowEvidence
+from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Configuration,
     EntryKey,
     EntryVerdict,
     EnvironmentChange,
     GpuSummary,
+    HostLoad,
     MetricSpec,
+    NodeEvidence,
+    Results,
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
+from gpuscale.reports.comparison import as_text, view_of
 
 
 def step(
@@ -241,3 +261,46 @@ def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over
                     causes.update(codes_of(code))
     assert causes == {*WORDS, *NOT_ESTABLISHED}
     assert remedies == set(NEXT_STEPS)
+
+
+def phased(forward_s: float, backward_s: float, load: float, software: str = "2.11") -> Results:
+    """Four runs on 1 and on 2 CPU ranks of a host that other processes load."""
+    node = NodeEvidence(host="vm", load=HostLoad(load_average=load, cores=2))
+    runs = []
+    for index, noise in enumerate((1.0, 1.01, 0.99, 1.005), start=1):
+        for ranks in (1, 2):
+            its = phases(forward_s=forward_s * noise, backward_s=backward_s, optimizer_s=0.001)
+            made = phased_run([its] * ranks, configuration=ON_CPU, index=index, communication_s=0)
+            reports = tuple(replace(rank, host="vm", device_uuids=()) for rank in made.ranks)
+            runs.append(replace(made, ranks=reports, nodes=(node,)))
+    return results(*runs, where=replace(cpu_environment(), torch_version=software))
+
+
+@pytest.mark.parametrize(
+    ("now", "cause", "next_step"),
+    [
+        (phased(0.232, 0.0014, 9.0), "forward +31 ms", "did the model or the case's code change?"),
+        (phased(0.232, 0.0014, 9.0, "2.12"), "forward +31 ms", "measure again with the likeliest"),
+        (phased(0.230, 0.0018, 9.0), "computing +29 ms", "look for other processes on vm"),
+        (
+            phased(0.232, 0.0014, 30.0),
+            "forward +31 ms",
+            "measure again while the host",
+        ),
+    ],
+)
+def test_one_phase_that_got_longer_alone_is_named_and_asks_for_the_code(
+    now: Results, cause: str, next_step: str
+) -> None:
+    before = baseline_from_results(
+        [phased(0.201, 0.0016, 9.0)], name="ours", cluster="vm", minimum_runs=1
+    )
+    sides = sides_of(before, [now])
+    judged = with_validity(
+        diagnose.diagnose(sides, compare(before, [now])), sides, today=date(2026, 11, 23)
+    )
+    shown = view_of(judged, [now])
+    lines = dict(shown.headline)
+    assert lines["cause"].startswith(cause)
+    assert lines["next"].startswith(next_step)
+    assert "next:" not in as_text.render(shown).split("before → now")[1]

@@ -44,6 +44,8 @@ def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
         *("python", "task.py"),
     ]
     assert "--overcommit" in Slurm().arguments(["x"], replace(placement, oversubscribed=True))
+    by_site = Slurm().arguments(["x"], replace(placement, is_bound_by_site=True))
+    assert not [word for word in by_site if "bind" in word]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,7 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
         *("-x", "NCCL_DEBUG", "-x", "PATH", "-x", "PYTHONPATH"),
         *("python", "task.py"),
     ]
+    assert "--bind-to" not in OpenMpi().arguments(["x"], replace(placement, is_bound_by_site=True))
 
 
 def test_ranks_on_all_nodes_get_their_training_variables(monkeypatch: pytest.MonkeyPatch) -> None:

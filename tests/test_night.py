@@ -298,16 +298,6 @@ def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
     )
 
 
-def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) -> None:
-    text = "night: regressed\nexit: 1\npytest exit: 0\nretried as: 2\nhost: node1\n"
-    (tmp_path / "night.txt").write_text(text)
-    night = read_night(tmp_path)
-    assert night == NightRecord(night="regressed", exit=1, retried_as="2", host="node1")
-    assert night.has_regressed
-    (tmp_path / "night.txt").write_text("nothing of a night")
-    assert read_night(tmp_path) is None
-
-
 def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
     nodes = ("n1", "n2", "n3")
     assert suspected_nodes([NightFault(text="", host="n2.cluster.example")], nodes) == ("n2",)

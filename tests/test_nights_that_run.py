@@ -225,7 +225,7 @@ def test_a_sites_command_gets_the_verdict(checkout: Path, ending: str, recorded:
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
     command = f"sleep 600 & echo $! >{tmp_path}/child; wait"
-    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", end_s=2)
+    problem = run_on_verdict(command, tmp_path / "none", code=0, meaning="ok", end_s=2)
     assert problem == "did not end within 2 s and was killed"
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + TIMEOUT_S
     while is_living(child):

@@ -1,6 +1,7 @@
 """What the doctor says of ports and of the CPUs that ranks may run on, on each node of a job."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,11 +11,12 @@ import pytest
 from builders.network_tree import infiniband, write
 from changing import replace
 from hosts import Cluster, skip_without_hosts
+from nvml.library import compile_driver
 from slurm_cluster import slurm_cluster
 
 from gpuscale.judge.diagnose.ports import find_port_faults
 from gpuscale.records import NodeProbe
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
 
 PORT = Port(
     name="mlx5_0 port 1",
@@ -37,8 +39,6 @@ def node(
 ) -> NodeProbe:
     return NodeProbe(
         host=host,
-        compute_s=(),
-        sends=(),
         ports=ports,
         gpu_numa_nodes=tuple(gpus),
         cpu_numa_nodes=cpus,
@@ -92,6 +92,9 @@ def test_a_socket_of_ethernet_without_a_cable_is_named_if_other_nodes_have_one()
     assert texts(node("n1", ETHERNET, replace(UNPLUGGED, name="eth2"))) == []
     found = texts(node("n1", ETHERNET), node("n2", UNPLUGGED), node("n3", ETHERNET))
     assert found == [f"n2 eth1 is down: {CHECK}"]
+    half = replace(ETHERNET, duplex="half")
+    assert texts(node("n1", half)) == [f"n1 eth1 runs in half duplex: {CHECK}"]
+    assert texts(node("n1", replace(ETHERNET, duplex="full"))) == []
 
 
 def test_gpus_that_are_far_from_the_cpus_of_their_ranks_are_named() -> None:
@@ -108,13 +111,20 @@ def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(tmp_path: P
     infiniband(tmp_path, "mlx5_0")
     folder = infiniband(tmp_path, "mlx5_1", address="0000:c2:00.0")
     write(tmp_path, (f"{folder}/rate", "200 Gb/sec (4X HDR)"))
-    see = f"mount --bind {tmp_path}/sys/class /sys/class"
+    # Of the GPUs of tests/nvml, at this address and the next, one is far from all CPUs.
+    for number, bus in enumerate(("00", "11")):
+        write(tmp_path, (f"sys/bus/pci/devices/0000:{bus}:00.0/numa_node", number))
+    write(tmp_path, ("sys/devices/system/node/node0/cpulist", "0-9999"))
+    places = ("class", "bus/pci/devices", "devices/system/node")
+    see = " && ".join(f"mount --bind {tmp_path}/sys/{place} /sys/{place}" for place in places)
     doctor = f"{sys.executable} -m gpuscale doctor"
     command = ["unshare", "--mount", "sh", "-c", f"{see} && exec {doctor}"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path))}
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert answer.returncode == 1, answer.stderr
     assert "port      mlx5_0 port 1 (infiniband): active, 400 Gb/s\n" in answer.stdout
     assert "mlx5_1 port 1 runs at 200 Gb/s, its neighbours at 400" in answer.stdout
+    assert "ranks run on CPUs of NUMA node 0, far from GPU 1: see how" in answer.stdout
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def tried(
 ) -> TrialsReport:
     configuration = default_request(case, HERE, gpus=2, run=1).configuration
     faults, not_tried = possible_faults(configuration, GPUS)
-    session = Trials(machine.run, case, HERE, GPUS, after_run=lambda: None)
+    session = Trials(machine.run, case, HERE, GPUS)
     for fault in blocks(faults, pairs=pairs, trials=trials):
         session.make(fault)
     return session.report(faults, not_tried, OVERHEAD)
@@ -113,7 +113,7 @@ def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[Train
 
 
 def test_a_machine_that_is_never_steady_gives_no_rates(case: type[TrainingCase]) -> None:
-    session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS, after_run=lambda: None)
+    session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS)
     for _ in range(BASELINE_BLOCKS + 1):
         session.make(None)
     report = session.report((), (), OVERHEAD)

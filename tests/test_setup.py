@@ -41,10 +41,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path, *variables: str, without: str = "") -> list[str]:
+def set_up(checkout: Path, *variables: str, without: str = "", target: str = "setup") -> list[str]:
     """The command that installs, after uv itself."""
     subprocess.run(
-        ["make", "setup", "PYTHON=./python", *variables],
+        ["make", target, "PYTHON=./python", *variables],
         cwd=checkout,
         env={"PATH": "/usr/bin:/bin", "WITHOUT": without},
         check=True,
@@ -58,6 +58,13 @@ def test_setup_installs_by_uv_what_the_constraints_name(checkout: Path) -> None:
     assert installed.startswith("uv pip install")
     assert installed.endswith(" --editable .[dev] --constraint .venv/constraints.txt")
     assert pins_of(checkout / ".venv/constraints.txt") == pins_of(REPOSITORY / "constraints.txt")
+
+
+def test_the_main_job_alone_needs_no_tools_of_developers(checkout: Path) -> None:
+    (measures,) = set_up(checkout, target=".venv/.measures")
+    assert " --editable .[amd,lightning,plots] " in measures
+    *_, developers = set_up(checkout)
+    assert " --editable .[dev] " in developers
 
 
 def test_setup_with_another_torch_frees_what_moves_with_it(checkout: Path) -> None:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale import TrainingCase
 from gpuscale.base.errors import CaseError, InvalidTrainingError
+from gpuscale.measure.launch import PRELOADED
 from gpuscale.measure.worker import strategies
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.precision import set_fp32_mode
@@ -36,7 +37,7 @@ PATIENCE_S = 60.0
 NEWER_SETTINGS = hasattr(torch._C, "_get_fp32_precision_getter")
 # As the ranks of a session, which need not each import torch.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["gpuscale.measure.worker.preload"])
+FORKED.set_forkserver_preload([*PRELOADED])
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 

@@ -16,6 +16,7 @@ from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
 from gpuscale.campaigns.night.attempt import combined_exit, job_exit
 from gpuscale.campaigns.profile_files import find_profile
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
+from gpuscale.store.night_record import NightRecord, record_files
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",
@@ -391,7 +392,8 @@ def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -
 def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> None:
     first = site / ".gpuscale/nightly/juwels-booster/2026-11-21_1/attempt-1"
     first.mkdir(parents=True)
-    (first / "night.txt").write_text("night: infrastructure failed\nretried as: 2\n")
+    for name, text in record_files(NightRecord(night="ok", retried_as="2")).items():
+        (first / name).write_text(text)
     environment = with_programs(
         site,
         sbatch="echo 1",
@@ -447,3 +449,12 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
     own = ("--cases", "my_cases", "--yes")
     answer = gpuscale_in(site, "submit", "arc4", *own, environment=environment)
     assert (answer.returncode, "compared with nothing" in answer.stdout) == (0, True)
+
+
+def test_a_job_is_pinned_to_nodes_under_slurm_and_refused_elsewhere() -> None:
+    nodes = "nid[0102,0417]"
+    pinned = job_script(request("juwels-booster", (1, 2), nodelist=nodes))
+    assert f"--nodelist={nodes}" in directives(pinned)
+    assert "--nodelist" not in job_script(request("juwels-booster", (1, 2)))
+    with pytest.raises(UsageError, match=r"--nodelist: .* to Slurm only"):
+        request("arc4", (1, 2), nodelist=nodes)

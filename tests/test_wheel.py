@@ -28,6 +28,7 @@ USES = {
     "baseline": f"record {RESULTS} --cluster X -o b.json",
     "submit": "generic-slurm --gpus-per-node 2 --gpus 1,2 --cases made --print",
     "schema": "results",
+    "fleet": "--help",
     "import": "reframe Img.log -o nights",
     "leave-out": "two_cpu_ranks.jsonl --because cooling",
 }

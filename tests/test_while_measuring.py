@@ -1,6 +1,7 @@
 """Judging while measuring: the bounds, the confirmation, and what a session errs overall."""
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from builders import CNN, baseline, environment, figure, measured, published, re
 from changing import replace
 from statements import codes_in
 
+from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.while_measuring import (
     RowProgress,
     RowStatus,
@@ -26,6 +28,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
+from gpuscale.reports.comparison import view_of
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
@@ -177,6 +180,29 @@ def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     few = Statement.of("too_few_valid_runs", valid=1, made=3, failures=failures)
     assert row.entry.reason == few
     assert step.comparison.exit_code == 3
+
+
+def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
+    for deviation, runs, seed in ((0.015, 4, 1), (0.015, 5, 2), (0.02, 5, 6)):
+        noise = random.Random(seed)
+
+        def times(
+            count: int, time_s: float, noise: random.Random = noise, deviation: float = deviation
+        ) -> list[float]:
+            return [time_s * (1 + noise.gauss(0, deviation)) for _ in range(count)]
+
+        before = baseline({1: times(6, 0.1), 2: times(6, 0.11)})
+        now = measured({1: times(runs, 0.115), 2: times(runs, 0.1265)})
+        ended, compared = (
+            view_of(each, [now])
+            for each in (judge_session(before, [now], PLAN).comparison, compare(before, [now]))
+        )
+        assert ended.headline == compared.headline
+        assert "every GPU lost" in ended.headline[0][1]
+        assert [row.numbers for row in ended.rows] == [row.numbers for row in compared.rows]
+        assert [each[:2] for each in ended.explanations] == [
+            each[:2] for each in compared.explanations
+        ]
 
 
 def test_runs_made_after_many_failures_are_looked_at() -> None:

@@ -248,6 +248,8 @@ def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None
     under both weak and strong scaling.
     """
     one = figures.get(figure.key._replace(gpus=1))
+    if figure.metric is not None:
+        return None
     if figure.gpus == 1 or one is None:
         return 1.0 if figure.gpus == 1 else None
     if figure.samples_per_s is not None and one.samples_per_s is not None:
@@ -278,14 +280,17 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
             device=device,
             precision=figure.precision,
             data=figure.data,
+            metric=figure.metric,
         ),
         gpus=figure.gpus,
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
         valid_runs=figure.runs,
         # Wall-clock times include more than steps.
-        step_time_s=None if per_s is None else per_s.inverse(figure.gpus * figure.batch_per_gpu),
+        step_time_s=per_s and per_s.inverse(figure.gpus * (figure.batch_per_gpu or 1)),
         samples_per_s=per_s,
+        value=None if figure.value is None else Estimate(value=figure.value),
+        unit="" if figure.metric is None else figure.metric.unit,
         speedup=known,
         efficiency=None if known is None else known.scaled(1 / figure.gpus),
         figure=figure,

@@ -112,11 +112,14 @@ def processes_with(variable: str) -> set[int]:
     return found - {os.getpid()}
 
 
-def end_descendants(grace_s: float, *, variable: str | None = None) -> None:
-    """End all descendants, and processes with a variable: by SIGTERM, and later by SIGKILL."""
+def end_descendants(
+    grace_s: float, *, variable: str | None = None, spared: int | None = None
+) -> None:
+    """End descendants but one, and processes with a variable, by SIGTERM and later by SIGKILL."""
 
     def living() -> set[int]:
-        return living_descendants() | (processes_with(variable) if variable else set())
+        named = processes_with(variable) if variable else set()
+        return (living_descendants() | named) - {spared}
 
     def signal_all(processes: set[int], number: signal.Signals) -> None:
         for process in processes:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, field
 
+from gpuscale.base.cpus import SITE, UNBOUND, is_map
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.host import text_of
 from gpuscale.base.printable import shown
@@ -27,6 +28,10 @@ _SHELL_SIGNS = "@%_+=:,./~-"
 _SHELL_WORD = rf"^[A-Za-z0-9{re.escape(_SHELL_SIGNS)}]+\Z"
 _WORD = f"a word of letters, digits and {_SHELL_SIGNS} (it goes into a shell script)"
 ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD, description=_WORD)]
+NodeNames = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9_.,\[\]-]+\Z", description="names of nodes such as nid[0102,0417]"),
+]
 Variable = Annotated[
     str,
     Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", description="the name of an environment variable"),
@@ -96,6 +101,9 @@ class JobSettings(Record, frozen=True, kw_only=True):
         None
     )
     account: Annotated[ShellWord | None, JobOption("--account", "A", "account or project")] = None
+    nodelist: Annotated[
+        NodeNames | None, JobOption("--nodelist", "NODES", "run on these nodes, under Slurm")
+    ] = None
     time_limit: Annotated[TimeLimit, JobOption("--time", "HH:MM:SS", "time limit of the job")]
     gpu_option: Line | None = None
     """Scheduler option that requests GPUs, with `{gpus}` in place of the number per node."""
@@ -150,11 +158,17 @@ class Measured(Record, frozen=True, kw_only=True):
         PositiveCount, JobOption("--runs", "R", "fresh starts of each", int, "GPUSCALE_RUNS")
     ] = 3
     device: Annotated[Literal["cuda", "rocm", "cpu"], PytestOption("--device")] = "cuda"
+    cpu_bind: Annotated[ShellWord | None, PytestOption("--cpu-bind")] = None
     size: Annotated[ShellWord, PytestOption("--size")] = "full"
     run_seconds: Annotated[Seconds | None, PytestOption("--run-seconds")] = None
     """Seconds spent on the windows of each run; None for the device's default."""
     options: tuple[Name, ...] = ()
     """Further arguments for pytest."""
+
+    def __post_init__(self) -> None:
+        if self.cpu_bind not in (None, SITE, UNBOUND) and not is_map(self.cpu_bind):
+            wanted = "site, none, or a map such as mask_cpu:0xfe,0xfe00"
+            _refuse("cpu_bind", wanted, self.cpu_bind)
 
 
 class Judged(Record, frozen=True, kw_only=True):

@@ -9,7 +9,12 @@ from msgspec.structs import replace
 from gpuscale.base.errors import UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
-from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, ClusterProfile, pytest_arguments
+from gpuscale.campaigns.cluster_profile import (
+    JOB_OPTIONS,
+    ClusterProfile,
+    Judged,
+    pytest_arguments,
+)
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Demand, Scheduler
 
@@ -40,6 +45,8 @@ class JobRequest:
     gpus: tuple[int, ...]
     judged_gpus: tuple[int, ...]
     """Numbers of GPUs to judge if there is a baseline."""
+    results: str | None = None
+    """Shell word for the results file of a job that only measures; None for a nightly run."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -70,6 +77,9 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
             f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
             f"{stays} within one; ask for at most {per_node}"
         )
+    if profile.job.nodelist and not any("{nodelist}" in option for option in scheduler.options):
+        problem = f"gpuscale names nodes to Slurm only, not to {scheduler.title}"
+        raise UsageError(f"--nodelist: {problem}; leave it out")
     on_each = per_node if profile.node.whole or largest > per_node else largest
     tasks = 1 if largest <= per_node else per_node
     cores = profile.node.cores
@@ -83,6 +93,7 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
         gpu_option=profile.job.gpu_option,
         partition=profile.job.partition,
         account=profile.job.account,
+        nodelist=profile.job.nodelist,
         time_limit=profile.job.time_limit,
     )
 
@@ -101,7 +112,9 @@ def _head(request: JobRequest) -> str:
     """Comments on the origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     gpus = numbers_text(request.gpus)
-    options = {"--gpus": gpus, **request.options}
+    command, options = "submit", {"--gpus": gpus, **request.options}
+    if request.results is not None:
+        command, options = "fleet run", {**request.options}
     words = [request.named, *(word for option in options.items() for word in option), "--print"]
     asked = [*scheduler.options_of(demand), *profile.job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
@@ -110,7 +123,7 @@ def _head(request: JobRequest) -> str:
 # The scaling job of {profile.description} ({scheduler.title}):
 # on {gpus} GPUs, {counted(demand.nodes, "node")} with {demand.gpus_per_node} each.
 #
-#     gpuscale submit {visible(shlex.join(words))}
+#     gpuscale {command} {visible(shlex.join(words))}
 #
 # wrote it. Submit it from the folder of its cases:
 #
@@ -138,9 +151,14 @@ def _settings(request: JobRequest) -> str:
     if job.modules_remedy is not None:
         modules, operator = job.modules_remedy, "?"
     judged = "" if baseline is None else numbers_text(request.judged_gpus)
-    return f"""\
+    settings = f"""\
 # Settings: what was asked for, else what the environment of the job says.
 modules={setting("--modules", modules, operator)}
+"""
+    if request.results is not None:
+        return settings
+    return f"""\
+{settings}\
 runs={setting("--runs", request.profile.measure.runs)}  # fresh starts of each number of GPUs
 baseline={setting("--baseline", baseline or "")}
 judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
@@ -176,8 +194,8 @@ def _in_job(request: JobRequest, variable: str) -> str:
 
 
 def _night(request: JobRequest) -> str:
-    """Shell commands that check that gpuscale runs, then start the night's measurements."""
-    profile, judge = request.profile, request.profile.judge
+    """Shell commands that check that gpuscale runs, then start the job's measurements."""
+    profile = request.profile
     where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
     if profile.job.container is not None:
         where = _CONTAINER_CHECK.format(program=profile.job.container_program)
@@ -187,12 +205,14 @@ def _night(request: JobRequest) -> str:
     if request.demand.nodes > 1:
         after = measure.index(f"--gpus {numbers_text(request.gpus)}") + 1
         measure.insert(after, f"--launcher {request.launcher}")
-    measure += ['--runs "$runs"', '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}']
-    cases = ['"$baseline"', *(f"--case {case}" for case in judge.cases)]
-    compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
-    if judge.baseline is None:
-        cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
-        compare = f"    ${{baseline:+compare {' '.join(cases)}}}"
+    runs = '"$runs"' if request.results is None else profile.measure.runs
+    measure += [f"--runs {runs}", '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}']
+    number = _in_job(request, request.scheduler.job_variable)
+    if request.results is None:
+        program = f'gpuscale night {profile.name} "{number}"'
+        words = f"{_wrapped('measure', measure)} \\\n{_compare(profile.judge)}"
+    else:
+        program, words = "pytest", _wrapped(f"--results {request.results}", measure)
     return f"""\
 {where}
 # What is broken would end with Python's or the container's 1.
@@ -201,10 +221,18 @@ def _night(request: JobRequest) -> str:
     exit
 }}
 
-exec {inside}gpuscale night {profile.name} "{_in_job(request, request.scheduler.job_variable)}" \\
-{_wrapped("measure", measure)} \\
-{compare}
+exec {inside}{program} \\
+{words}
 """
+
+
+def _compare(judge: Judged) -> str:
+    """Words of `gpuscale night` that compare with the baseline, if there is one."""
+    cases = ['"$baseline"', *(f"--case {case}" for case in judge.cases)]
+    if judge.baseline is not None:
+        return _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
+    cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
+    return f"    ${{baseline:+compare {' '.join(cases)}}}"
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:

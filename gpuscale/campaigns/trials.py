@@ -117,7 +117,8 @@ class Trials:
     case: type[TrainingCase]
     environment: Environment
     gpus: Sequence[int]
-    after_run: Callable[[], None]
+    runs_made: int = 0
+    """Number of runs of all kinds so far."""
     _clean: list[Results] = field(default_factory=list)
     _runs: list[Run] = field(default_factory=list)
     _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
@@ -184,7 +185,7 @@ class Trials:
                 pid = sampling.sampler.pid if sampling and sampling.sampler else None
                 plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
                 made[gpus].append(compare_with_bare_loop(request, plan))
-            self.after_run()
+            self.runs_made += 1
         return OverheadReport(
             configuration=first.configuration,
             environment=self.environment,
@@ -206,7 +207,7 @@ class Trials:
             with sample_run(request, self.environment) as sampling:
                 made = self.make_run(replace(request, injections=injections))
                 runs.append(sampling.summarize(made).added_to(made) if sampling else made)
-            self.after_run()
+            self.runs_made += 1
         self._runs += runs
         return Results(
             created_at=created_at.isoformat(timespec="milliseconds"),

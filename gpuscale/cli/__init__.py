@@ -22,7 +22,7 @@ from gpuscale.base.printable import spell_out
 _COMMANDS = (
     ("init", "write the shipped cases, and a profile for this cluster's scheduler"),
     ("run", "measure an unchanged training script"),
-    ("bisect", "find which package makes training slower in one of two environments"),
+    ("bisect", "find which package, variable or commit makes training slower"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("env", "show the software of measurements, or what differs between two of them"),
@@ -34,15 +34,17 @@ _COMMANDS = (
     ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "examine this machine's GPUs: telemetry, links and faults"),
+    ("probe", "measure each device, link and storage of a job for a minute, to confirm a cause"),
     ("batch", "find the largest batch of a case that fits into memory"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),
+    ("fleet", "measure every node of a cluster, and name the sick ones"),
     ("night", "measure, compare and keep, inside a running job (submit writes such jobs)"),
     ("selftest", "test gpuscale itself on this machine: overhead, false alarms, faults found"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("run", "bisect", "batch", "night", "selftest"), MEASURING),
+    **dict.fromkeys(("run", "bisect", "batch", "night", "probe", "selftest"), MEASURING),
     "report": ("matplotlib", "jinja2"),
     "plot": ("matplotlib",),
     "doctor": ("pynvml",),

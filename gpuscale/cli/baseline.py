@@ -1,17 +1,15 @@
-"""`gpuscale baseline`: the action `show`, and the options and texts shared by several actions."""
+"""`gpuscale baseline`: its actions, and the options and texts that several of them share."""
 
 import argparse
 import getpass
 import math
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuscale.analysis.scaling import Entry
-from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import clean
 from gpuscale.base.units import rough_percent
 from gpuscale.judge.compare import compare
@@ -21,8 +19,8 @@ from gpuscale.records import Baseline
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.phrases import FOUND
-from gpuscale.reports.show.baseline_text import baseline_text, step_time_text
-from gpuscale.store import read_baseline, write_baseline
+from gpuscale.reports.show.baseline_text import step_time_text
+from gpuscale.store import write_baseline
 from gpuscale.store.files import file_errors
 
 _ACTIONS = (
@@ -36,8 +34,6 @@ TOO_WEAK = 0.2
 """Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
 published figures is no wider."""
 MOST_NAMED = 5
-_PERIOD = re.compile(r"(\d{1,6})([dw])")
-_DAYS = {"d": 1, "w": 7}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,23 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
     )
     for name, summary in _ACTIONS:
-        action = actions.add_parser(name, help=summary)
-        if name != "show":
-            action.module = f"gpuscale.cli.baseline_{name}"
-            continue
-        action.description = "Print what a baseline holds, and where it comes from."
-        action.add_argument("file", metavar="FILE", help="such as baselines/arc4.json")
-        action.set_defaults(run=__name__)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print a baseline (the action `gpuscale baseline show`)."""
-    from gpuscale.reports.screen import Screen
-
-    baseline = read_baseline(Path(arguments.file))
-    text = baseline_text(baseline, date.today(), columns=Screen.of(sys.stdout).columns)
-    sys.stdout.write(f"{text}\n")
-    return ExitCode.OK
+        module = "show" if name == "show" else f"baseline_{name}"
+        actions.add_parser(name, help=summary).module = f"gpuscale.cli.{module}"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +59,6 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
     """Add the options for a baseline's expiry."""
     text = "the last day on which it is valid, such as 2027-05-01"
     parser.add_argument("--expires", metavar="DATE", help=text)
-    text = "the same in days or weeks after the latest results, such as 180d or 26w"
-    parser.add_argument("--expires-after", metavar="PERIOD", help=text)
 
 
 def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
@@ -106,26 +85,13 @@ def login_name() -> str | None:
     return clean(name).strip()[:NAME_LIMIT] or None
 
 
-def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
-    """Return the requested expiry date, if any; a period is counted from `measured_at`."""
-    on, after = arguments.expires, arguments.expires_after
-    if on is not None and after is not None:
-        raise UsageError("--expires and --expires-after say the same thing; give one of them")
-    if on is not None:
-        try:
-            return date.fromisoformat(on).isoformat()
-        except ValueError:
-            raise UsageError(f"--expires: '{on}' is not a date such as 2027-05-01") from None
-    if after is None:
-        return None
-    period = _PERIOD.fullmatch(after)
-    if period is None:
-        raise UsageError(f"--expires-after: '{after}' is not a period such as 180d or 26w")
+def last_valid_day(arguments: argparse.Namespace) -> str | None:
+    """Return the requested expiry date, if any."""
     try:
-        days = timedelta(days=int(period[1]) * _DAYS[period[2]])
-        return (datetime.fromisoformat(measured_at).date() + days).isoformat()
-    except OverflowError:
-        raise UsageError(f"--expires-after: {after} ends after the year 9999") from None
+        return arguments.expires and date.fromisoformat(arguments.expires).isoformat()
+    except ValueError:
+        problem = f"'{arguments.expires}' is not a date such as 2027-05-01"
+        raise UsageError(f"--expires: {problem}") from None
 
 
 def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:

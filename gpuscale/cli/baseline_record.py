@@ -26,7 +26,6 @@ from gpuscale.judge.recording import (
     MINIMUM_RUNS,
     baseline_from_results,
     entries_of,
-    measured_at,
 )
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.run import busy_hosts
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file, and print a summary."""
     output, name = new_baseline(arguments)
     results = read_all_results([Path(text) for text in arguments.results])
-    expires_on = last_valid_day(arguments, measured_at=measured_at(results))
+    expires_on = last_valid_day(arguments)
     baseline = baseline_from_results(
         results,
         name=name,

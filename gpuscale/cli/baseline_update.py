@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
             "'gpuscale baseline record'"
         )
-    expires_on = last_valid_day(arguments, measured_at=recording.measured_at(results))
+    expires_on = last_valid_day(arguments)
     baseline = replace(read, expires_on=expires_on or read.expires_on)
     if arguments.add:
         known = recording.results_of(baseline)

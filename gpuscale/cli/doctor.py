@@ -9,22 +9,22 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.counters import MOMENTS
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import require_packages
+from gpuscale.campaigns.probing import probe_nodes, request_of
 from gpuscale.cli.inputs import add_device, add_text_or_json
+from gpuscale.judge.diagnose.pairs import find_slow
 from gpuscale.judge.diagnose.ports import find_port_faults
-from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
 from gpuscale.measure.telemetry.examination import Machine, examine, find_problems
 from gpuscale.records import NodeProbe
 from gpuscale.records.json_text import document_text
-from gpuscale.records.request import NodeProbeRequest
-from gpuscale.reports.machine_text import doctor_text, nodes_text
+from gpuscale.records.probe import MATRIX, SEND
+from gpuscale.reports.machine_text import doctor_text, probes_text
 from gpuscale.store import RESULTS_FOLDER
 
-_ON_GPU = NodeProbeRequest(device="cuda", message_bytes=32 * 1024**2, repeats=10, timeout_s=300.0)
-_ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeout_s=300.0)
+_PROBES = (MATRIX, SEND)
+_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
     machine = examine()
-    here = NodeProbe(host=machine.host, compute_s=(), sends=(), ports=machine.ports)
+    here = NodeProbe(
+        host=machine.host,
+        ports=machine.ports,
+        gpu_numa_nodes=tuple(gpu.numa_node for gpu in machine.gpus),
+        cpu_numa_nodes=machine.cpu_numa_nodes,
+    )
     faults = find_port_faults([here])
     problems = (*find_problems(machine), *(fault.text for fault in faults))
     document = document_text("gpuscale-doctor", **_fields(machine), problems=problems)
@@ -68,17 +73,10 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     with closing(launcher):
-        request = _ON_GPU if is_gpu(launcher.environment.device) else _ON_CPU
-        probes = launcher.probe(request)
-    findings = (*find_slow(probes), *find_port_faults(probes))
-    document = document_text(
-        "gpuscale-doctor-nodes",
-        message_bytes=request.message_bytes,
-        nodes=probes,
-        findings=findings,
-    )
-    text = nodes_text(probes, findings, message_bytes=request.message_bytes)
-    return text, document, bool(findings)
+        nodes = probe_nodes(launcher, request_of(launcher, _PROBES, seconds=_SECONDS), launches=1)
+    findings = (*find_slow(nodes), *find_port_faults(nodes))
+    document = document_text("gpuscale-doctor-nodes", nodes=nodes, findings=findings)
+    return probes_text(nodes, findings), document, bool(findings)
 
 
 def _fields(machine: Machine) -> dict[str, Any]:

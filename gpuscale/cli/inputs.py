@@ -24,6 +24,7 @@ from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 from gpuscale.store.night_record import FIRST_ATTEMPT
+from gpuscale.store.results import with_probes_beside
 from gpuscale.workload.cases import TrainingCase, validate_case
 
 _ALONE = "; it was given alone"
@@ -60,7 +61,10 @@ def read_all_results(
         content = read_any(path) if or_baselines else read_results(path)
         if isinstance(content, Baseline) and not content.runs:
             raise FileError(path, "has no measured runs; give it first, before the results")
-        read += results_of(content) if isinstance(content, Baseline) else [content]
+        if isinstance(content, Baseline):
+            read += results_of(content)
+        else:
+            read.append(with_probes_beside(path, content))
     if one_curve:
         _validate_injections(paths, read)
     once = each_run_once(read)
@@ -86,7 +90,7 @@ def read_content(path: Path) -> Results | Baseline:
     if isinstance(content, Baseline):
         return content
     say_left_out([content], _ALONE)
-    return each_run_once([content])[0]
+    return each_run_once([with_probes_beside(path, content)])[0]
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:

@@ -17,7 +17,7 @@ from gpuscale.records import Environment
 from gpuscale.records.json_text import document_text
 from gpuscale.records.trial_report import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
-from gpuscale.reports.screen import counted_runs
+from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import TIMING_PLANS, default_request
 
@@ -76,9 +76,15 @@ def run(arguments: argparse.Namespace) -> int:
     about_s = len(gpus) * (len(plan) * trials.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
     about = format_seconds(about_s)
     remark(f"{total} runs of {case.name()} on {here.hardware_label}; this takes about {about}")
+    tried = trials.Trials(launcher.run, case, here, gpus)
+
+    def drawn() -> str:
+        stage = launcher.progress()
+        inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
+        return progress_text("run", tried.runs_made, total) + inside
+
     try:
-        with counted_runs(sys.stderr, total, launcher.progress) as advance:
-            tried = trials.Trials(launcher.run, case, here, gpus, after_run=advance)
+        with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
             for fault in plan:
                 tried.make(fault)
             measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)

@@ -15,7 +15,12 @@ from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, ClusterProfile, with_options
+from gpuscale.campaigns.cluster_profile import (
+    JOB_OPTIONS,
+    ClusterProfile,
+    Measured,
+    with_options,
+)
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.campaigns.night.attempt import combined_exit, job_exit
 from gpuscale.campaigns.profile_files import find_profile, recognised_profile
@@ -32,7 +37,7 @@ _BESIDE_RUN_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 kernels, warm-up, checks), by device; too high for a modern node, too low with a slow file
 system."""
 _ACROSS_NODES_S = 10.0
-_BESIDE_MEASURING_S = 60.0
+BESIDE_MEASURING_S = 60.0
 """Guessed seconds that a job takes in addition to its runs: to start pytest, describe the machine
 and compare the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
@@ -84,12 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     for problem in problems:
         raise problem
     _say("\n".join(_announcement(request)))
-    if not arguments.yes and not _go_on():
+    if not arguments.yes and not confirmed():
         _say("nothing was submitted")
         return ExitCode.USAGE
     path = _write(request, script)
     try:
-        job = request.scheduler.submit(path, _job_environment(request))
+        job = request.scheduler.submit(path, job_environment(request.profile.job.container))
     except SchedulerError:
         path.unlink(missing_ok=True)
         raise
@@ -167,17 +172,17 @@ def _of_environment(request: JobRequest, option: str) -> str | None:
     return None if variable is None or option in request.options else os.environ.get(variable)
 
 
-def _job_environment(request: JobRequest) -> Mapping[str, str]:
+def job_environment(container: str | None) -> Mapping[str, str]:
     """Return the job's environment, with GPUSCALE_VENV added if needed to find gpuscale."""
-    if _finds_gpuscale(request) or not _can_measure():
+    if _finds_gpuscale(container) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
 
 
-def _finds_gpuscale(request: JobRequest) -> bool:
+def _finds_gpuscale(container: str | None) -> bool:
     """True if the job finds gpuscale via GPUSCALE_VENV, in .venv here, or in its container."""
     own = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists()
-    return own or request.profile.job.container is not None
+    return own or container is not None
 
 
 def _can_measure() -> bool:
@@ -197,20 +202,19 @@ def _announcement(request: JobRequest) -> Iterator[str]:
         f"{nodes} with {demand.gpus_per_node} each, "
         f"launcher {request.launcher}, compared with {judged}"
     )
-    item_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
-    item_s += _BESIDE_RUN_S[measured.device] + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
+    item_s = run_s(measured) + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
     # A case is trained by gpuscale, or is a command.
     ways = len({*measured.strategies} - {COMMAND}) or 1
     items = _count_cases(request) * ways * len(request.gpus) * runs
-    seconds = items * item_s + _BESIDE_MEASURING_S
+    seconds = items * item_s + BESIDE_MEASURING_S
     hours, most_hours = (s * demand.nodes / 3600 for s in (seconds, demand.limit_s))
     yield (
         f"estimate: {items} fresh starts of about {format_seconds(item_s)} and "
-        f"{format_seconds(_BESIDE_MEASURING_S)} around them are {format_seconds(seconds)} on "
+        f"{format_seconds(BESIDE_MEASURING_S)} around them are {format_seconds(seconds)} on "
         f"{nodes}: {hours:.2g} node-hours of the {most_hours:.2g} that the time limit allows "
         "(start-up is guessed)"
     )
-    if not _finds_gpuscale(request) and not _can_measure():
+    if not _finds_gpuscale(request.profile.job.container) and not _can_measure():
         yield (
             "this environment cannot measure, so the job takes the gpuscale that is on its PATH; "
             "the variable GPUSCALE_VENV names another environment"
@@ -222,13 +226,19 @@ def _announcement(request: JobRequest) -> Iterator[str]:
         )
 
 
+def run_s(measured: Measured) -> float:
+    """Return the estimated time of a run with its start, in seconds."""
+    windows_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
+    return windows_s + _BESIDE_RUN_S[measured.device]
+
+
 def _count_cases(request: JobRequest) -> int:
     """Return the number of cases in the job, counting each file as one case."""
     paths = [_path_of(named) for named in request.profile.measure.cases]
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
 
-def _go_on() -> bool:
+def confirmed() -> bool:
     if not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask on; add --yes to submit all the same")
     try:

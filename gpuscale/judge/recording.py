@@ -13,6 +13,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.units import counted
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
+from gpuscale.records.environment import UNKNOWN_HOST
 from gpuscale.records.run import deduplicated, without_windows
 
 MINIMUM_RUNS = 3
@@ -87,6 +88,7 @@ def baseline_from_results(
         environments=_environments(results, taken),
         recorded_at=measured_at(results),
         gpuscale_version=_versions(results),
+        probes=tuple(probe for result in results for probe in result.probes),
     )
 
 
@@ -99,7 +101,7 @@ def as_baseline(content: Results | Baseline, name: str) -> Baseline:
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
     """Make a baseline from results, however few their runs, to compare other results with."""
-    cluster = results[0].environment.host or "unknown host"
+    cluster = results[0].environment.host or UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
@@ -232,8 +234,10 @@ def revised(
     left = {name: where for name, where in baseline.environments.items() if name not in gone}
     versions = dict.fromkeys([*(baseline.gpuscale_version or "").split(", "), _versions(results)])
     moments = filter(None, [baseline.recorded_at, measured_at(results)])
+    probes = tuple(probe for result in results for probe in result.probes)
     return replace(
         baseline,
+        probes=probes or baseline.probes,
         runs=runs,
         environments={**left, **_environments(results, runs)},
         gpuscale_version=", ".join(filter(None, versions)),

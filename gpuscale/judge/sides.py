@@ -12,6 +12,7 @@ from gpuscale.records import (
     NodeEvidence,
     Origin,
     PointKey,
+    Probe,
     Results,
     Run,
     ScalingPoint,
@@ -34,6 +35,7 @@ class Side:
     by_allocation: Mapping[str, Environment]
     written_at: str | None
     """Time at which the file was written (ISO 8601); its UTC offset applies to the side's times."""
+    probes: Sequence[Probe] = ()
 
     @property
     def nodes(self) -> list[NodeEvidence]:
@@ -120,6 +122,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
         ],
         by_allocation=baseline.environments,
         written_at=baseline.recorded_at,
+        probes=baseline.probes,
     )
 
 
@@ -136,6 +139,7 @@ def side_of_results(results: Sequence[Results]) -> Side:
         files=[(result.environment, result.runs) for result in results],
         by_allocation={name: where for name, _, where in placed},
         written_at=results[0].created_at if results else None,
+        probes=[probe for result in results for probe in result.probes],
     )
 
 
@@ -146,6 +150,7 @@ def _side(
     files: Sequence[tuple[Environment, Sequence[Run]]],
     by_allocation: Mapping[str, Environment],
     written_at: str | None,
+    probes: Sequence[Probe],
 ) -> Side:
     entries = grouped(runs, allocations)
     by_row: dict[EntryKey, list[Entry]] = {}
@@ -164,4 +169,5 @@ def _side(
         },
         by_allocation=by_allocation,
         written_at=written_at,
+        probes=probes,
     )

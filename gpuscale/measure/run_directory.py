@@ -19,12 +19,12 @@ import msgspec
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.host import python_environment
 from gpuscale.measure.waits import SAMPLER_S
-from gpuscale.records import Environment, NodeEvidence, NodeProbe, RunGpus, RunRequest
+from gpuscale.records import Environment, NodeEvidence, RunGpus, RunRequest
 from gpuscale.records.json_text import from_json, to_json
+from gpuscale.records.probe import NodeProbe, NodeProbeRequest
 from gpuscale.records.request import (
     CommandOutcome,
     FigureOutcome,
-    NodeProbeRequest,
     RankFailure,
     RankOutcome,
 )

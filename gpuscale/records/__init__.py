@@ -16,7 +16,8 @@ from gpuscale.records.environment import (
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.node_evidence import HostLoad, NodeEvidence
 from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint
-from gpuscale.records.request import NodeProbe, RunGpus, RunRequest, TimingPlan
+from gpuscale.records.probe import NodeProbe, Probe
+from gpuscale.records.request import RunGpus, RunRequest, TimingPlan
 from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
 from gpuscale.records.run_evidence import (
     Failure,

@@ -9,6 +9,8 @@ from gpuscale.base.errors import FieldError
 from gpuscale.base.units import counted
 from gpuscale.records.configuration import DataKind, EntryKey
 from gpuscale.records.environment import Environment
+from gpuscale.records.metrics import OpenMetric
+from gpuscale.records.probe import Probe
 from gpuscale.records.record import (
     Count,
     Day,
@@ -54,17 +56,18 @@ class Source(Record, frozen=True, kw_only=True):
 
 
 class PublishedFigure(Record, frozen=True, kw_only=True):
-    """One published result: times of a fixed amount of training, or a throughput.
+    """One published result: times of a fixed amount of training, a throughput, or a reference.
 
-    Exactly one of `times_s` and `samples_per_s` is given, since times include start-up and
+    Exactly one of `times_s`, `samples_per_s` and `value` is given, since times include start-up and
     validation, and a throughput does not.
     """
 
     case: Name
     strategy: Name
     gpus: Gpus
-    batch_per_gpu: PositiveCount
-    runs: PositiveCount
+    batch_per_gpu: PositiveCount | None = None
+    """Samples per GPU and step; None for a metric, which counts no samples."""
+    runs: PositiveCount = 1
     """Number of repetitions of the measurement."""
     nodes: Gpus = 1
     times_s: tuple[Seconds, ...] = ()
@@ -74,6 +77,9 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     discard_first: Count = 0
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
+    value: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Reference value of `metric`, as another tool has it; nothing tells how much runs differ."""
+    metric: OpenMetric | None = None
     nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
     )
@@ -86,8 +92,13 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         times = len(self.times_s)
-        if (times > 0) == (self.samples_per_s is not None):
-            raise FieldError("", "expected exactly one of 'times_s' and 'samples_per_s'")
+        if (times > 0) + (self.samples_per_s is not None) + (self.value is not None) != 1:
+            problem = "expected exactly one of 'times_s', 'samples_per_s' and 'value'"
+            raise FieldError("", problem)
+        if (self.metric is None) != (self.value is None):
+            raise FieldError("", "'value' belongs to a 'metric': give both, or none")
+        if (self.metric is None) == (self.batch_per_gpu is None):
+            raise FieldError("batch_per_gpu", "is needed, except of a 'metric', which has none")
         if (times > 0) != (self.timed is not None):
             problem = "'timed' belongs to 'times_s': give both, or none"
             raise FieldError("", problem)
@@ -103,6 +114,12 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     def key(self) -> EntryKey:
         """The figure's row in tables, identified by case, strategy and number of GPUs."""
         return EntryKey(self.case, self.strategy, self.gpus)
+
+    def cost(self, global_batch: int) -> float | None:
+        """Return what is judged against the cost of a run: seconds a step; None for wall times."""
+        if self.metric is not None and self.value is not None:
+            return self.metric.cost(self.value, self.gpus)
+        return None if self.samples_per_s is None else global_batch / self.samples_per_s
 
     @property
     def mean_time_s(self) -> float | None:
@@ -146,6 +163,7 @@ class Baseline(Record, frozen=True, kw_only=True):
     """Machine and software that the runs used, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""
+    probes: tuple[Probe, ...] = ()
     runs: tuple[Run, ...] = ()
     """Measured runs, each with the name of its allocation."""
 

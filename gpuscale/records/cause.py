@@ -5,6 +5,8 @@ from enum import StrEnum, auto
 import msgspec
 
 from gpuscale.records.environment import EnvironmentChange
+from gpuscale.records.point import Estimate
+from gpuscale.records.probe import Probe
 
 
 class CauseKind(StrEnum):
@@ -90,8 +92,26 @@ class LostMetric(msgspec.Struct, frozen=True):
     name: str
 
 
+class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of a probe against the baseline; a lower rate confirms the cause."""
+
+    probe: Probe
+    """The probe as it is now."""
+    change: Estimate
+    is_slower: bool
+    """True if the probe confirms the cause."""
+    beside: Beside
+    """`BASELINE` if the baseline has the same device, otherwise `OTHER_GPUS` of the baseline."""
+
+
 Evidence = (
-    PhaseChange | DeviceSymptom | PortSymptom | EnvironmentChange | EfficiencyLoss | LostMetric
+    ProbeChange
+    | PhaseChange
+    | DeviceSymptom
+    | PortSymptom
+    | EnvironmentChange
+    | EfficiencyLoss
+    | LostMetric
 )
 
 
@@ -148,6 +168,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
     includes: str | None = None
     """Name of the strategy's communication if it is the cause or part of it; otherwise None."""
+    phase: str | None = None
+    """The one phase of computing that got longer; None for other causes, or if several did."""
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from msgspec import Meta
 from gpuscale.base.devices import is_gpu
 from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
 
+UNKNOWN_HOST = "unknown host"
+"""Cluster of a baseline whose host is unknown; reports leave it out."""
 UNRECORDED = "unrecorded"
 """Device of an environment of which only other properties are known."""
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
@@ -84,6 +86,8 @@ class Environment(Record, frozen=True, kw_only=True):
     job_id: Line | None = None
     launcher: Line | None = None
     """Launcher that starts the ranks: `local`, `slurm` or `mpirun`."""
+    cpu_bind: Line | None = None
+    """Value of `--cpu-bind`, such as `none` or `mask_cpu:0xff,0xff00`."""
     nodes: tuple[Node, ...] = ()
     """All nodes that the launcher can use, if there are several; `host`, the CPU fields and `gpus`
     describe the first node."""
@@ -130,12 +134,14 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def hardware_label(self) -> str:
-        """Short description: `4× Tesla V100`, `2 nodes with 4× A100` or `2 CPU cores (Xeon …)`."""
+        """Short description: `4× Tesla V100` or `2 CPU cores (Xeon …)`; empty if not recorded."""
         if self.system is not None:
             return self.system
         across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""
         if self.gpus:
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
+        if self.device == UNRECORDED and self.cpu_model is None:
+            return ""
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
 

@@ -79,6 +79,7 @@ ENVIRONMENT_FIELDS = (
     EnvironmentField("cpu_count", "CPU cores"),
     EnvironmentField("cases_revision", "revision of the cases"),
     EnvironmentField("launcher"),
+    EnvironmentField("cpu_bind", "CPU binding"),
 )
 IN_SESSION = tuple(field for field in ENVIRONMENT_FIELDS if field.in_session)
 ON_NODES = tuple(field for field in ENVIRONMENT_FIELDS if field.on_nodes)
@@ -156,9 +157,14 @@ def environment_changes(
         )
         if old and field.words is not None:
             changes += _new_values(field.name, old, new)
-    sides = ([(node.host, node.settings) for node in side] for side in (nodes_before, nodes_after))
+    sides = ([*map(_facts_of, side)] for side in (nodes_before, nodes_after))
     changes += (*node_changes(*sides), *library_changes(nodes_before, nodes_after))
     return (*changes, *_new_gpus(before, after), *variable_changes(before, after))
+
+
+def _facts_of(node: NodeEvidence) -> tuple[str, Mapping[str, str]]:
+    cpus = {"CPUs of ranks": " | ".join(node.cpus)} if node.cpus else {}
+    return node.host, {**node.settings, **cpus}
 
 
 def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:

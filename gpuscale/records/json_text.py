@@ -4,7 +4,7 @@
 """
 
 import json
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
@@ -18,8 +18,6 @@ from gpuscale.base.printable import clean, shown, text_problem
 
 T = TypeVar("T")
 
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
@@ -77,56 +75,16 @@ def is_json(text: str | bytes) -> bool:
     return False
 
 
-def line_of_place(text: str, place: str, key: str | None = None) -> int:
-    """Return the line of a path such as `runs[2]`, or of its `key`; if absent, of its parent."""
-    steps = [name or position for name, position in _STEP.findall(place)]
-    steps += [] if key is None else [key]
-    depth = found_at = 0
-    for path, at in _members(text):
-        if len(path) == depth + 1 and list(path) == steps[: depth + 1]:
-            depth, found_at = depth + 1, at
-        if depth == len(steps):
-            break
-    return text.count("\n", 0, found_at) + 1
-
-
 def validate_unique_keys(text: str) -> None:
-    """Raise a `DecodeError` with the line of the second occurrence if an object repeats a key."""
+    """Raise a `DecodeError` if an object in a JSON document repeats a key."""
 
     def check(pairs: list[tuple[str, object]]) -> None:
-        if len(dict(pairs)) == len(pairs):
-            return
-        seen = set()
-        for path, at in _members(text):
-            if path in seen:
-                problem = (
-                    f"the field {shown(path[-1]).removeprefix('text ')} occurs twice in one object"
-                )
-                raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
-            seen.add(path)
+        if len(dict(pairs)) < len(pairs):
+            (repeated, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            field = shown(repeated).removeprefix("text ")
+            raise DecodeError("", f"the field {field} occurs twice in one object")
 
     _parse(text, object_pairs_hook=check, parse_int=str)
-
-
-def _members(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the path of each member of a JSON document, and the offset of the member's start."""
-    path: list[str] = []
-    positions: list[int | None] = []
-    before = ""
-    for token in _TOKEN.finditer(text):
-        sign = token[0]
-        if before in ("{", "[", ",") and sign not in ("}", "]"):
-            position = positions[-1]
-            path[-1] = json.loads(sign) if position is None else str(position)
-            positions[-1] = None if position is None else position + 1
-            yield tuple(path), token.start()
-        if sign in ("{", "["):
-            path.append("")
-            positions.append(None if sign == "{" else 0)
-        elif sign in ("}", "]"):
-            path.pop()
-            positions.pop()
-        before = sign
 
 
 def _cleaned(value: object, *, multiline: bool = False) -> object:

@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from gpuscale.base.cpus import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.metrics import OpenMetric
-from gpuscale.records.port import Port
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
 
@@ -90,6 +90,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Faults to inject, such as `data=5ms` (gpuscale/workload/injections.py)."""
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
+    cpu_bind: str = UNBOUND
+    """The CPUs of ranks: `site`, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
 
     @property
     def key(self) -> EntryKey:
@@ -103,6 +105,13 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
+
+    def cpus_of(self, local_rank: int) -> set[int]:
+        """Return the CPUs to bind a rank to, those of its GPUs in the map; empty without a map."""
+        ranks = self.processes if self.command is None else self.gpus
+        each = -(-self.gpus // ranks)
+        devices = self.devices[local_rank * each : (local_rank + 1) * each]
+        return bound_cpus(self.cpu_bind, devices or (local_rank,))
 
     @property
     def job(self) -> str:
@@ -201,6 +210,8 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which the rank joined the process group."""
     measurement: Measurement
     libraries: tuple[Library, ...] = ()
+    cpus: str = ""
+    """CPUs on which the rank may run, such as `0-7,64-71`; empty if unknown."""
 
 
 class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,36 +238,3 @@ class FigureOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     values: Mapping[str, float]
     failure: Failure | None = None
-
-
-class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to measure the speed of a job's nodes, with one rank on each node."""
-
-    device: str
-    message_bytes: int
-    """Size of the messages sent between each pair of nodes."""
-    repeats: int
-    timeout_s: float
-
-
-class SendTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The round-trip time of a message to another node."""
-
-    to: int
-    """Index of the other node."""
-    time_s: float
-    """Shortest time of several round trips."""
-
-
-class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of a node's devices and links, and its ports, as seen by the rank on that node."""
-
-    host: str
-    compute_s: tuple[float, ...]
-    """Shortest time of a fixed computation, on each GPU in turn or on one CPU core."""
-    sends: tuple[SendTime, ...]
-    ports: tuple[Port, ...] = ()
-    gpu_numa_nodes: tuple[int | None, ...] = ()
-    """NUMA node of each GPU in turn; None if unknown."""
-    cpu_numa_nodes: tuple[int, ...] = ()
-    """NUMA nodes of the CPUs that the rank may run on; empty if unknown."""

@@ -11,6 +11,7 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
 from gpuscale.records.node_evidence import HostLoad, NodeEvidence
+from gpuscale.records.probe import Probe
 from gpuscale.records.record import (
     Count,
     Duration,
@@ -146,6 +147,8 @@ class Header(Record, frozen=True, kw_only=True):
     environment: Environment
     injections: tuple[Name, ...] = ()
     """Faults injected on purpose; results with such faults never count as real measurements."""
+    probes: tuple[Probe, ...] = ()
+    """Kept in a file beside the results."""
     left_out: Line | None = None
     """Reason given to `gpuscale leave-out` for not using these results; None if they are used."""
 

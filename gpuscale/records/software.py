@@ -36,6 +36,8 @@ class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     libraries: tuple[Library, ...] = ()
+    cpus: tuple[str, ...] = ()
+    """CPUs on which the processes may run, each list once."""
     software: Environment = without_software()
     """The environment in which the interpreter among the processes runs, with its software only."""
 

@@ -196,7 +196,7 @@ class EntryVerdict:
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """Date of the first nightly run at the slower level; None if unknown."""
+    """First nightly run at the slower level: its date, with the time if runs share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.json_text import (
     from_json,
     is_json,
-    line_of_place,
     to_json,
     validate_unique_keys,
 )
@@ -40,8 +39,6 @@ _TABLE = "a table (CSV, Markdown) becomes a baseline by 'gpuscale baseline impor
 _HEAD = 200
 _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 _RUN_FIELDS = {"configuration", "gpus"}
-_CUDA = re.compile(r'("device": ?)"cuda"')
-_ROCM = re.compile(r'"rocm_version": ?"')
 
 
 def encode_header(results: Results) -> str:
@@ -75,7 +72,6 @@ def encode_baseline(baseline: Baseline) -> str:
 
 def decode_results(text: str) -> Results:
     """Decode the text of a results file."""
-    text = _with_rocm(text)
     written = text.rstrip()
     if not written:
         raise DecodeError("", "the file is empty: nothing was recorded; measure again")
@@ -95,27 +91,15 @@ def decode_results(text: str) -> Results:
     return Results(**msgspec.structs.asdict(header), runs=tuple(runs))
 
 
-def _with_rocm(text: str) -> str:
-    """Rename the device of records on AMD's GPUs that still have torch's word for it, `cuda`."""
-    return _CUDA.sub(r'\1"rocm"', text) if _ROCM.search(text) else text
-
-
 def decode_baseline(text: str) -> Baseline:
     """Decode the text of a baseline file."""
-    text = _with_rocm(text)
     if not text.strip():
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
-    try:
-        content = _open_envelope(text, BASELINE_FORMAT)
-        runs = _text(content["runs"]) if "runs" in content else "[]"
-        # Runs are long and never written by hand, so they are not searched for repeated keys.
-        validate_unique_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
-        baseline = from_json(Baseline, _text(content))
-    except DecodeError as error:
-        if error.line is not None or (not error.place and error.key is None):
-            raise
-        line = line_of_place(text, error.place, error.key)
-        raise DecodeError(error.place, error.problem, line=line, key=error.key) from None
+    content = _open_envelope(text, BASELINE_FORMAT)
+    # Runs are long and never written by hand, so they are not searched for repeated keys.
+    by_hand = text.replace(_text(content["runs"]), "[]", 1) if "runs" in content else text
+    validate_unique_keys(by_hand)
+    baseline = from_json(Baseline, _text(content))
     if not baseline.published and not baseline.runs:
         raise DecodeError("", "expected entries in 'published' or 'runs', found none")
     return baseline

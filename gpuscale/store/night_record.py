@@ -10,7 +10,7 @@ import msgspec
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean, visible
-from gpuscale.records.json_text import from_builtins, from_json, to_json
+from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 
@@ -83,18 +83,7 @@ def read_night(folder: Path) -> NightRecord | None:
     """Read the record of a nightly run or attempt from its folder; None if none can be read."""
     with suppress(FileError):
         return read_with(folder / RECORD, lambda text: from_json(NightRecord, text))
-    # Nights recorded before gpuscale wrote night.json have only the text.
-    with suppress(FileError):
-        return read_with(folder / RECORD_TEXT, _from_text)
     return None
-
-
-def _from_text(text: str) -> NightRecord:
-    facts = {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
-    texts = {name: facts.get(name) for name in ("night", "started", "host")}
-    code = int(facts["exit"]) if facts.get("exit", "").isdecimal() else None
-    known = {**texts, "exit": code, "retried_as": facts.get("retried as")}
-    return from_builtins(NightRecord, known)
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:

@@ -33,6 +33,8 @@ from gpuscale.store.files import (
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Default folder for results files, relative to the working directory."""
+PROBES_ENDING = ".probes.json"
+"""Ending of the names of files with probes, which are no results to judge."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
@@ -63,6 +65,18 @@ def newest_results(folder: Path, now: datetime) -> list[Path]:
             if _dated_names(above / folder):
                 remedy = f"{above / folder} has some, so run this in {above}, or name a file"
     raise file_error(folder.absolute(), f"there are no results yet; {remedy}")
+
+
+def with_probes_beside(path: Path, results: Results) -> Results:
+    """Add the probes that were kept beside a results file, if there are any."""
+    beside = path.with_suffix(PROBES_ENDING)
+    return replace(results, probes=read_results(beside).probes) if beside.is_file() else results
+
+
+def validate_new(path: Path) -> None:
+    """Raise a `FileError` if a file exists, before a measurement that it would refuse."""
+    if path.exists():
+        raise file_error(path, WRITE_PROBLEMS[errno.EEXIST])
 
 
 def read_results(path: Path) -> Results:

@@ -16,7 +16,8 @@ from gpuscale.records import (
     Tolerances,
 )
 from gpuscale.records.metrics import OpenMetric
-from gpuscale.records.port import Port
+from gpuscale.records.node_evidence import Port
+from gpuscale.records.probe import Probe
 from gpuscale.records.software import Library
 from gpuscale.store.codec import encode_baseline
 
@@ -56,6 +57,7 @@ def _results() -> Results:
         numa_node=1,
         state="active",
         rate_gbit_s=400.0,
+        duplex="full",
         width=4,
         pcie_gt_s=32.0,
         pcie_width=16,
@@ -70,6 +72,7 @@ def _results() -> Results:
         ports=(port,),
         connections={"channels": "24"},
         libraries=(Library(name="NCCL", path="/lib/libnccl.so.2", version="2.27.7"),),
+        cpus=("0-7,64-71", "8-15"),
         absent={"microcode": "no permission"},
     )
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), nodes=(node,))
@@ -88,11 +91,22 @@ def _results() -> Results:
     }
     gpus = (replace(results.environment.gpus[0], **found_by_driver),)
     versions = {"cudnn_version": "9.1", "lightning_version": "2.6", "system": "ARC4"}
+    versions |= {"cpu_bind": "mask_cpu:0xff,0xff00"}
     # No environment has these beside CUDA's, and a reader must take them all the same.
     of_amd = {"rocm_version": "6.4", "miopen_version": "3.4", "rccl_version": "2.22.3"}
     packages = {"packages": {"numpy": "2.3"}, "packages_absent": "not found"}
     where = replace(results.environment, **versions, **of_amd, **packages, gpus=gpus)
-    results = replace(results, environment=where, left_out="cooling failure")
+    probe = Probe(
+        name="send",
+        host="n1",
+        device="GPU 1",
+        uuid="GPU-1",
+        peer="n2",
+        message_bytes=1048576,
+        precision="fp32",
+        rates=(1e9, 2e9),
+    )
+    results = replace(results, environment=where, left_out="cooling failure", probes=(probe,))
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
 
@@ -127,6 +141,13 @@ def _baseline() -> str:
                     precision="fp16",
                     data="real",
                     nights={"2026-09-01": 2640.0, "2026-09-02": 2660.0},
+                ),
+                replace(
+                    figure(2, samples_per_s=17.0),
+                    samples_per_s=None,
+                    batch_per_gpu=None,
+                    metric=OpenMetric(name="b", more_is_better=True),
+                    value=17.0,
                 ),
             ),
             tolerances=Tolerances(overrides=(override,)),

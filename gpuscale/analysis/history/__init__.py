@@ -2,10 +2,16 @@
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gpuscale.analysis.history.device_paces import DeviceChange, devices_that_changed
+from gpuscale.analysis.history.node_effects import (
+    Costs,
+    NodeEffect,
+    node_effects,
+    without_slow_nodes,
+)
 from gpuscale.analysis.scaling import level_of
 from gpuscale.analysis.statistics.estimates import Sample, difference, exponential, log_sample
 from gpuscale.analysis.statistics.levels import (
@@ -21,6 +27,7 @@ from gpuscale.analysis.statistics.levels import (
     suspect_nights,
 )
 from gpuscale.base.errors import UsageError
+from gpuscale.base.units import counted
 from gpuscale.records import (
     Environment,
     EnvironmentChange,
@@ -30,6 +37,7 @@ from gpuscale.records import (
     Run,
     Scaling,
 )
+from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import environment_changes, host_changes
 from gpuscale.records.run import nodes_of
 
@@ -45,6 +53,8 @@ class Night:
     """Valid runs of the selected rows."""
     log_costs: Mapping[PointKey, float]
     """Mean logarithm of the step time of each row."""
+    nodes: Mapping[PointKey, frozenset[str]]
+    """Nodes that each row ran on, as far as known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,8 @@ class LostLevel:
     """Onset of the last of the combined changes, as the index of a night."""
     is_new: bool
     """True if the loss became apparent only on the latest night."""
+    before: Scaling
+    """Level before the loss."""
     throughput: Estimate
     """Relative change of throughput from the level before the loss to the present level; it has no
     confidence interval if a drift is involved."""
@@ -143,6 +155,17 @@ class History:
     events: tuple[HistoryEvent, ...]
     left_out: tuple[str, ...] = ()
     """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
+    nodes: tuple[NodeEffect, ...] = ()
+    """Effect of each node, the slowest first, if the nights ran on several."""
+    as_measured: "History | None" = None
+    """The history if nights on nodes that are slower by themselves counted as measured; None if no
+    node is. Here, they count as if the node were like the others."""
+
+    @property
+    def label(self) -> str:
+        """Number of nights, and their machine if it is known: `24 nights of Tesla V100`."""
+        of_machine = f" of {self.machine}" if self.machine else ""
+        return f"{counted(len(self.nights), 'night')}{of_machine}"
 
     def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
         """Return the devices that were slower, relative to others, than on the previous night."""
@@ -165,7 +188,8 @@ def history_of(
     machines: dict[str, list[Night]] = {}
     for night in nights:
         machine = night.environment
-        name = ", ".join(machine.gpu_names) or machine.cpu_model or machine.system or "CPU"
+        of_cpu = "" if machine.device == UNRECORDED else "CPU"
+        name = ", ".join(machine.gpu_names) or machine.cpu_model or machine.system or of_cpu
         machines.setdefault(name, []).append(night)
     if len(machines) > 1:
         found = "; ".join(
@@ -177,15 +201,34 @@ def history_of(
     if not machines:
         beside = f"; left out: {', '.join(left_out)}" if left_out else ""
         raise UsageError(f"the results hold no valid run of what was asked for{beside}")
-    points = dict.fromkeys(point for night in nights for point in night.log_costs)
-    rows = [_row(point, nights) for point in points]
-    return History(
-        machine=next(iter(machines)),
-        nights=nights,
-        rows=tuple(rows),
-        events=tuple(_events(rows, nights)),
-        left_out=left_out,
+    measured = History(
+        machine=next(iter(machines)), nights=nights, rows=(), events=(), left_out=left_out
     )
+    costs, places = [night.log_costs for night in nights], [night.nodes for night in nights]
+    effects = node_effects(costs, places)
+    if not any(effect.slow for effect in effects):
+        return replace(_judged(measured, costs), nodes=effects)
+    corrected = without_slow_nodes(costs, places, effects)
+    return replace(
+        _judged(measured, corrected), nodes=effects, as_measured=_judged(measured, costs)
+    )
+
+
+def _judged(history: History, costs: Costs) -> History:
+    """Return the history with its rows and events, judged by these logarithms of step times."""
+    nights = [
+        replace(night, log_costs=cost) for night, cost in zip(history.nights, costs, strict=True)
+    ]
+    points = dict.fromkeys(point for night in nights for point in night.log_costs)
+    rows = tuple(
+        replace(row, last=_level(history.nights[row.nights[-1]], row.point))
+        for row in (_row(point, nights) for point in points)
+    )
+    return replace(history, rows=rows, events=tuple(_events(rows, nights)))
+
+
+def _level(night: Night, point: PointKey) -> Scaling:
+    return level_of(point, Estimate(value=exponential(night.log_costs[point])))
 
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
@@ -228,6 +271,7 @@ def nights_of(
             environment=made[0][1].environment,
             runs=tuple(run for run, _ in made),
             log_costs=_means(run for run, _ in made),
+            nodes=_nodes(made),
         )
         for name, made in placed.items()
     ]
@@ -249,6 +293,18 @@ def _means(runs: Iterable[Run]) -> dict[PointKey, float]:
     for run in runs:
         logs.setdefault(PointKey.of(run), []).append(run.log_cost)
     return {point: log_sample(values).mean for point, values in logs.items()}
+
+
+def _nodes(made: Iterable[tuple[Run, Results]]) -> dict[PointKey, frozenset[str]]:
+    nodes: dict[PointKey, frozenset[str]] = {}
+    for run, result in made:
+        hosts = {report.host for report in run.ranks} or {node.host for node in run.nodes}
+        hosts = hosts or {node.host for node in result.environment.nodes}
+        if not hosts and result.environment.host:
+            hosts = {result.environment.host}
+        point = PointKey.of(run)
+        nodes[point] = nodes.get(point, frozenset()) | hosts
+    return nodes
 
 
 def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
@@ -286,7 +342,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         changes=changes,
         level_nights=len(values) - begin,
         outlying=tuple(indices[i] for i in far),
-        last=level_of(point, Estimate(value=exponential(values[-1]))),
+        last=_level(nights[indices[-1]], point),
         departure=None if last is None else exponential(-last) - 1,
         stands_out=alone,
         is_unclear=(
@@ -341,6 +397,7 @@ def _lost_level(
         since=changes[first].onset,
         onset=changes[last].onset,
         is_new=found[last].seen == len(values) - 1,
+        before=level_of(changes[0].point, Estimate(value=exponential(found[first].before))),
         throughput=_throughput_change(values, found, first, len(found) - 1),
     )
 

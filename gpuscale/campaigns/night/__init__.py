@@ -1,5 +1,6 @@
 """A nightly run: measure, retry after a fault, compare, and keep all files in one folder."""
 
+import json
 import os
 import shutil
 import socket
@@ -27,7 +28,7 @@ from gpuscale.campaigns.night.programs import ON_VERDICT, StopRequest, run_on_ve
 from gpuscale.measure.schedulers import nodes_of_job, scheduler_of_job
 from gpuscale.measure.schedulers.placement import EXCLUDED_HOSTS
 from gpuscale.measure.schedulers.scheduler import answer_of
-from gpuscale.store import read_results
+from gpuscale.store import read_any, read_results
 from gpuscale.store.night_record import (
     FIRST_ATTEMPT,
     NightRecord,
@@ -78,6 +79,8 @@ class NightJob:
                 return self._hand_over(attempt, job, first_exit)
             attempt = self._try_here(attempt, bad)
         compare_exit = self._judge(self.folder)
+        if compare_exit == ExitCode.REGRESSED and self._probe():
+            compare_exit = self._judge(self.folder)
         code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
         meaning = night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
         record = self._record(attempt, code, meaning, compare_exit)
@@ -140,6 +143,22 @@ class NightJob:
         code, said = self._command("compare", baseline, str(results), *options)
         _write_or_say(folder / "comparison.txt", said)
         return code
+
+    def _probe(self) -> bool:
+        """Probe what the first causes name, if the baseline has probes; return True on success."""
+        parser = ArgumentParser(add_help=False)
+        parser.add_argument("--data-root")
+        root = parser.parse_known_args(self._measure)[0].data_root
+        try:
+            rows = json.loads((self.folder / "comparison.json").read_text())["entries"]
+            has_probes = bool(read_any(Path(self._compare[0])).probes)
+        except (OSError, ValueError, FileError):
+            return False
+        causes = [cause for row in rows for cause in row["causes"][:1]]
+        names = sorted({name for cause in causes for name in cause["probes"]})
+        options = ["--only", ",".join(names), *(["--data-root", root] if root else [])]
+        asked = ("probe", str(self.folder / _RESULTS), *options)
+        return has_probes and bool(names) and self._command(*asked)[0] in (0, 1)
 
     def _report(self) -> None:
         """Write the HTML report; a failure is printed but does not affect the exit code."""
@@ -255,7 +274,8 @@ class NightJob:
 
     def _run_on_verdict(self, command: str, record: NightRecord, code: int) -> None:
         """Run the site's verdict command, and record how it ended; the exit code stays the same."""
-        problem = run_on_verdict(command, self.folder, code=code, meaning=record.night)
+        document = self.folder / "comparison.json"
+        problem = run_on_verdict(command, document, code=code, meaning=record.night)
         if problem is not None:
             _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
         _write_record(self.folder, replace(record, on_verdict=problem or "told"))

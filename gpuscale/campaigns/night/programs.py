@@ -72,20 +72,25 @@ class StopRequest:
 
 
 def run_on_verdict(
-    command: str, folder: Path, *, code: int, meaning: str, end_s: float = _END_OF_COMMAND_S
+    command: str,
+    document: Path,
+    *,
+    code: int,
+    meaning: str,
+    end_s: float = _END_OF_COMMAND_S,
 ) -> str | None:
     """Run the site's verdict command; return its failure, such as `ended with 3`, None on success.
 
-    The command can read the comparison as JSON from standard input, which is empty if nothing was
-    compared. After `end_s` seconds the command is killed, with all processes that it has started.
+    The command can read the document, JSON in the night's or sweep's folder, from standard input,
+    which is empty if there is no such file. After `end_s` seconds the command is killed, with all
+    processes that it has started.
     """
     environment = {
         **os.environ,
         "GPUSCALE_NIGHT_EXIT": str(code),
         "GPUSCALE_NIGHT_MEANING": meaning,
-        "GPUSCALE_NIGHT_FOLDER": str(folder.absolute()),
+        "GPUSCALE_NIGHT_FOLDER": str(document.parent.absolute()),
     }
-    document = folder / "comparison.json"
     try:
         with (document if document.is_file() else Path(os.devnull)).open("rb") as verdict:
             process = Popen(

@@ -85,7 +85,7 @@ class Assessment:
             cluster=baseline.cluster,
             baseline_name=baseline.name,
             baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
-            current_machine="; ".join(machines) or "no results",
+            current_machine="; ".join(machines) if machines else "no results",
             entries=tuple(entries),
             notes=notes_of(self.sides, rows, entries),
             before=self.sides.before.origin_of([row.before for row in rows if row.before]),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from gpuscale.records import Environment, Hardware, Statement
+from gpuscale.records.environment import UNKNOWN_HOST, UNRECORDED
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
@@ -92,13 +93,16 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
         machine = hardware.system
     elif hardware.device == "cpu":
         machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
+    elif hardware.device == UNRECORDED:
+        machine = ""
     elif hardware.gpu_name is None:
         machine = "GPUs of unknown model"
     elif hardware.gpus_per_node is None:
         machine = hardware.gpu_name
     else:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
-    return f"{cluster}, {machine}"
+    known = "" if cluster == UNKNOWN_HOST else cluster
+    return ", ".join(filter(None, (known, machine)))
 
 
 def foreign_note(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:

@@ -106,6 +106,8 @@ class MatchedRow:
                 samples_per_s=known.samples_per_s,
                 speedup=known.speedup,
                 efficiency=known.efficiency,
+                value=known.value,
+                unit=known.unit,
             )
         return EntryVerdict(
             key=self.key,
@@ -232,10 +234,13 @@ def _published_differences(
     Confusing weak with strong scaling needs no separate check, since it changes the batch per GPU.
     """
     used = measured.configuration
+    if used.metric is not None:
+        return _differing("metric", published.configuration.metric, used.metric)
     return (
         *_differing("device", published.configuration.device, used.device),
         *_differing("size", PUBLISHED_SIZE, used.size),
         *_differing("batch_per_gpu", published.batch_per_gpu, measured.batch_per_gpu),
+        *_differing("metric", published.configuration.metric, used.metric),
     )
 
 

@@ -34,6 +34,8 @@ from gpuscale.records.run import busy_hosts
 from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
+_BUSY_ALIKE = 1.5
+"""Largest ratio of now to before, of busy runs and of load, at which both sides count as alike."""
 _UNLIKELY_GAIN = 2.0
 """Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
@@ -216,7 +218,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     judged = dict.fromkeys(
         (row.figure.precision, row.figure.data, row.after.key.configuration)
         for row in rows
-        if row.figure is not None and row.obstacle is None and row.after is not None
+        if row.figure and row.figure.metric is None and row.obstacle is None and row.after
     )
     figures = [row.figure for row in rows if row.figure is not None]
     if judged and not any(figure.nights for figure in figures):
@@ -249,10 +251,19 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Note load from other processes during the runs of each side, citing the heaviest load."""
+    notes: list[Statement] = []
+    degrees: list[tuple[float, float]] = []
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
             host, load = busy[0]
-            yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
+            facts: Facts = {"busy": len(busy), "made": len(runs), "on": host, "load": load}
+            notes.append(Statement.of(code, **facts))
+            degrees.append((len(busy) / len(runs), load.load_average / load.cores))
+    if len(notes) == 2 and all(
+        now <= _BUSY_ALIKE * then for then, now in zip(*degrees, strict=True)
+    ):
+        return [Statement.of("busy_host_alike", **facts)]
+    return notes
 
 
 def _uneven_runs(

@@ -86,13 +86,14 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
     obstacle = speedup if isinstance(speedup, Statement) else None
     ratios = [speedup] if isinstance(speedup, _Ratio) else []
     is_same = figure.precision in (None, entry.key.configuration.precision)
-    if figure.samples_per_s is not None and (is_same or speedup is None):
-        key, sample = entry.key, entry.sample
+    key, sample = entry.key, entry.sample
+    cost = figure.cost(key.global_batch)
+    if cost is not None and (is_same or speedup is None):
         one = key.gpus == 1
         ratios.append(
             _Ratio(
                 quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
-                value=math.log(key.global_batch / figure.samples_per_s) - sample.mean,
+                value=math.log(cost) - sample.mean,
                 samples=[sample],
                 tolerance=tolerances.published_margin(figure.key, THROUGHPUT, nodes=figure.nodes),
                 nights=_sample_of_nights(figure.nights),

@@ -123,7 +123,7 @@ def judge_session(
     for count in range(plan.fewest_runs, plan.most_runs + 1):
         if any(session.has_reached(judgement.row, count) for judgement in judged):
             rows = session.analysed(rows, count)
-    reported = tuple(_reported(row, now.row) for row, now in zip(rows, judged, strict=True))
+    reported = tuple(_reported(row, now) for row, now in zip(rows, judged, strict=True))
     still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
     needed = [
         (key, entry.configuration)
@@ -236,8 +236,14 @@ def _cannot_be_judged(row: MatchedRow) -> bool:
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
 
-def _reported(progress: RowProgress, row: MatchedRow) -> RowProgress:
-    """Return the row as it may be reported: no unconfirmed loss, no pass based on too few runs."""
+def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
+    """Return the row as it may be reported: no unconfirmed loss, no pass based on too few runs.
+
+    If all runs give the same verdict, the row has their numbers, as `gpuscale compare` shows them.
+    """
+    row = of_all.row
+    if of_all.entry.verdict is progress.entry.verdict:
+        progress = replace(progress, entry=of_all.entry)
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
     entry, few = progress.entry, too_few_valid_runs(row.after)
     if progress.analysed_after is None and entry.verdict.is_judged:

@@ -13,6 +13,7 @@ from gpuscale.analysis.budget import budgets_of
 from gpuscale.judge.diagnose import causes
 from gpuscale.judge.diagnose.attribution import Change, Part
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of, points_of
+from gpuscale.judge.diagnose.probes import confirmed
 from gpuscale.judge.diagnose.stragglers import slow_device, straggler_in_all_runs, stragglers
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -88,13 +89,17 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
             named: tuple[Cause, ...] = ()
             for find in CAUSES if entry.verdict.is_loss else _OF_OPEN_ROWS:
                 named += tuple(find(row, named))
-            return named
+            return with_probes(named)
         if entry.verdict.is_loss:
             # A gap to a published throughput is not a gap to ideal scaling.
             is_of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
             budget = budgets.get((entry.configuration, entry.key)) if is_of_speedup else None
-            return tuple(causes.lost_to_ideal(budget))
+            return with_probes(tuple(causes.lost_to_ideal(budget)))
         return ()
+
+    def with_probes(named: tuple[Cause, ...]) -> tuple[Cause, ...]:
+        probes = sides.before.probes, sides.after.probes
+        return tuple(confirmed(cause, *probes) for cause in named) if all(probes) else named
 
     entries = tuple(
         replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry

@@ -1,5 +1,6 @@
 """Functions that find causes: longer parts of a step, device faults, busy hosts and others."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +25,11 @@ from gpuscale.records.environment_diff import (
     environment_changes,
     host_changes,
     node_changes,
+    package_changes,
 )
+
+_MOST = 0.9
+"""Share of the longer computing that one phase must explain to be named for it."""
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
@@ -70,19 +75,37 @@ def computing(row: RowEvidence, change: Change) -> Cause:
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    phases = (
+        _phase("forward", row, lambda rank: rank.phases.forward_s),
+        _phase("backward", row, lambda rank: rank.backward_s),
+        _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
+    )
+    phase = None if row.symptoms else _longer_alone(phases)
+    sides = row.point.environments_before, row.point.environments_after
+    known = (*environment(row, ()), *busy_host(row, ()), *package_changes(*sides))
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
         shared_by=row.shared_by(lambda rank: rank.computing_s),
         includes=demands.inside_computing if demands and row.point.key.gpus > 1 else None,
-        evidence=(
-            _phase("forward", row, lambda rank: rank.phases.forward_s),
-            _phase("backward", row, lambda rank: rank.backward_s),
-            _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
-            *clocks,
-        ),
-        remedy=look_at_devices(row, row.hosts),
+        phase=phase,
+        evidence=(*phases, *clocks),
+        remedy=Remedy("case_code") if phase and not known else look_at_devices(row, row.hosts),
     )
+
+
+def _longer_alone(phases: Sequence[PhaseChange]) -> str | None:
+    """Return the phase that explains most of the growth, if no other phase grew in proportion.
+
+    A slower device or host makes all phases longer.
+    """
+    changes_s = {each.name: each.after_s - each.before_s for each in phases}
+    longest = max(phases, key=lambda each: changes_s[each.name])
+    grown_s, others = changes_s[longest.name], [each for each in phases if each is not longest]
+    is_most = grown_s > 0 and grown_s >= _MOST * sum(max(0.0, c) for c in changes_s.values())
+    pace = grown_s / longest.before_s if longest.before_s > 0 else math.inf
+    is_alone = all(changes_s[each.name] <= pace / 2 * each.before_s for each in others)
+    return longest.name if is_most and is_alone and any(o.before_s > 0 for o in others) else None
 
 
 def time_in_no_part(row: RowEvidence, change: Change) -> Cause:

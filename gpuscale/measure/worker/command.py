@@ -26,12 +26,10 @@ from gpuscale.base.units import counted
 from gpuscale.measure.evidence.interpreter import software_of
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
 from gpuscale.measure.waits import COMMAND_S
-from gpuscale.measure.worker.command_place import RANK_COUNT_VARIABLES, Place
-from gpuscale.measure.worker.command_process import start_command
+from gpuscale.measure.worker.command_process import RANK_COUNT_VARIABLES, Place, start_command
 from gpuscale.measure.worker.figure_reader import FigureReader
-from gpuscale.measure.worker.last_words import LastWords
 from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
-from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
+from gpuscale.measure.worker.output import COMMAND_SOURCE, LastWords, Output
 from gpuscale.records import FailureKind
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of

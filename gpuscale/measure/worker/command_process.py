@@ -5,15 +5,109 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gpuscale.base.host import end_at_interrupt, signal_at_parent_death
-from gpuscale.measure.worker.command_place import LOCAL_COUNT_VARIABLE, Place
+from gpuscale.base.errors import UsageError
+from gpuscale.base.host import (
+    descendants,
+    end_at_interrupt,
+    processes_with,
+    signal_at_parent_death,
+    variables_of,
+)
+from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.worker.log_reader import CommandError
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
-from gpuscale.records import Failure
+from gpuscale.records import Failure, RunRequest
+from gpuscale.records.request import CommandRequest
 from gpuscale.workload.command_case import fields_of, filled
+
+RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Variables in which torchrun, DeepSpeed, Open MPI, MPICH and Slurm pass the number of ranks."""
+LOCAL_COUNT_VARIABLE = "LOCAL_WORLD_SIZE"
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of this process among those that start a command on the hosts of a run."""
+
+    request: RunRequest
+    directory: RunDirectory
+    number: int | None
+    """Number of this process; None on a single node, which has only this one."""
+
+    @property
+    def command(self) -> CommandRequest:
+        """The request for the command."""
+        assert self.request.command is not None
+        return self.request.command
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that this process starts; None if the command starts ranks, or on one node."""
+        return self.number if self.request.launch == "per-rank" else None
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts of the run, as named by the launcher."""
+        return ["localhost"] if self.number is None else self.directory.host_names()
+
+    @property
+    def node(self) -> int:
+        """Index of the node in `hosts`."""
+        block = self.directory.ranks_per_host(self.request.gpus)
+        return self.number or 0 if self.rank is None else self.rank // block
+
+    def gpus_on(self, node: int) -> int:
+        """Return the number of the run's GPUs on a node: equal ones, but the last has the rest."""
+        block = self.directory.ranks_per_host(self.request.gpus)
+        return min(block, self.request.gpus - node * block)
+
+    @property
+    def covers_all_nodes(self) -> bool:
+        """True if the command is started on one of several nodes, and starts ranks on all."""
+        return self.number is not None and self.request.launch == "once"
+
+    @property
+    def label(self) -> str:
+        """Words for the place, such as ` as rank 2 on n2`; empty if ranks may be on any host."""
+        if self.number is None or self.covers_all_nodes:
+            return ""
+        as_rank = "" if self.rank is None else f" as rank {self.rank}"
+        return f"{as_rank} on {socket.gethostname()}"
+
+    def processes(self) -> set[int]:
+        """Return the process IDs of the command on this node."""
+        return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
+
+    def count_ranks(self) -> tuple[set[int], set[int]]:
+        """Return the numbers of all ranks, and of those here, which the command's processes show.
+
+        A set is empty if they show none, and has several numbers if they disagree. The launcher
+        finds the ranks of this node in `started`.
+        """
+        names = (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES, LOCAL_COUNT_VARIABLE)
+        found: dict[str, set[int]] = {name: set() for name in names}
+        for process in self.processes():
+            # It may have ended, or belong to another user.
+            with suppress(OSError):
+                variables = variables_of(process)
+                for name in names:
+                    count = variables.get(name, "")
+                    if count.isdigit() and count != os.environ.get(name):
+                        found[name].add(int(count))
+        numbers = next(filter(None, (found[name] for name in _RANK_VARIABLES)), set[int]())
+        if self.number is not None:
+            path = self.directory.started(self.number)
+            write_atomically(path, " ".join(map(str, sorted(numbers))))
+        counts = (found[name] for name in RANK_COUNT_VARIABLES)
+        return set[int]().union(*counts), found[LOCAL_COUNT_VARIABLE]
+
 
 _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
 """Script that torchrun starts in place of Python; it redirects a rank's output to pipes."""
@@ -62,11 +156,16 @@ def start_command(
         variables |= {"WORLD_SIZE": size, LOCAL_COUNT_VARIABLE: size}
         numbers = map(str, range(request.gpus))
         ranks = {f"rank {number}": {"RANK": number, "LOCAL_RANK": number} for number in numbers}
+    # A command with a map starts for each rank.
+    first = 0 if place.rank is None else int(os.environ["LOCAL_RANK"])
     try:
+        cpus = [request.cpus_of(first + number) for number in range(len(ranks))]
         return [
-            _start(words, command.folder, variables | own, source, output)
-            for source, own in ranks.items()
+            _start(words, command.folder, variables | own, source, output, bound)
+            for (source, own), bound in zip(ranks.items(), cpus, strict=True)
         ]
+    except UsageError as error:
+        raise CommandError(Failure(kind="raised", message=str(error))) from None
     except OSError as error:
         # Another node may lack the program, or the folder of the session.
         problem = f"'{error.filename or words[0]}'{place.label}: {error.strerror}"
@@ -75,7 +174,12 @@ def start_command(
 
 
 def _start(
-    words: list[str], folder: str, variables: dict[str, str], source: str, output: Output
+    words: list[str],
+    folder: str,
+    variables: dict[str, str],
+    source: str,
+    output: Output,
+    cpus: Collection[int],
 ) -> subprocess.Popen[bytes]:
     pipes = [os.pipe(), os.pipe()]
     links = (Path(f"/proc/self/fd/{writing}") for _, writing in pipes)
@@ -89,7 +193,7 @@ def _start(
         stdout=pipes[0][1],
         stderr=pipes[1][1],
         start_new_session=True,
-        preexec_fn=_prepare,
+        preexec_fn=partial(_prepare, cpus),
     )
     for reading, writing in pipes:
         os.close(writing)
@@ -97,8 +201,10 @@ def _start(
     return process
 
 
-def _prepare() -> None:
-    """Restore the default signal handling in a new process, before it executes the command."""
+def _prepare(cpus: Collection[int]) -> None:
+    """Bind a new process and restore its signal handling, before it executes the command."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
     signal_at_parent_death(signal.SIGKILL)
     end_at_interrupt()
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.base.cpus import allowed_cpus, cpu_numa_nodes
 from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SHARDS, SYSTEM
 from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.libraries import own_libraries
-from gpuscale.measure.evidence.numa import cpu_numa_nodes
 from gpuscale.measure.run_directory import R, RecordLines, RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
@@ -125,6 +125,8 @@ def limit_memory(limit_bytes: int) -> None:
 
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
     """Return a request's training, and the Unix time when this rank joined the process group."""
+    if cpus := request.cpus_of(int(os.environ.get("LOCAL_RANK", "0"))):
+        os.sched_setaffinity(0, cpus)
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -185,6 +187,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         joined_at_s=joined_at_s,
         measurement=measurement,
         libraries=own_libraries(),
+        cpus=allowed_cpus("self"),
     )
     _leave(outcome, files.directory.outcomes, strategy)
     _keep_to_the_end(training, strategy)

@@ -8,9 +8,15 @@ from itertools import pairwise
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.units import counted
-from gpuscale.measure.worker.last_words import KEPT_LINES, SHOWN_LINES, LastWords, last_words
 from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
-from gpuscale.measure.worker.output import COMMAND_SOURCE, Line
+from gpuscale.measure.worker.output import (
+    COMMAND_SOURCE,
+    KEPT_LINES,
+    SHOWN_LINES,
+    LastWords,
+    Line,
+    last_words,
+)
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
 from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain

@@ -1,11 +1,20 @@
-"""The output of a command's processes as lines, each with its arrival time."""
+"""The output of a command's processes as lines with arrival times, and what the last ones say."""
 
 import os
 import re
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+from gpuscale.base.foreign_texts import (
+    EXCEPTION,
+    LOST_PEER_LINES,
+    STARTER_EXCEPTION,
+    TORCHRUN_SUMMARY,
+    TRACEBACK,
+)
+from gpuscale.base.host import FAULT_SIGNALS
 
 _READ_BYTES = 1 << 16
 # A progress bar begins its line anew without ending it.
@@ -73,3 +82,92 @@ class _Pipe:
             # Output without a line break is cut.
             self._begun = (self._begun + rest)[-_READ_BYTES:]
             self._arrived_s = now_s
+
+
+KEPT_LINES = 500
+"""Number of lines from the end of each process's output that are kept and searched."""
+SHOWN_LINES = 20
+_MOST_SHOWN_LINES = 100
+"""Maximum number of lines of a traceback that are shown."""
+
+
+class LastWords(NamedTuple):
+    """How one process of a command ended."""
+
+    source: str
+    """Name of the process: a rank such as `rank 1`, or the command itself."""
+    exception: str | None
+    """The last line of the process's traceback; None if there is no traceback."""
+    exit_code: int | None
+    """The exit code; None if unknown."""
+    lines: tuple[str, ...]
+
+
+class _Traceback(NamedTuple):
+    first_line: int
+    arrived_s: float
+    exception: str
+    lost_peer: bool
+
+
+def last_words(
+    lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
+) -> LastWords | None:
+    """Find the process that made a command end; None if neither output nor exit codes show it.
+
+    `exit_codes` are those of processes that gpuscale started; if empty, the exit codes in
+    torchrun's summary are used. A process that only lost a peer is not taken as the cause.
+    """
+    codes = dict(exit_codes) or _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
+    raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
+    # A shell that reads the output of ranks prints their tracebacks again.
+    if codes or len(raised) > 1:
+        raised.pop(COMMAND_SOURCE, None)
+    own = sorted(
+        (source for source, found in raised.items() if not found.lost_peer),
+        key=lambda source: raised[source].arrived_s,
+    )
+    killed = [source for source, code in codes.items() if -code in FAULT_SIGNALS]
+    if exit_codes:
+        suspects = [*killed, *own, *codes, *raised]
+    else:
+        root = [*codes][-1:]
+        surely = [source for source in root if source in (*own, *killed)]
+        suspects = [*surely, *own, *killed, *root, *raised]
+    if not suspects:
+        return None
+    source = suspects[0]
+    printed, found = [*lines.get(source, ())], raised.get(source)
+    start = len(printed) - SHOWN_LINES
+    if found is not None:
+        start = min(start, max(found.first_line, len(printed) - _MOST_SHOWN_LINES))
+    return LastWords(
+        source=source,
+        # A signal ends a process whatever it raised before.
+        exception=None if found is None or source in killed else found.exception,
+        exit_code=codes.get(source),
+        lines=tuple(line.text for line in printed[max(0, start) :]),
+    )
+
+
+def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
+    """Return exit codes from torchrun's summary, keyed by rank; the first rank to fail is last."""
+    codes: dict[str, int] = {}
+    for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
+        codes.pop(f"rank {rank}", None)
+        codes[f"rank {rank}"] = int(code)
+    return codes
+
+
+def _raised(lines: Iterable[Line]) -> _Traceback | None:
+    """Return the last traceback of a process, preferably a traceback not due to a lost peer."""
+    last, begin = dict[bool, _Traceback](), None
+    for number, line in enumerate(lines):
+        if TRACEBACK.match(line.text):
+            begin = number, line.arrived_s
+        elif begin is not None and (found := EXCEPTION.fullmatch(line.text)):
+            lost_peer = LOST_PEER_LINES.search(found["exception"]) is not None
+            if not STARTER_EXCEPTION.match(found["exception"]):
+                last[lost_peer] = _Traceback(*begin, found["exception"], lost_peer)
+            begin = None
+    return last.get(False) or last.get(True)
