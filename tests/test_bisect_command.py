@@ -20,9 +20,9 @@ from builders import measured
 from command_line import gpuscale
 from hosts import skip_unless_required
 
-from gpuscale.base.errors import UsageError
+from gpuscale.base.errors import FileError, UsageError
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.laboratory import Laboratory, sole_use
+from gpuscale.campaigns.bisection.laboratory import Laboratory
 from gpuscale.campaigns.bisection.package_sides import side_of, uv_program, validate_sides
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.variables import Variables, variables_in
@@ -30,6 +30,7 @@ from gpuscale.records import Estimate
 from gpuscale.records.bisection import Bisection, Finding, Reason
 from gpuscale.reports.bisection_text import bisection_text
 from gpuscale.store.codec import encode_header, encode_run
+from gpuscale.store.files import sole_use
 
 NAMES = ("batcher", "codec", "gears", "lens", "mixer", "nozzle")
 SCRIPT = """
@@ -438,8 +439,9 @@ def test_variables_that_differ_are_set_or_removed(tmp_path: Path) -> None:
         assert setting.variables == {**alike, **dict(zip(names, values, strict=True))}
 
 
-def test_a_second_bisection_of_the_same_is_refused(tmp_path: Path) -> None:
-    with sole_use(tmp_path), pytest.raises(UsageError, match="running already"), sole_use(tmp_path):
+def test_a_folder_in_use_is_refused_to_a_second_process(tmp_path: Path) -> None:
+    first, second = (sole_use(tmp_path, "in use; wait for it") for _ in range(2))
+    with first, pytest.raises(FileError, match="in use; wait"), second:
         pass
 
 

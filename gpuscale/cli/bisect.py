@@ -17,7 +17,7 @@ from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.decision import Applied, Step, Turns
 from gpuscale.campaigns.bisection.kind import Kind
-from gpuscale.campaigns.bisection.laboratory import Laboratory, sole_use
+from gpuscale.campaigns.bisection.laboratory import Laboratory
 from gpuscale.campaigns.bisection.package_sides import (
     side_of,
     uv_program,
@@ -35,6 +35,7 @@ from gpuscale.records.environment_diff import listed
 from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
 from gpuscale.reports.phrases import software_text
 from gpuscale.store import write_report
+from gpuscale.store.files import sole_use
 
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=words,
         end_s=end_s,
     )
-    with sole_use(folder):
+    with sole_use(folder, "the same bisection is running already; wait for it, or end it"):
         try:
             kind.prepare(folder / "environments")
             found, told = _searched(lab, plan, arguments.trials)

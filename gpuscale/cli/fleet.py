@@ -1,7 +1,6 @@
 """`gpuscale fleet`: measure every node of a cluster by itself, and name the sick ones."""
 
 import argparse
-import fcntl
 import math
 import os
 import socket
@@ -35,7 +34,7 @@ from gpuscale.records.fleet import NodeState, NodeVisit
 from gpuscale.records.json_text import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.store import write_report
-from gpuscale.store.files import file_errors
+from gpuscale.store.files import file_errors, sole_use
 from gpuscale.store.sweep import (
     RECORD,
     SWEEPS,
@@ -240,17 +239,12 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
         variables = {**environment, RESULTS: str(place / job.results_name)}
         return SCHEDULERS["slurm"].submit(folder / _SCRIPT, variables, options)
 
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Sweep(folder, record, submit, _say, arguments.jobs, arguments.patience * 60).run()
-    except BlockingIOError:
-        raise UsageError(f"{folder}: another process runs this sweep; wait for it") from None
+        with sole_use(folder, "another process runs this sweep; wait for it"):
+            Sweep(folder, record, submit, _say, arguments.jobs, arguments.patience * 60).run()
     except KeyboardInterrupt:
         _say(f"\nqueued jobs go on; 'gpuscale fleet run --resume {folder}' measures the rest")
         raise
-    finally:
-        os.close(descriptor)
     view, document = view_of_sweep(folder), folder / "verdict.json"
     (code, word), command = view.exit_code_and_word, record.on_verdict
     write_report(document, f"{FLEET_FORMATS['json'](view)}\n")

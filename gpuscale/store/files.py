@@ -1,6 +1,7 @@
 """Read and write whole files: damaged or special files are refused, and writes are atomic."""
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -69,6 +70,27 @@ def file_error(
     """Return a `FileError` with all unprintable characters escaped."""
     path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
     return FileError(path_shown, problem, place=place_shown or None, line=line)
+
+
+@contextmanager
+def sole_use(folder: Path, problem: str) -> Iterator[None]:
+    """Make a folder and lock it; raise a `FileError` with the problem if another process has."""
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("wb")
+    with lock:
+        lock_file(folder, lock.fileno(), problem)
+        yield
+
+
+def lock_file(path: Path, descriptor: int, problem: str) -> None:
+    """Lock an open file; raise a `FileError` with the problem if another process has."""
+    # Some network file systems have no locks; two processes at once are rare enough.
+    with suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise file_error(path, problem) from None
 
 
 def read_baseline(path: Path) -> Baseline:

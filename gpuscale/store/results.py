@@ -1,7 +1,6 @@
 """Name and read results files, and write new or resumed results files."""
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -24,6 +23,7 @@ from gpuscale.store.files import (
     decode_content,
     file_error,
     file_errors,
+    lock_file,
     read_descriptor,
     read_with,
     replace_file,
@@ -179,13 +179,8 @@ class _RunAppender:
                 raise
 
     def _lock(self) -> None:
-        # Some network file systems have no locks; two sessions in one file are rare enough.
-        with suppress(OSError):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                problem = "another session is writing to it; wait until that has ended"
-                raise file_error(self.path, problem) from None
+        problem = "another session is writing to it; wait until that has ended"
+        lock_file(self.path, self._descriptor, problem)
 
 
 class ResultsWriter(_RunAppender):

@@ -1,14 +1,13 @@
 """Measure the runs of a bisection: one session each, in the environment of a trial."""
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,21 +18,6 @@ from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Kind, Setting, 
 from gpuscale.records import Environment, Run
 from gpuscale.store import read_results
 from gpuscale.store.files import file_errors
-
-
-@contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
-    """Make the folder of a bisection; raise a UsageError if another process uses it."""
-    with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("wb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = f"the same bisection is running already, in {folder}"
-            raise UsageError(f"{problem}; wait for it, or end it") from None
-        yield
 
 
 @dataclass(slots=True, kw_only=True)
