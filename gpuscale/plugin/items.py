@@ -1,7 +1,7 @@
 """pytest items: one for each case, strategy, number of GPUs, run and batch of a marked test."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,10 @@ class NoRun:
     kind: NoRunReason = "cannot be measured"
 
 
-def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
-    """Parametrise a test that uses `scaling` with one plan per run."""
+def parametrize(
+    metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
+) -> None:
+    """Parametrise a test that uses `scaling` with one plan per run, one in all if impossible."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -67,7 +69,9 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
         for batch in options.batches or (None,)
         for gpus in options.gpus
     ]
-    items = [pytest.param(plan, id=plan.label) for plan in plans]
+    items = [
+        pytest.param(plan, id=plan.label) for plan in plans if plan.run == 1 or is_possible(plan)
+    ]
     if not plans:
         reason = (
             f"{case.name()} has {', '.join(case.strategies)} only: leave out --strategy, or add to "

@@ -74,6 +74,10 @@ class RunMaker:
                 return NoRun("; ".join(dict.fromkeys(map(str, reasons))), "needless")
         return None
 
+    def is_possible(self, plan: ItemPlan) -> bool:
+        """True if this machine and the options allow the run."""
+        return skip_reason(plan, self.recorder.environment, self.options) is None
+
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
         """Return why an item makes no run, like `left_out` but ignoring the stopping rule."""
         environment, resumed = self.recorder.environment, self.recorder.resumed

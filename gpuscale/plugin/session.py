@@ -47,7 +47,7 @@ from gpuscale.plugin.requests import (
     validate_precision,
 )
 from gpuscale.plugin.run_maker import RunMaker, stopping_rule
-from gpuscale.plugin.terminal import enter_run, keep_tables_narrow
+from gpuscale.plugin.terminal import enter_run, of_other_tests
 from gpuscale.records import Run
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
@@ -74,7 +74,6 @@ def start_session(config: pytest.Config) -> None:
         config.option.verbose = 2
     # If CI is set, pytest would repeat whole tracebacks above the session's table.
     config.option.force_short_summary = True
-    keep_tables_narrow(config)
     config.pluginmanager.register(session, "gpuscale-session")
 
 
@@ -147,7 +146,7 @@ class _MeasuringSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "scaling" in metafunc.fixturenames:
-            parametrize(metafunc, self._maker.options)
+            parametrize(metafunc, self._maker.options, self._maker.is_possible)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -273,6 +272,12 @@ class _MeasuringSession:
         if hasattr(report, "wasxfail"):
             return "xfailed", "x", (self._words[report.nodeid], {"yellow": True})
         return "passed", ".", (self._words[report.nodeid], {"green": True})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_benchmark_group_stats(self) -> Generator[None, Any, Any]:
+        """Leave the runs out of pytest-benchmark's tables, unless an option asks for them."""
+        groups = yield
+        return of_other_tests(groups, self._config)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(

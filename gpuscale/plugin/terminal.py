@@ -1,15 +1,14 @@
-"""What a session prints: lines on the machine and on its progress, and pytest-benchmark's table."""
+"""Lines of a session on the machine and on its progress, and what pytest-benchmark gets."""
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-from pytest_benchmark.utils import NAME_FORMATTERS
 
 from gpuscale import __version__
 from gpuscale.base.devices import GPU_KINDS
@@ -106,8 +105,12 @@ def relative(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-_COLUMNS = ("median", "iqr", "rounds")
-_NAME = "gpuscale item"
+_SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")
+"""Options of pytest-benchmark that need its tables, without `--benchmark-`."""
+
+
+_Group = tuple[str | None, list[dict[str, Any]]]
+"""Title and entries of one of pytest-benchmark's tables."""
 
 
 class _WindowClock:
@@ -150,17 +153,12 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
     benchmark.pedantic(advance, rounds=len(run.windows), iterations=steps)
 
 
-def keep_tables_narrow(config: pytest.Config) -> None:
-    """Show only columns that fit into 80 characters, unless the user chose the columns or names."""
-    if config.option.benchmark_columns is None:
-        config.option.benchmark_columns = list(_COLUMNS)
-    if config.option.benchmark_name == "normal":
-        NAME_FORMATTERS[_NAME] = _name
-        config.option.benchmark_name = _NAME
-
-
-def _name(benchmark: Mapping[str, Any]) -> str:
-    """Shorten a gpuscale item's name to `ddp-2gpus-run1`; the table's title names the case."""
-    named: Callable[[Mapping[str, Any]], str] = NAME_FORMATTERS["normal"]
-    is_ours = "scaling" in (benchmark["params"] or {})
-    return named({**benchmark, "name": benchmark["param"]} if is_ours else benchmark)
+def of_other_tests(groups: Sequence[_Group], config: pytest.Config) -> list[_Group]:
+    """Return pytest-benchmark's tables without gpuscale's runs, all if an option asks for them."""
+    if any(getattr(config.option, f"benchmark_{name}", None) for name in _SHOW_TABLES):
+        return [*groups]
+    others = (
+        (title, [each for each in tests if "scaling" not in (each["params"] or {})])
+        for title, tests in groups
+    )
+    return [(title, tests) for title, tests in others if tests]
