@@ -201,7 +201,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             torch_version="2.12.0",
             driver_version="580.95.05",
             variables={"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
-        )
+            packages={"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
+        ),
+        baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
     ),
     "no_evidence": Scenario(
         now(fault=Fault(computing=1.1), phases=False, telemetry=False),

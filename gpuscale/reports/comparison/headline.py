@@ -244,8 +244,8 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
     if weight == 0:
-        undone = "measure again with the likeliest of the changes undone" if is_changed else ""
-        return "; or ".join(filter(None, (undone, step)))
+        undoing = _undoing(comparison, worst, is_changed=is_changed)
+        return "; or ".join(filter(None, (undoing, step)))
     if of_baseline and not step:
         return _more_before(comparison, is_same="same_allocation" in notes)
     if not step:
@@ -266,6 +266,17 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
+
+
+def _undoing(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
+    """Say how to find out which change it was: `bisect` can if packages of two files differ."""
+    sides = (comparison.before.files, comparison.after.files)
+    is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
+    is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
+    if not (is_of_packages and is_of_two_files):
+        return "measure again with the likeliest of the changes undone" if is_changed else ""
+    files = shlex.join(file for side in sides for file in side)
+    return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
 
 
 def _more_before(comparison: Comparison, *, is_same: bool) -> str:
