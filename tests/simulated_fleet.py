@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuscale.judge.fleet import judge, to_repeat
+from gpuscale.judge.fleet import judge
 from gpuscale.records.fleet import FleetRow, FleetVerdict, NodeVisit
 
 Drift = Callable[[float], float]
@@ -117,7 +117,8 @@ class Fleet:
             node = controls[number % len(controls)]
             visits.append(self.visit(node, 1 + number, 0.9 * place / self.nodes, is_control=True))
         asked: list[str] = []
-        while now := to_repeat(visits, past):
+        verdict = judge(visits, past)
+        while now := [node.node for node in verdict.nodes if node.doubt == "one job"]:
             for number, name in enumerate(now):
                 at = 0.9 + 0.1 * (len(asked) + number) / (len(asked) + len(now))
                 visits.append(self.visit(int(name[3:]), 100, at))
@@ -126,7 +127,8 @@ class Fleet:
                 node = controls[number % len(controls)]
                 visits.append(self.visit(node, 200 + number, at, is_control=True))
             asked += now
-        return Sweep(visits=visits, asked=asked, verdict=judge(visits, past))
+            verdict = judge(visits, past)
+        return Sweep(visits=visits, asked=asked, verdict=verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

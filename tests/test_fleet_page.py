@@ -41,14 +41,21 @@ def view(
     )
     missing = {"nid0039": reason} if reason else {}
     verdict = judge(visits, not_measured=missing)
-    return SweepView(record=record, verdict=verdict, evidence={name: "hot"}, exclude=name)
+    return SweepView(
+        record=record,
+        verdict=verdict,
+        evidence={name: "hot"},
+        exclude=name,
+        clock_errors_s={"nid0003": -3600.0},
+    )
 
 
 def test_a_sick_gpu_is_named_with_what_is_known_of_it() -> None:
-    first, sick, busy, exclude = FLEET_FORMATS["text"](view()).splitlines()
+    first, sick, busy, clock, exclude = FLEET_FORMATS["text"](view()).splitlines()
     assert first == "SICK       1 of 40 nodes; 1 not measured (1 busy)"
     assert sick.startswith("nid0017    −2")
     assert sick.endswith(" %]   GPU 1: hot   in both of 2 jobs")
+    assert clock.startswith("clock      nid0003 is 60 min behind the host of the sweep, whose")
     assert (busy, exclude) == ("busy       nid0039: <fan>", "exclude    nid0017")
 
 

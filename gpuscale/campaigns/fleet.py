@@ -25,7 +25,14 @@ from gpuscale.measure.schedulers.slurm_nodes import (
 )
 from gpuscale.records.json_text import to_json
 from gpuscale.store import read_results, write_report
-from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord, results_of_sweep, visit_of
+from gpuscale.store.sweep import (
+    RECORD,
+    SweepJob,
+    SweepRecord,
+    past_visits,
+    visit_of,
+    visits_of,
+)
 
 _POLL_S = 2.0
 _MOST_UNKNOWN = 15
@@ -54,8 +61,9 @@ class Sweep:
         """Nodes whose job measured nothing since this process began."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
-        read = results_of_sweep(folder, record)
-        self._visits = [visit_of(job, results, record.partition) for job, results in read]
+        self._visits, self._past = visits_of(folder, record), past_visits(folder, record)
+        self._suspects: tuple[str, ...] | None = None
+        """Nodes that need a second job; None if nodes were measured since the last judgement."""
 
     def run(self) -> None:
         """Measure until no node is left to be measured."""
@@ -108,6 +116,7 @@ class Sweep:
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:
         """Note whether a job that has ended measured its node, or else why not."""
+        job = self._note(job, ended_at=_now())
         problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
         try:
             results = read_results(self._folder / job.results_name)
@@ -121,6 +130,7 @@ class Sweep:
         # Runs that are not steady are left out, as everywhere, if others of their row are.
         if valid >= {*self.record.gpus} and (not failed or failed[0].kind == "unsteady"):
             self._visits.append(visit_of(job, results, self.record.partition))
+            self._suspects = None
             self._end(job, "measured", "")
         else:
             self._end(job, "failed", (failed[0].message if failed else problem).splitlines()[0])
@@ -151,24 +161,27 @@ class Sweep:
         able = {name: stage for name, stage in able.items() if stage != "out"}
         done = {visit.node for visit in self._visits}
         fresh = [name for name in able if name not in done]
+        idle, again = [name for name in fresh if able[name] == "idle"], list[str]()
+        if not idle:
+            # To judge a large fleet takes a while.
+            if self._suspects is None:
+                self._suspects = to_repeat(self._visits, self._past)
+            again = [name for name in self._suspects if name in able]
         # Second jobs are few, so each needs controls near it.
         between = max(_BETWEEN_CONTROLS, self._most_queued) if fresh else 2
         last = self.record.jobs[-between:]
         is_time = len(last) == between and not any(job.is_control for job in last)
-        if is_time and (fresh or able.keys() & to_repeat(self._visits)):
+        if is_time and (fresh or again):
             visited = Counter(visit.node for visit in self._visits)
             controls = sorted([*visited][:_CONTROLS], key=visited.__getitem__)
             yield from ((name, True) for name in controls if able.get(name) == "idle")
-        yield from ((name, False) for name in fresh if able[name] == "idle")
-        yield from ((name, False) for name in to_repeat(self._visits) if name in able)
         # A node that others use is waited for at last.
-        yield from ((name, False) for name in fresh)
+        yield from ((name, False) for name in (*idle, *again, *fresh))
 
     def _start(self, node: str, is_control: bool) -> bool:
         """Submit a job; return False if Slurm refuses it."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        job = SweepJob(node=node, number=number, is_control=is_control, submitted_at=now)
+        job = SweepJob(node=node, number=number, is_control=is_control, submitted_at=_now())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))
         try:
             self._note(job, job=self._submit(job, self._name_of(job)))
@@ -191,3 +204,7 @@ class Sweep:
     def _keep(self, record: SweepRecord) -> None:
         self.record = record
         write_report(self._folder / RECORD, f"{to_json(record)}\n")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

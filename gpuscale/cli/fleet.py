@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ from gpuscale.cli.submit import BESIDE_MEASURING_S, confirmed, job_environment, 
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm_nodes import cluster_nodes, expanded, folded
-from gpuscale.records import Results
-from gpuscale.records.fleet import NodeState, NodeVisit
+from gpuscale.records.fleet import NodeState
 from gpuscale.records.json_text import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.store import write_report
@@ -40,9 +38,10 @@ from gpuscale.store.sweep import (
     SWEEPS,
     SweepJob,
     SweepRecord,
+    past_visits,
     read_sweep,
     results_of_sweep,
-    visit_of,
+    visits_of,
 )
 
 RESULTS = "GPUSCALE_FLEET_RESULTS"
@@ -50,8 +49,6 @@ RESULTS = "GPUSCALE_FLEET_RESULTS"
 _JOB_OPTIONS = ("--partition", "--account", "--time", "--modules", "--gpus-per-node", "--runs")
 _SCRIPT = "visit.sbatch"
 _FEWEST_RUNS = 3
-_MOST_PAST = 5
-"""Number of earlier sweeps beside which a node is compared with itself."""
 _SHORTEST_LIMIT_S, _LIMIT_FACTOR = 600, 3
 
 
@@ -105,7 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--jobs is at least 1, and --patience at least 0; correct them")
     if arguments.resume is not None:
         folder = _newest() if arguments.resume == Path() else arguments.resume
-        return _sweep(folder, read_sweep(folder), arguments)
+        record = read_sweep(folder)
+        nodes = cluster_nodes(record.partition)
+        if nodes is not None and not {*record.nodes}.intersection(node.name for node in nodes):
+            problem = f"{folder}: Slurm knows none of these nodes of {record.cluster}"
+            raise UsageError(f"{problem}; continue it there, or name a sweep of this machine")
+        return _sweep(folder, record, arguments)
     request = _request(arguments)
     script = job_script(request)
     if arguments.print:
@@ -258,30 +260,22 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 def view_of_sweep(folder: Path) -> SweepView:
     """Judge the sweep in a folder, beside earlier sweeps that measured the same."""
     record = read_sweep(folder)
-    read = results_of_sweep(folder, record)
     verdict = judge(
-        _visits(record, read),
-        [
-            _visits(before, results_of_sweep(place, before))
-            for place, before in _past(folder, record)
-        ],
+        visits_of(folder, record),
+        past_visits(folder, record),
         not_measured={name: reason for name, (reason, _) in record.not_measured().items()},
     )
+    read = results_of_sweep(folder, record)
     evidence = evidence_of(verdict, [(job.node, results) for job, results in read])
     sick = folded(node.node for node in verdict.in_state(NodeState.SICK))
-    return SweepView(record=record, verdict=verdict, evidence=evidence, exclude=sick)
-
-
-def _visits(record: SweepRecord, read: Sequence[tuple[SweepJob, Results]]) -> list[NodeVisit]:
-    return [visit_of(job, results, record.partition) for job, results in read]
-
-
-def _past(folder: Path, record: SweepRecord) -> list[tuple[Path, SweepRecord]]:
-    """Return the latest sweeps beside this one that measured the same before it, oldest first."""
-    beside = (path.parent for path in folder.absolute().parent.glob(f"*/{RECORD}"))
-    found = [(place, read_sweep(place)) for place in beside]
-    earlier = [each for each in found if each[1].precedes(record)]
-    return sorted(earlier, key=lambda each: each[1].created_at)[-_MOST_PAST:]
+    errors_s = {job.node: job.clock_error_s(results) for job, results in read}
+    return SweepView(
+        record=record,
+        verdict=verdict,
+        evidence=evidence,
+        exclude=sick,
+        clock_errors_s={node: error_s for node, error_s in errors_s.items() if error_s},
+    )
 
 
 def _say(text: str) -> None:

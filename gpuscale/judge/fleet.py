@@ -35,7 +35,7 @@ FEWEST_NODES = 4
 SMALLEST_LOSS = math.log(1.015)
 """Losses below this are not called sick, however alike the healthy nodes are."""
 _NEVER_PASSED = math.log(1.5)
-"""Loss that, if each job shows it, is at least unclear, however much the other nodes differ."""
+"""Loss that, if any job shows it, is at least unclear, however much the other nodes differ."""
 _ERROR = 0.05
 """Probability that a sweep calls any healthy node sick."""
 _SUSPICIOUS = 0.005
@@ -86,9 +86,9 @@ class _Scale(NamedTuple):
     def loss(self, jobs: Sequence[_Job]) -> float:
         return statistics.fmean(job.deviation for job in jobs) - self.centre
 
-    def is_large(self, jobs: Sequence[_Job]) -> bool:
-        """True if each job shows a loss that is never passed."""
-        return min(self.loss([job]) for job in jobs) > _NEVER_PASSED
+    def count_large(self, jobs: Sequence[_Job]) -> int:
+        """Return how many of the jobs show a loss that is never passed."""
+        return sum(self.loss([job]) > _NEVER_PASSED for job in jobs)
 
     def error(self, jobs: Sequence[_Job]) -> float:
         """Return the variance of the loss about the persistent loss of the row."""
@@ -117,7 +117,7 @@ class _Finding(NamedTuple):
         # The job that raised suspicion was the slowest of many, so that it overstates the loss.
         later = self.jobs[1:] or self.jobs
         doubt: Doubt = "not seen again" if self.jobs[1:] else "one job"
-        if self.jobs[1:] and self.scale.is_large(self.jobs):
+        if self.jobs[1:] and self.scale.count_large(self.jobs) == len(self.jobs):
             doubt = "nodes differ"
         error = Term(variance=self.scale.error(later), df=self.scale.df)
         return NodeVerdict(
@@ -226,7 +226,7 @@ def _findings(
                 state, ratio = _state(scale, own, p_value), scale.ratio(own, p_value)
                 before = usual.get((node, row))
                 is_news = against == "past" or before is None
-                if state is NodeState.HEALTHY and is_news and scale.is_large(own):
+                if state is NodeState.HEALTHY and is_news and scale.count_large(own):
                     state = NodeState.UNCLEAR
                 finding = _Finding(state, ratio, row, against, before, scale, own)
                 findings.setdefault(node, []).append(finding)

@@ -35,6 +35,7 @@ _DOUBTS: Mapping[Doubt, str] = {
     "not seen again": "not seen again",
     "nodes differ": "in every job, but the other nodes differ too much to prove it",
 }
+_THIS_HOST = "the host of the sweep, whose clock is used; synchronise them (chronyc tracking)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class SweepView:
     """What differs on sick and unclear nodes from healthy ones, by node."""
     exclude: str
     """The sick nodes, as a list for `--exclude`."""
+    clock_errors_s: Mapping[str, float]
+    """Seconds by which clocks of nodes are ahead of that of the sweep, or behind if negative."""
 
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:
@@ -128,6 +131,9 @@ def _text(view: SweepView) -> str:
         lines.append((label, f"{name}{speed}   {where}"))
     for (reason, detail), names in view.left_out().items():
         lines.append((reason, f"{', '.join(names)}{detail and f': {detail}'}"))
+    for name, error_s in view.clock_errors_s.items():
+        way = "ahead of" if error_s > 0 else "behind"
+        lines.append(("clock", f"{name} is {abs(error_s) / 60:.3g} min {way} {_THIS_HOST}"))
     lines += [("exclude", view.exclude)] if view.exclude else []
     width = max(10, *(len(label) for label, _ in lines))
     return "\n".join(f"{label:{width}} {text}" for label, text in lines)
@@ -138,6 +144,7 @@ def _json(view: SweepView) -> str:
     code, word = view.exit_code_and_word
     known = {"word": word, "exit_code": code, "summary": view.summary, "exclude": view.exclude}
     known |= {"evidence": view.evidence, "sweep": view.record}
+    known["clock_errors_s"] = view.clock_errors_s
     return document_text("gpuscale-fleet", **known, **msgspec.structs.asdict(view.verdict))
 
 

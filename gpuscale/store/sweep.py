@@ -1,7 +1,9 @@
 """The folder of a sweep over the nodes of a cluster: its plan and jobs, and what they measured."""
 
+import math
 import statistics
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,10 @@ from gpuscale.store.results import read_results
 
 SWEEPS = Path(".gpuscale") / "fleet"
 RECORD = "sweep.json"
+_CLOCKS_DIFFER_S = 60.0
+"""Largest difference between the clocks of two hosts that changes no verdict."""
+_MOST_PAST = 5
+"""Number of earlier sweeps beside which a node is compared with itself."""
 
 
 class SweepJob(Record, frozen=True, kw_only=True):
@@ -28,6 +34,8 @@ class SweepJob(Record, frozen=True, kw_only=True):
     job: Line | None = None
     """Number of the scheduler's job; None until the scheduler has said it."""
     submitted_at: Moment
+    ended_at: Moment | None = None
+    """When the sweep saw that the job had ended, by the clock of `submitted_at`."""
     outcome: NotMeasured | Literal["measured"] | None = None
     """Why the job measured nothing, or `measured`; None if it has not ended."""
     detail: Line = ""
@@ -37,6 +45,16 @@ class SweepJob(Record, frozen=True, kw_only=True):
     def results_name(self) -> str:
         """Name of the results file in the folder of the sweep."""
         return f"{self.node}-{self.number}.jsonl"
+
+    def clock_error_s(self, results: Results) -> float:
+        """Return the least by which the node's clock is ahead; less than 0 if it is behind."""
+        begun, ended = (
+            math.inf if moment is None else datetime.fromisoformat(moment).timestamp()
+            for moment in (self.submitted_at, self.ended_at)
+        )
+        middle_s = _middle_s(results)
+        error_s = middle_s - min(max(middle_s, begun), ended)
+        return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
 
 
 class SweepRecord(Record, frozen=True, kw_only=True):
@@ -91,6 +109,21 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, 
     return [(job, read_results(folder / job.results_name)) for job in measured]
 
 
+def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
+    """Return what all jobs of a sweep measured, for the judgement."""
+    read = results_of_sweep(folder, record)
+    return [visit_of(job, results, record.partition) for job, results in read]
+
+
+def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
+    """Return the visits of the latest sweeps beside one that measured the same before it."""
+    beside = (path.parent for path in folder.absolute().parent.glob(f"*/{RECORD}"))
+    found = [(read_sweep(place), place) for place in beside]
+    earlier = [each for each in found if each[0].precedes(record)]
+    earlier.sort(key=lambda each: each[0].created_at)
+    return [visits_of(place, before) for before, place in earlier[-_MOST_PAST:]]
+
+
 def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
     """Return what a job measured on its node, for the judgement."""
     where, runs = results.environment, [run for run in results.runs if run.is_valid]
@@ -100,11 +133,20 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
         devices = run.ranks[0].devices if run.gpus == 1 and run.ranks else ()
         row = FleetRow(gpus=run.gpus, device=devices[0] if devices else None)
         times_s.setdefault(row, []).append(run.step_time_s)
+    measured_at_s = _middle_s(results)
+    if job.clock_error_s(results):
+        # The end of the job is the nearest moment known.
+        measured_at_s = datetime.fromisoformat(job.ended_at or job.submitted_at).timestamp()
     return NodeVisit(
         node=job.node,
         kind=f"{partition}, {model}",
         job=job.number - 1,
-        measured_at_s=statistics.median(run.started_at_s or 0.0 for run in runs),
+        measured_at_s=measured_at_s,
         step_times_s=tuple((row, tuple(times)) for row, times in times_s.items()),
         is_control=job.is_control,
     )
+
+
+def _middle_s(results: Results) -> float:
+    """Return the middle of the valid runs, by the clock of the node."""
+    return statistics.median(run.started_at_s or 0.0 for run in results.runs if run.is_valid)

@@ -2,6 +2,7 @@
 
 import statistics
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 from gpuscale.analysis.statistics.levels import DEVIATION_OF_MEDIAN
@@ -40,10 +41,15 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
         if visit.is_control or not visit.job
     )
     wanted, near = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1]), []
+    counts = Counter(visits[i].node for _, i, _ in usable)
     for visit in visits:
         # Its own visits would draw the level towards the node, but a second job would not.
-        others = [each for each in usable if visits[each[1]].node != visit.node]
-        near.append(_nearest(visit.measured_at_s, others or usable, wanted))
+        place, most = bisect_left(usable, (visit.measured_at_s,)), wanted + counts[visit.node]
+        before, after = (
+            [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
+            for part in (usable[max(0, place - most) : place], usable[place : place + most])
+        )
+        near.append(_nearest(visit.measured_at_s, before[-wanted:] + after[:wanted], wanted))
     own: dict[str, float] = {}
     levels: list[float] = []
     for _ in range(_ROUNDS):
@@ -57,10 +63,8 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
     return levels
 
 
-def _nearest(at: float, usable: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
+def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
     """Return the indices of the visits nearest in time, each as often as it counts."""
-    place = bisect_left(usable, (at,))
-    near = usable[max(0, place - wanted) : place + wanted]
     nearest: list[int] = []
     for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
         nearest += [index] * (weight if len(nearest) < wanted else 0)

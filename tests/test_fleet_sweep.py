@@ -1,0 +1,145 @@
+"""A sweep by programs that stand in for Slurm: what its past and the nodes' clocks change."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import command_line
+import pytest
+from builders import results, results_text, run
+from changing import replace
+from ci_checkout import write_program
+
+from gpuscale.campaigns import fleet
+from gpuscale.cli.fleet import view_of_sweep
+from gpuscale.judge.fleet import to_repeat
+from gpuscale.records.fleet import NodeVisit
+from gpuscale.records.json_text import to_json
+from gpuscale.reports.fleet_text import FLEET_FORMATS
+from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord
+
+NAMES = [f"n{number:02}" for number in range(20)]
+
+
+@dataclass
+class Machine:
+    """Nodes with a speed and a clock of their own; a job is done as soon as it is submitted."""
+
+    folder: Path
+    rng: random.Random
+    drift: float = 0.0
+    """Log step time that each job adds for all later ones."""
+    effects: dict[str, float] = field(default_factory=dict)
+    ahead_s: Mapping[str, float] = field(default_factory=dict)
+    jobs: int = 0
+
+    def sweep(self, name: str, created_at: str) -> Path:
+        """Measure all nodes, and return the folder of the sweep."""
+        place = self.folder / name
+        place.mkdir()
+        record = SweepRecord(
+            cluster="here",
+            partition="main",
+            nodes=tuple(NAMES),
+            case="case.py",
+            gpus=(1,),
+            job_s=10.0,
+            created_at=created_at,
+        )
+        (place / RECORD).write_text(to_json(record))
+
+        def submit(job: SweepJob, _: str) -> str:
+            self.jobs += 1
+            level = self.drift * self.jobs + self.effects.get(job.node, 0.0)
+            began_s = time.time() + self.ahead_s.get(job.node, 0.0)
+            runs = (
+                run(1, 0.1 * (1 + level + self.rng.gauss(0, 0.001)), index=index)
+                for index in (1, 2, 3)
+            )
+            made = results(*(replace(each, started_at_s=began_s) for each in runs))
+            (place / job.results_name).write_text(results_text(made))
+            return str(self.jobs)
+
+        fleet.Sweep(place, record, submit, lambda _: None, 2, 600).run()
+        return place
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose Slurm has all nodes idle, no queue, and jobs that have ended well."""
+    answers = {
+        "sinfo": "\n".join(f"{name}|main|idle|(null)|2|none" for name in NAMES),
+        "squeue": "",
+        "scontrol": "JobId=1 JobState=COMPLETED ExitCode=0:0",
+    }
+    for name, text in answers.items():
+        write_program(tmp_path / "bin" / name, f"#!/bin/sh\necho '{text}'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(fleet, "_POLL_S", 0.0)
+    return Machine(tmp_path, random.Random(3))
+
+
+def jobs_of(place: Path) -> Counter[str]:
+    return Counter(path.name[:3] for path in place.glob("n*.jsonl"))
+
+
+def test_a_node_slower_only_beside_its_own_past_gets_a_second_job_and_is_sick(
+    machine: Machine,
+) -> None:
+    machine.effects = {name: machine.rng.gauss(0, 0.03) for name in NAMES}
+    machine.effects["n04"] = -0.03
+    for day in (1, 2):
+        machine.sweep(f"here-2026-11-0{day}", f"2026-11-0{day}T03:00:00+00:00")
+    machine.effects["n04"] += 0.05
+    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    first = view_of_sweep(place).verdict.nodes[0]
+    assert (first.node, first.state, first.against) == ("n04", "sick", "past")
+    assert jobs_of(place)["n04"] == 2
+
+
+def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Machine) -> None:
+    """The last node would be compared with the first ones, before the machine became slower."""
+    machine.drift, machine.ahead_s = 0.002, {"n19": -3600.0, "n00": 3600.0}
+    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    view = view_of_sweep(place)
+    assert {node.state for node in view.verdict.nodes} == {"healthy"}
+    text = FLEET_FORMATS["text"](view)
+    assert "clock      n19 is 60 min behind the host" in text
+    assert "clock      n00 is 60 min ahead of the host" in text
+
+
+def test_a_fleet_is_judged_only_when_no_idle_node_is_left_to_measure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+
+    def counted(visits: Sequence[NodeVisit], past: Sequence[Sequence[NodeVisit]]) -> Sequence[str]:
+        judged.append(len({visit.node for visit in visits}))
+        return to_repeat(visits, past)
+
+    monkeypatch.setattr(fleet, "to_repeat", counted)
+    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    assert min(judged) >= len(NAMES) - 2
+    assert len(judged) <= 1 + jobs_of(place).total() - len(NAMES) + 2
+
+
+def test_a_sweep_of_another_machine_is_not_continued_here(machine: Machine) -> None:
+    place = machine.folder / "there"
+    place.mkdir()
+    record = SweepRecord(
+        cluster="there",
+        partition="main",
+        nodes=("x1", "x2"),
+        case="case.py",
+        gpus=(1,),
+        job_s=10.0,
+        created_at="2026-11-03T03:00:00+00:00",
+    )
+    (place / RECORD).write_text(to_json(record))
+    answer = command_line.gpuscale("fleet", "run", "--resume", str(place), cwd=machine.folder)
+    assert answer.returncode == 2
+    assert "Slurm knows none of these nodes of there; continue it there, or name" in answer.stderr
+    assert (answer.stdout + answer.stderr).count("\n") == 1
