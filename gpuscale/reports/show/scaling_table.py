@@ -21,12 +21,14 @@ from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, text_table
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.screen import fitted
+from gpuscale.reports.screen import fitted, width_of
 from gpuscale.reports.show import columns_with
 from gpuscale.reports.show.step_time import budget_lines
 
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
+_IMPLIED = ("samples/s", "efficiency")
+"""Columns whose intervals a narrow terminal lacks: those of step time and speedup say the same."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with templates for the note."""
 _SAME_STEP_TIME = math.log(1.25)
@@ -63,7 +65,15 @@ def scaling_table(
 ) -> str:
     """Return the table of measured points as text."""
     rows = scaling_cells(points, runs, steps)
-    return text_table(rows, columns, first=[name for name in _FIRST if name in rows[0]])
+    whole = text_table(rows)
+    if columns is None or max(map(width_of, whole.splitlines())) <= columns:
+        return whole
+    first = [name for name in _FIRST if name in rows[0]]
+    narrow = [
+        {name: Cell(cell.text) if name in _IMPLIED else cell for name, cell in row.items()}
+        for row in rows
+    ]
+    return text_table(narrow, columns, first=first)
 
 
 def scaling_cells(
