@@ -2,7 +2,7 @@
 # One night on one machine: measure, compare with a baseline, keep everything, and end with one
 # exit code. The files for GitLab and GitHub beside this one call it.
 #
-#     ci/nightly.sh NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [COMPARE_OPTION...]]
+#     ci/nightly.sh NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [COMPARE_OPTION...]]
 #
 # It goes to the root of the checkout, puts the environment $GPUSCALE_VENV (.venv by default)
 # first, and hands over to `gpuscale night`; docs/nightly.md says what that does, keeps and ends

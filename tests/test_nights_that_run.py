@@ -50,7 +50,7 @@ def test_items_that_need_no_run_are_told_from_those_that_cannot_be_measured(tmp_
     assert "settled after 6 runs" in session.output
     (reason,) = found.left_out
     assert "4096 CPU ranks need as many cores" in reason
-    assert (found.count, found.gpus_missing) == (14, ())
+    assert (found.count, found.gpus_missing) == (8, ())
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,15 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert (night.directory / "attempt-1/pytest.log").read_text() == "measuring\n"
     kept = (night.directory / "attempt-1/results.jsonl").read_text()
     assert kept == (checkout / "measured.1").read_text()
+
+
+def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checkout: Path) -> None:
+    environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
+    words = ["ci/nightly.sh", "here", "measure", "x", "compare", "baselines/arc4.json"]
+    night = run_night(words, checkout, environment, checkout)
+    folders = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
+    assert [folder.is_dir() for folder in folders] == [True], night.output
+    assert night.output.startswith("gpuscale night: judged against baselines/arc4.json\nmeasuring")
 
 
 def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(checkout: Path) -> None:

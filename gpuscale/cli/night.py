@@ -2,6 +2,7 @@
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import datetime
 from io import StringIO
 
 from gpuscale import cli
@@ -9,7 +10,7 @@ from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.campaigns.night import NightJob, print_flushed
 from gpuscale.reports.page.nights_index import write_index
 
-_USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
+_USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "6 infrastructure failed."
     )
     parser.add_argument("name", metavar="NAME", help="name of the machine, such as arc4")
-    text = "a word for this night, such as the job's number"
-    parser.add_argument("job", metavar="JOB", help=text)
+    text = "a word for this night, such as the job's number; the time of day if left out"
+    parser.add_argument("job", metavar="[JOB]", help=text)
     # The rest goes to pytest and to `gpuscale compare`.
     text = "measure PYTEST_ARGUMENT..."
     parser.add_argument("words", metavar=text, nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -35,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make one nightly run; docs/nightly.md explains the exit codes."""
-    words = arguments.words
+    words, job = arguments.words, arguments.job
+    if job == "measure":
+        words, job = [job, *words], f"{datetime.now():%H%M%S}"
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
         raise UsageError(f"use: {_USAGE}")
-    night = NightJob(arguments.job, measure, compare, _command)
+    night = NightJob(job, measure, compare, _command)
     code = night.run(arguments.name)
     try:
         write_index(night.folder.parent)
