@@ -46,7 +46,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the `mpirun` command line that starts the ranks, in blocks on the hosts.
 
-        Whether processes are bound to cores, measure/schedulers/slurm.py gives the reason.
+        Unless the site binds them, processes may use all cores: schedulers/slurm.py has the reason.
         """
         # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
