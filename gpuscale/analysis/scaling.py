@@ -188,7 +188,7 @@ def _point(
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Return the step time and throughput of a point, or the value of the metric in their place."""
+    """Return the step time and throughput of a point, or the metric that it measures instead."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))

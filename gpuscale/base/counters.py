@@ -35,7 +35,7 @@ ERRORS = Quantity("a whole number", "", 0, 2**64, whole=True)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One way to query NVML or AMD SMI, in terms of their Python bindings."""
+    """A call that reads a counter through the Python bindings of NVML or AMD SMI."""
 
     call: str
     """Name of a function of NVML or AMD SMI (`amdsmi_…`), or of a field ID (`NVML_FI_…`) for
@@ -240,7 +240,7 @@ MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""For each key of a `Reading`, the first counter with this key, whose queries are sent."""
+"""The first counter with each key of a `Reading`; its queries are sent for all of them."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),

@@ -1,4 +1,4 @@
-"""The CPUs of processes: where they are, which are near a GPU, and to which a rank is bound."""
+"""Find the CPUs that a process may use, those near a GPU, and those that a rank is bound to."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.host import text_of
 
 SITE, UNBOUND = "site", "none"
-"""Bindings of ranks besides a map: as the scheduler binds tasks here, and to all CPUs of a job."""
+"""Values of `--cpu-bind` other than a map: bind as the scheduler does here, or not at all."""
 _MAP = re.compile(
     r"map_cpu:(?:0x[0-9a-f]{1,4}|[0-9]{1,5})(?:,(?:0x[0-9a-f]{1,4}|[0-9]{1,5}))*"
     r"|mask_cpu:(?:0x)?[0-9a-f]{1,1024}(?:,(?:0x)?[0-9a-f]{1,1024})*",
@@ -18,12 +18,12 @@ _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
 
 
 def is_map(binding: str) -> bool:
-    """True if a binding has the CPUs of each rank, in the form of srun's `--cpu-bind`."""
+    """True if a binding lists the CPUs of each rank, in the form of srun's `--cpu-bind`."""
     return _MAP.fullmatch(binding) is not None and all(_cpus_of_ranks(binding))
 
 
 def bound_cpus(binding: str, places: Iterable[int]) -> set[int]:
-    """Return the CPUs that a binding has for the places of a rank on its node; empty without a map.
+    """Return the CPUs to which a map binds a rank, by its places; empty if the binding is no map.
 
     A place is the number of a GPU, or the local rank on a CPU. As under srun, a map with too few
     entries begins again. Raise a UsageError if this process may not use one of the CPUs.
@@ -69,7 +69,7 @@ def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
 def cpus_near(
     places: Sequence[int | None], cpus: Iterable[int], count: int, root: Path = Path("/")
 ) -> set[int]:
-    """Choose CPUs: an equal share near each of these NUMA nodes if it has enough, else the first.
+    """Choose `count` CPUs: an equal share near each place, else those with the lowest numbers.
 
     `places` are the NUMA nodes of GPUs; None if unknown.
     """

@@ -1,4 +1,4 @@
-"""A table of the counters of network ports: where the kernel has them, and what growth means.
+"""A table of the counters of network ports: where the kernel keeps them, and what growth means.
 
 InfiniBand's `counters` are those of Documentation/ABI/stable/sysfs-class-infiniband and stop at
 their maximum; `hw_counters` are those of mlx5, and Slingshot's those of HPE's cxi driver.
@@ -11,7 +11,7 @@ PortKind = Literal["infiniband", "roce", "slingshot", "ethernet", "tcp"]
 _IB: PortKind = "infiniband"
 _CXI = "device/telemetry"
 MOST_GROWTH = 2**60
-"""No counter grows by more in a run: only a driver that reports nonsense seems to."""
+"""Largest plausible growth of a counter in a run; a driver that reports more reports nonsense."""
 
 
 class Growth(NamedTuple):
@@ -19,27 +19,28 @@ class Growth(NamedTuple):
 
     grown_by: int
     is_floor: bool = False
-    """True if the counter grew by at least `grown_by`: it was reset, or reached its maximum."""
+    """True if `grown_by` is a lower bound, because the counter was reset or reached its maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortCounter:
-    """A counter that grows while a port loses time."""
+    """A counter of a network port; its growth shows that the port loses time."""
 
     kind: PortKind
-    """Kind of the ports that have the counter; those of InfiniBand are RoCE's too."""
+    """Kind of port that has the counter; RoCE ports also have InfiniBand's counters."""
     folder: str
-    """Folder of the counter's file below that of the port; empty if it is there."""
+    """Folder of the counter's file, relative to the port's folder; empty if it is the same folder.
+    """
     name: str
     words: str
     bits: int
     least: int
-    """Smallest growth in a run that is mentioned; networks in good order may show less."""
+    """Smallest growth in a run that is reported; healthy networks may show less."""
 
     def growth(self, before: int | str, after: int | str) -> Growth | str:
         """Return the growth between two readings, or the reason why it is unknown.
 
-        Either reading may be such a reason itself.
+        A reading that failed is passed as the reason why.
         """
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)
@@ -90,5 +91,5 @@ PORT_COUNTERS = (
     PortCounter("tcp", "", "RetransSegs", "retransmissions", 64, 100),
     PortCounter("tcp", "", "TCPTimeouts", "timeouts", 64, 10),
 )
-"""All counters, the most telling of each kind of port first."""
+"""All counters; the most informative of each kind of port come first."""
 PORT_COUNTERS_BY_NAME = {counter.name: counter for counter in PORT_COUNTERS}

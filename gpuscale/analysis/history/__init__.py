@@ -129,7 +129,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Nights until an outlying one can be detected; a change of level needs one more."""
+        """Number of nights until an outlier can be detected; a change of level needs one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
@@ -158,8 +158,8 @@ class History:
     nodes: tuple[NodeEffect, ...] = ()
     """Effect of each node, the slowest first, if the nights ran on several."""
     as_measured: "History | None" = None
-    """The history if nights on nodes that are slower by themselves counted as measured; None if no
-    node is. Here, they count as if the node were like the others."""
+    """The history with nights on slow nodes counted as measured; None if no node is slow. In this
+    history, such nights count as if the node were as fast as the others."""
 
     @property
     def label(self) -> str:
@@ -359,7 +359,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return up to 15 earlier nights, on the same level, with which one night of a row is compared.
+    """Return up to 15 earlier nights, on the same level, with which a night of a row is compared.
 
     The latest of them are left out if they may already be slower. A drift starts no new level.
     """

@@ -11,7 +11,7 @@ _LONGEST_NIGHT = timedelta(days=2)
 _FURTHEST_AHEAD = timedelta(days=1)
 _FEWEST = 3
 _TIMES = 10
-"""Files are a numbered series if at most one, or one in this many, began before its predecessor."""
+"""Files form a numbered series if at most one, or one in `_TIMES`, began before its predecessor."""
 _SMALLEST_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Nodes that are slower by themselves, told apart from changes of the whole machine.
+"""Distinguish nodes that are slow from changes of the whole machine.
 
 A night that ran on a slow node is slower than the nights before *and after* it on other nodes; a
 change of the machine is shared by the nights that follow it, whichever nodes they got.
@@ -15,15 +15,15 @@ from gpuscale.analysis.statistics.levels import night_deviation
 from gpuscale.records import Estimate, PointKey
 
 FEWEST_VISITS = 3
-"""Minimum number of nights on a node from which its effect is told apart from that of nights."""
+"""Minimum number of nights on a node that are needed to judge the node."""
 _NEAR = 7
-"""Maximum number of nights on other nodes, on either side, with which a night is compared."""
+"""Maximum number of nights without the node, on either side, with which a night is compared."""
 _FEWEST_NEAR = 2
-"""Minimum number of nights on other nodes after the first slow night, and before the last."""
+"""Minimum number of nights without the node after its first slow night, and before its last."""
 _EACH, _EACH_DEVIATIONS = 0.01, 1.5
-"""Minimum by which each of a node's nights is slower: relative, and in deviations of nights."""
+"""Minimum slowdown of each slow night: as a fraction, and in deviations between nights."""
 _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
-"""Minimum of their mean, the second in standard errors."""
+"""Minimum mean slowdown of the slow nights: as a fraction, and in standard errors."""
 
 Costs = Sequence[Mapping[PointKey, float]]
 """Log step time of each row, for each night."""
@@ -38,10 +38,10 @@ class NodeEffect:
     node: str
     nights: tuple[int, ...]
     slow: tuple[int, ...]
-    """Nights on which the node was slower by itself; at least three in succession of its own."""
+    """Nights on which the node, not the machine, was slow: at least three visits in succession."""
     speed: Estimate | None
-    """Speed on those nights, or on all if there are none, relative to nights on other nodes; None
-    if the node was visited on too few nights, or never left out."""
+    """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
+    without it; None if too few nights can be compared."""
 
     @property
     def slowdown(self) -> float:
@@ -50,7 +50,7 @@ class NodeEffect:
 
 
 def node_effects(costs: Costs, places: Places) -> tuple[NodeEffect, ...]:
-    """Return the effect of each node, the slowest first; empty if all nights ran on the same."""
+    """Return the effect of each node, slowest first; empty if all nights ran on the same nodes."""
     sets = {nodes for night in places for nodes in night.values()}
     names = sorted(frozenset().union(*sets)) if len(sets) > 1 else []
     effects = [_effect(name, costs, places) for name in names]
@@ -58,7 +58,7 @@ def node_effects(costs: Costs, places: Places) -> tuple[NodeEffect, ...]:
 
 
 def without_slow_nodes(costs: Costs, places: Places, effects: Iterable[NodeEffect]) -> Costs:
-    """Return the log step times as they would be if no node were slower by itself."""
+    """Return the log step times as they would be if slow nodes were as fast as the others."""
     slower = [dict[str, float]() for _ in costs]
     for effect in effects:
         for night in effect.slow:
@@ -99,7 +99,7 @@ def _effect(node: str, costs: Costs, places: Places) -> NodeEffect:
 
 
 def _level(night: int, others: Sequence[tuple[int, float]]) -> float | None:
-    """Return the slower of the levels before and after a night, by nights without the node."""
+    """Return the slower level of the nights before or after; None if there are too few nights."""
     before = [value for i, value in others if i < night][-_NEAR:]
     after = [value for i, value in others if i > night][:_NEAR]
     sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)
@@ -109,7 +109,7 @@ def _level(night: int, others: Sequence[tuple[int, float]]) -> float | None:
 def _slow_nights(
     apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
 ) -> Iterator[int]:
-    """Yield the node's nights that are slow in succession, if other nights are in between."""
+    """Yield the node's successive slow nights, if nights without it show that the node is slow."""
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):
         found = [*group]

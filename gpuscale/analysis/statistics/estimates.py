@@ -191,7 +191,7 @@ def _all_known(terms: Iterable[Term | None]) -> tuple[Term, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _tail(distance: float, parts: tuple[Term, ...]) -> float:
-    """One-sided p-value whose interval has the half width `distance`; rough above `RELEVANT`."""
+    """One-sided p-value of a difference of the size `distance`; approximate above `RELEVANT`."""
     variance = math.fsum(part.variance for part in parts)
     if variance == 0:
         return 0.5 if distance == 0 else 0.0
@@ -223,7 +223,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Log half width of an interval; nearly linear in the log of the first term's quantile."""
+    """Log half width of the interval in which the first term has this quantile."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

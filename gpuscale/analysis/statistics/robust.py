@@ -1,4 +1,4 @@
-"""Robust deviation, and the drift of a machine on which nodes are measured one after another."""
+"""Robust deviation, and the drift of a machine whose nodes are measured one after another."""
 
 import statistics
 from bisect import bisect_left
@@ -11,17 +11,18 @@ from gpuscale.records.fleet import NodeVisit
 EFFICIENCY = 0.82
 """Degrees of freedom of a robust deviation, as a fraction of those of a standard deviation."""
 _OUTLYING = 3.5
-"""Distance from the median, in deviations, beyond which a value does not count."""
+"""Distance from the median, in deviations, beyond which a value is ignored."""
 _CONTROL_WEIGHT = 4
-"""Weight of a visit to a node whose own level is known, since nodes differ persistently."""
+"""Weight of a visit to a control node, which is visited repeatedly, so that its level is known."""
 _NEAR, _OF_VISITS = (12, 40), 6
-"""Least and greatest weight of the nearest visits that determine the level at a moment; between
-them, one in so many of all visits."""
+"""A level is computed from the nearest visits. `_NEAR` limits their total weight, which is
+otherwise the number of all visits divided by `_OF_VISITS`.
+"""
 _ROUNDS = 10
 
 
 def robust_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of values without those far from the median; 0 for one."""
+    """Return the standard deviation of values without outliers; 0 for a single value."""
     middle = statistics.median(values)
     far = _OUTLYING * DEVIATION_OF_MEDIAN * statistics.median(abs(v - middle) for v in values)
     near = [value for value in values if abs(value - middle) <= far]
@@ -31,8 +32,8 @@ def robust_deviation(values: Sequence[float]) -> float:
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
     """Return the common level at the time of each visit: a trimmed mean over the nearest visits.
 
-    A control is compared with itself at other times, and counts more than a node visited once,
-    which may be as fast or as slow as it is by itself. Visits on suspicion do not count.
+    The level of a control node is known from its other visits, so these visits weigh more than
+    those of a node visited once. Visits on suspicion are left out.
     """
     controls = {visit.node for visit in visits if visit.is_control}
     usable = sorted(
@@ -64,7 +65,7 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
 
 
 def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
-    """Return the indices of the visits nearest in time, each as often as it counts."""
+    """Return the indices of the visits nearest in time, each repeated according to its weight."""
     nearest: list[int] = []
     for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
         nearest += [index] * (weight if len(nearest) < wanted else 0)

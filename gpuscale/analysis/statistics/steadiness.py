@@ -30,9 +30,9 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""Base, rise and origin for each shape: a change must exceed the scatter times base + rise /
-(windows - origin). The values fit the 99.95% quantiles of clean series of 5 to 30 windows with the
-worst noise tried (first-order autoregressive noise, coefficient 0.5)."""
+"""Base, rise and origin for each shape. To count, a change must be at least scatter * (base + rise
+/ (windows - origin)). The values fit the 99.95% quantiles of clean series of 5 to 30 windows with
+the worst noise tried (first-order autoregressive noise, coefficient 0.5)."""
 _LARGEST_MINORITY = 0.4
 """Largest tolerated fraction of slow windows; above it, the median of another run may be slow."""
 _LARGEST_BIAS = 0.02
@@ -63,7 +63,7 @@ class _Shape:
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
     def leaves_median(self, logs: Sequence[float]) -> bool:
-        """Return True for two levels if the slower one has too few windows to shift the median."""
+        """Return True if the shape has two levels and too few slow windows to shift the median."""
         if self.kind != "two levels" or len(self.second) >= _LARGEST_MINORITY * len(logs):
             return False
         faster = [log for i, log in enumerate(logs) if i not in self.second]
