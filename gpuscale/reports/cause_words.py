@@ -44,7 +44,7 @@ def whole_line(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """Say at which GPU counts a cause appears: `from 8 GPUs on, not on 4 GPUs`; else empty."""
+    """Say at which GPU counts a cause appears: `from 8 GPUs on, not on 4`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -63,7 +63,7 @@ def scope(cause: Cause) -> str:
 
 def evidence(cause: Cause) -> tuple[str, ...]:
     """Return facts that support a cause: first on phases, then on devices and the environment."""
-    if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
+    if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
         f"{phase.name} {_spent(phase.before_s)} → {_spent(phase.after_s)}"
@@ -176,7 +176,7 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     statement = f"computing{inside} takes {took}"
     lost_s = cause.lost_s or 0.0
     hidden_s = (cause.after_s or 0.0) - (cause.before_s or 0.0) - lost_s
-    if hidden_s > _SAID_HIDDEN * lost_s:
+    if hidden_s > _LEAST_OFFSET_SHARE * lost_s:
         statement += (
             f"; {_duration(hidden_s)} of the difference do not count, since communication got "
             "shorter by as much"
@@ -304,10 +304,10 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 _NAMED_DEVICES = 3
-_SAID_HIDDEN = 0.05
-"""Share of the loss above which the part that shorter communication makes up for is stated."""
-_SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
-"""Codes of causes whose headline already gives the evidence if there is only one piece of it."""
+_LEAST_OFFSET_SHARE = 0.05
+"""Fraction of the loss above which time offset by shorter communication is mentioned."""
+_EVIDENCE_IN_HEADLINE = {"busy_host", "device_fault", "environment_changed"}
+"""Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",
@@ -396,7 +396,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
-    """Yield a text for each of the first ports: `n2 mlx5_1 port 1: rate 400 → 200 Gb/s, …`."""
+    """Yield texts on up to three ports, `n2 mlx5_1 port 1: rate 400 → 200 Gb/s, …`, and notes."""
     facts: dict[str, list[str]] = {}
     for symptom in symptoms:
         facts.setdefault(f"{symptom.host} {symptom.port}", []).append(_port_fact(symptom))
@@ -417,7 +417,7 @@ def _port_fact(symptom: PortSymptom) -> str:
 
 
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
-    """Describe a symptom beside its baseline value, such as `PCIe x8, x16 in the baseline`."""
+    """Describe a symptom and the value it is compared with: `PCIe x8, x16 in the baseline`."""
     every = (symptom, *alike)
     now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":

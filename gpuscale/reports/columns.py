@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Cell(NamedTuple):
-    """Content of a table cell."""
+    """A table cell: its text, an optional second line, colour and link."""
 
     text: str
     below: str = ""
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[_Row]):
-    """A table column, called `field` in data for scripts and `header` in tables for people."""
+    """A table column: `field` is its name in data for scripts, `header` its title in tables."""
 
     field: str
     header: str = ""
@@ -65,7 +65,7 @@ class Column(Generic[_Row]):
 
 
 class _ValueColumn(Column[Any]):
-    """The column of the metric that takes the place of the step time, each row with its unit."""
+    """The column of values, with units, for rows that measure a metric instead of the step time."""
 
     def cell(self, row: Any) -> Cell:
         """Return the value for a row, with its unit."""
@@ -84,7 +84,7 @@ SCALING = (VALUE, STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
 
 
 def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, Column[Any]]:
-    """Return the columns of step times or of the metrics in their place, keyed by header."""
+    """Return the columns of step times, of metric values, or of both, keyed by header."""
     has_metric = {each is not None and each.metric is not None for each in configurations}
     of_metrics = {"value": VALUE} if True in has_metric else {}
     of_steps = {} if has_metric == {True} else {"step time": STEP_TIME, "samples/s": SAMPLES}
@@ -92,7 +92,7 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
 
 
 def level_text(level: Scaling) -> str:
-    """Return a step time, or the metric's value in its place, with its spread."""
+    """Return a step time with its spread, or a metric's value if it replaces the step time."""
     return (STEP_TIME if level.value is None else VALUE).cell(level).line
 
 

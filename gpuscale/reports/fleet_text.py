@@ -21,15 +21,15 @@ from gpuscale.reports.comparison.as_openmetrics import family
 from gpuscale.reports.phrases import interval_text
 from gpuscale.store.sweep import SweepRecord
 
-_MOST_BESIDE = 8
-"""Number of healthy nodes beside which a sick one is diagnosed."""
+_MOST_HEALTHY = 8
+"""Maximum number of healthy nodes with which a sick or unclear node is compared."""
 _CODES = {
     NodeState.SICK: (ExitCode.REGRESSED, "SICK"),
     NodeState.UNCLEAR: (ExitCode.INCONCLUSIVE, "UNCLEAR"),
     NodeState.NOT_MEASURED: (ExitCode.INCOMPLETE, "INCOMPLETE"),
     NodeState.HEALTHY: (ExitCode.OK, "OK"),
 }
-"""Exit code and word of a sweep by the state of some node; the first one that occurs counts."""
+"""Exit code and verdict of a sweep, for the first of these states that any node is in."""
 _DOUBTS: Mapping[Doubt, str] = {
     "one job": "in one job so far",
     "not seen again": "not seen again",
@@ -45,15 +45,16 @@ class SweepView:
     record: SweepRecord
     verdict: FleetVerdict
     evidence: Mapping[str, str]
-    """What differs on sick and unclear nodes from healthy ones, by node."""
+    """Causes found on sick and unclear nodes by comparison with healthy ones, keyed by node."""
     exclude: str
-    """The sick nodes, as a list for `--exclude`."""
+    """The sick nodes, in the format of `--exclude`."""
     clock_errors_s: Mapping[str, float]
-    """Seconds by which clocks of nodes are ahead of that of the sweep, or behind if negative."""
+    """Seconds by which a node's clock is ahead of the clock of the sweep; negative if it is behind.
+    """
 
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:
-        """Exit code of `gpuscale fleet`, and the verdict in a word."""
+        """Exit code of `gpuscale fleet`, and the verdict in one word."""
         states = {node.state for node in self.verdict.nodes}
         if states == {NodeState.NOT_MEASURED}:
             return ExitCode.NOTHING_COMPARABLE, "NOT JUDGED"
@@ -61,7 +62,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """How many nodes are sick, unclear or not measured: `2 of 486 nodes; 14 not measured`."""
+        """Number of sick, else of unclear, else of healthy nodes, and of nodes not measured."""
         counts = Counter(node.state for node in self.verdict.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -74,7 +75,7 @@ class SweepView:
         return f"{text}; {len(out)} not measured ({why})" if out else text
 
     def lines(self) -> list[tuple[NodeVerdict, str, str]]:
-        """Return sick and unclear nodes, each with its speed, and where and how it is slow."""
+        """Return each sick or unclear node, its speed as text, and a text on where it is slow."""
         found = []
         for node in self.verdict.nodes:
             if node.state in (NodeState.SICK, NodeState.UNCLEAR):
@@ -89,7 +90,7 @@ class SweepView:
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
-        """Return the nodes that were not measured by reason and detail."""
+        """Return the nodes that were not measured, grouped by reason and detail."""
         found: dict[tuple[str, str], list[str]] = {}
         details = self.record.not_measured()
         for node in self.verdict.in_state(NodeState.NOT_MEASURED):
@@ -104,9 +105,9 @@ def speed_text(node: NodeVerdict) -> str:
 
 
 def evidence_of(verdict: FleetVerdict, read: Sequence[tuple[str, Results]]) -> dict[str, str]:
-    """Diagnose sick and unclear nodes beside healthy ones; return the first cause of each node."""
+    """Compare sick and unclear nodes with healthy ones; return the first two findings on each."""
     healthy = {node.node for node in verdict.in_state(NodeState.HEALTHY)}
-    others = [results for node, results in read if node in healthy][:_MOST_BESIDE]
+    others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
     for node in (node.node for node in verdict.nodes if others and node.node not in healthy):
         own = [results for name, results in read if name == node]
@@ -123,7 +124,7 @@ def evidence_of(verdict: FleetVerdict, read: Sequence[tuple[str, Results]]) -> d
 
 
 def _text(view: SweepView) -> str:
-    """Return the sick nodes, the unclear ones, and what was not measured."""
+    """Return the sick nodes, the unclear nodes and the nodes not measured, as lines of text."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK
@@ -149,7 +150,7 @@ def _json(view: SweepView) -> str:
 
 
 def _csv(view: SweepView) -> str:
-    """Return a line for each node."""
+    """Return CSV with a line for each node."""
     names = [name for name in NodeVerdict.__struct_fields__ if name not in ("speed", "row")]
     columns: list[Column[NodeVerdict]] = [*map(Column, names), Column("speed", interval="[]")]
     columns.append(Column("gpus", value=lambda node: node.row and node.row.gpus))

@@ -72,7 +72,7 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _node_notes(history: History, names: Sequence[str]) -> Iterator[str]:
-    """Yield the nights that ran on slow nodes, and what they would change if they counted."""
+    """Yield the nights that ran on slow nodes, and the verdict if they counted as measured."""
     for effect in history.nodes:
         if effect.slow and effect.speed:
             dates = phrases.enumerated([names[night] for night in effect.slow])
@@ -88,7 +88,7 @@ def _node_notes(history: History, names: Sequence[str]) -> Iterator[str]:
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the slowest nodes, each compared with the nights around its own."""
+    """Return a table of the slowest nodes, each compared with nearby nights without the node."""
     return [
         {
             "node": Cell(effect.node, tone="doubt" if effect.slow else ""),
@@ -197,13 +197,13 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
 
 
 def _rate(history: History) -> str:
-    """Name what changes over the nights: the throughput, or performance if a row has a metric."""
+    """Name what changed over the nights: throughput, or performance if a row has another metric."""
     words = {phrases.rate_word(row.point.configuration) for row in history.rows}
     return "performance" if "performance" in words else "throughput"
 
 
 def level_header(history: History) -> str:
-    """Return the header of the latest night's step times, or of the metrics in their place."""
+    """Return the header of the column with step times, or with the metrics measured instead."""
     return next(iter(level_columns(row.point.configuration for row in history.rows)))
 
 

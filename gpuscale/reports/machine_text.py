@@ -208,7 +208,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """Return a counter's current value as text; None if unknown or shown with another counter."""
+    """Return a counter's current value as text; None if unknown, or if another line includes it."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None

@@ -223,7 +223,7 @@ def amount_text(value: float, unit: str) -> str:
 
 
 def quantity_text(quantity: QuantityName, entry: EntryVerdict) -> str:
-    """Name a row's quantity: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
+    """Name a judged quantity: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
     if quantity is QuantityName.EFFICIENCY:
         return f"E({entry.key.gpus})"
     return f"{rate_word(entry.configuration)} on {gpus_text(entry.key.gpus)}"

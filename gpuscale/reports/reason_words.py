@@ -57,7 +57,7 @@ class Words(NamedTuple):
     is_in_table: bool = False
     """True if a row passes for a reason that the numbers in the table already show."""
     caution: str | None = None
-    """First step if the note casts doubt on all verdicts (may be empty); None for other notes."""
+    """Next step (may be empty) if the note casts doubt on all verdicts; None for other notes."""
 
 
 WORDS: Mapping[str, Words] = {

@@ -33,7 +33,8 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """The rows explained, and which row's numbers are given: `both rows, for example on 4 GPUs`."""
+    """Names of the rows, and an example if their numbers differ: `both rows, for example on 4
+    GPUs`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -49,8 +50,8 @@ class View:
     headline: tuple[tuple[str, str], ...]
     """Lines of the headline, each a label and a text.
 
-    The first label is the verdict, followed by those of `beware`, `cause`, `changed`, `baseline`,
-    `now` and `next` for which there is a text.
+    The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now` and
+    `next` follow, without those that have no text.
     """
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
@@ -76,7 +77,7 @@ class View:
 
     @property
     def unsaid(self) -> Iterator[Explanation]:
-        """Explanations, except those that the first line of the headline already gives."""
+        """Explanations, without those that the first line of the headline already gives."""
         (_, said), *_ = self.headline
         shown = explanations(self.ranked, dict(self.headline).get("next", ""))
         return (each for each in shown if each.causes or each.reason not in said)
@@ -115,8 +116,8 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
 def explanations(rows: Sequence[Row], next_step: str = "") -> list[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
-    Rows with the same finding, causes and lost metrics share an explanation; its numbers are those
-    of the row with the most GPUs. A `next_step` shown above replaces those of the first.
+    Rows with the same finding, causes and lost metrics share an explanation, whose numbers are
+    those of the row with the most GPUs. Steps already named in `next_step` are not repeated.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:

@@ -60,7 +60,7 @@ _OF_ENTRIES = (
     _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
     _Gauge("minimum_detectable_loss", "ratio", f"Smallest loss {FOUND}"),
 )
-"""Gauges for the comparison, besides one for each metric that was measured on both sides."""
+"""Gauges for the comparison; each metric that both sides measured has another gauge."""
 
 
 def render(view: View) -> str:

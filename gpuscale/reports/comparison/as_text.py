@@ -96,7 +96,7 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """Explain the table, and give the losses that would have been detected in passing rows."""
+    """Explain the table, and state the smallest losses that passing rows would have shown."""
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")

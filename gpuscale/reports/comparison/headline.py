@@ -69,7 +69,7 @@ def is_headlined(note: Statement) -> bool:
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict and its text: `REGRESSED` and `3 of 4 rows: every GPU lost …; 1 ok`."""
+    """Return the first line: `REGRESSED` and `3 of 4 rows: every GPU lost …; 1 ok`."""
     verdicts, of_all = [row.entry.verdict for row in rows], f"of {counted(len(rows), 'row')}"
     verdict = worst_first(verdicts)[0]
     if verdict.is_pass:
@@ -141,7 +141,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Say why rows do not pass: the reason, if all have the same, or short reasons with counts."""
+    """Say why rows do not pass: the reason that all share, or short reasons with counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -153,7 +153,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict if all rows pass, with any gains and the loss that can be ruled out."""
+    """Return the first line if all rows pass, with any gains and the loss that can be ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[str, list[float]] = {}
     for row in rows:
@@ -244,7 +244,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
     if weight == 0:
-        undoing = _undoing(comparison, worst, is_changed=is_changed)
+        undoing = _how_to_find_change(comparison, worst, is_changed=is_changed)
         return "; or ".join(filter(None, (undoing, step)))
     if of_baseline and not step:
         return _more_before(comparison, is_same="same_allocation" in notes)
@@ -268,8 +268,8 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
-def _undoing(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
-    """Say how to find out which change it was: `bisect` can if packages of two files differ."""
+def _how_to_find_change(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
+    """Say how to find the harmful change, by `gpuscale bisect` if possible; empty if unknown."""
     sides = (comparison.before.files, comparison.after.files)
     is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
     is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
@@ -280,7 +280,7 @@ def _undoing(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
 
 
 def _more_before(comparison: Comparison, *, is_same: bool) -> str:
-    """Say how the baseline gets more runs; those that it has already cannot be added to it."""
+    """Say how to get more baseline runs; runs of the same session (`is_same`) cannot be added."""
     if is_same:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])

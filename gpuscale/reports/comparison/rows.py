@@ -169,7 +169,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """State an allowed loss above the default: `ok allows a loss of 30.0 % here`; else empty."""
+    """Say which loss `ok` allows: `ok allows a loss of 30.0 % here`; empty for the default."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -177,7 +177,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
-    """Return the evidence for a cause; for communication, also why the metric is inconclusive."""
+    """Return the evidence for a cause; for communication, also why that metric is inconclusive."""
     doubts = (
         f"judged by itself, {metric_reason(each)}"
         for each in entry.metrics
@@ -196,7 +196,7 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
 
 
 def metric_change(metric: MetricVerdict) -> Cell:
-    """Return a metric's change and interval; `of the step` marks one relative to the step time."""
+    """Return a metric's change and interval, marked `of the step` if relative to the step time."""
     value, *ends = phrases.change_texts(metric.change)
     of_step = " of the step" if metric.metric.in_points else ""
     return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
@@ -231,13 +231,13 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def losses_found(rows: Iterable[Row]) -> str:
-    """State the detectable losses of rows, `a loss of …`; empty if all are unknown."""
+    """State the losses that would be found in these rows: `a loss of …`; empty if unknown."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
     return smallest_losses(*(loss for loss in losses if loss is not None))
 
 
 def smallest_losses(*losses: float, of: str = "") -> str:
-    """State detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in …`."""
+    """State losses that would be found: `a loss of 2.3 % to 6.3 % (by row) would be found in …`."""
     texts = [
         "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
     ]

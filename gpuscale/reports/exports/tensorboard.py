@@ -42,7 +42,7 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _measured(result: Results) -> str:
-    """Name results by time and job, `2026-11-21T021000-4711`, followed by any injected faults."""
+    """Name results by start time and job, `2026-11-21T021000-4711`, and by any injected faults."""
     at, where = datetime.fromisoformat(result.created_at), result.environment
     name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
     return "-".join((name, *(f"INJECTED-{each}" for each in result.injections)))

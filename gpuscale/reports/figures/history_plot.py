@@ -115,7 +115,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
         for index in row.nights
     }
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
-    if not _is_of_too_few(row):
+    if not _has_too_few_nights(row):
         bounds.append(len(row.nights))
     for begin, end in itertools.pairwise(bounds):
         level = row.nights[begin:end]
@@ -196,13 +196,13 @@ def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
 
 
-def _is_of_too_few(row: RowHistory) -> bool:
-    """True if a row's latest nightly results are too few to establish a level."""
+def _has_too_few_nights(row: RowHistory) -> bool:
+    """True if a row was measured on too few of the latest nights to establish a level."""
     return row.is_unclear or row.nights_missing > 0
 
 
 def _sentence(row: RowHistory, history: History) -> str:
-    if _is_of_too_few(row) and not row.changes:
+    if _has_too_few_nights(row) and not row.changes:
         return f"{counted(len(row.nights), 'night')}, too few to detect a change of level"
     if not row.changes:
         return f"no change of level over {counted(len(row.nights), 'night')}"

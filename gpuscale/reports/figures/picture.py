@@ -170,7 +170,7 @@ def left_out_of(counts: Mapping[str, int]) -> list[str]:
 
 
 def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a name for each configuration; long names are shortened unless two would coincide."""
+    """Return a unique name for each configuration, shortened if it is long and remains unique."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names

@@ -210,7 +210,7 @@ def _draw(
 
 
 def _epoch_text(curves: Sequence[_Curve]) -> str:
-    """Return the samples of an epoch, since a case that names none has a default; else nothing."""
+    """Return the size of an epoch, `of 60000 samples`, if all curves share it; otherwise empty."""
     epochs = {
         round(point.epoch_s * point.samples_per_s.value)
         for curve in curves
@@ -294,7 +294,7 @@ def _gpus_text(curves: Sequence[_Curve]) -> str:
 
 
 def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
-    """Yield the origin of the intervals, and the source of published figures."""
+    """Yield notes on what the intervals show, and on the source of published figures."""
     measured = [curve for curve in curves if curve.origin != "published"]
     values = [_value(p, name) for curve in measured for p in curve.points for name in _QUANTITIES]
     if any(value is not None and value.has_interval for value in values):

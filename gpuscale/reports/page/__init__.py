@@ -45,7 +45,7 @@ class Table:
 
     @property
     def headers(self) -> Sequence[str]:
-        """Column headers, which all rows share."""
+        """Column headers, which are the same for all rows."""
         return [*self.rows[0]] if self.rows else []
 
 

@@ -57,7 +57,7 @@ def fleet_html(view: SweepView) -> str:
 
 
 def _grid(view: SweepView) -> list[dict[str, Cell]]:
-    """Return a row for all nodes whose names differ in the last digit only."""
+    """Return a table of node speeds, in which names that differ in the last digit share a row."""
     cells = {}
     for node in view.verdict.nodes:
         at = len(node.node) - node.node[-1].isdigit()

@@ -95,7 +95,7 @@ def curves(subject: Subject) -> Section | None:
 _MOST_RANKS = 32
 """Maximum number of ranks in all tables together, so that a page of a hundred rows stays small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""For each shade, the excess over the run's median above which a window or a pace gets it."""
+"""Shades of slow windows and ranks: the smallest excess over the run's median, with its shade."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),

@@ -27,7 +27,7 @@ class Shown:
     projections: tuple[Projection, ...] = ()
     """Projections of configurations to GPU counts that were not measured."""
     phases: bool = False
-    """True if the text shows the phases of results instead of their scaling table."""
+    """True if the text shows the phases of a step instead of the scaling table."""
     columns: int = PLAIN_COLUMNS
     """Width of the terminal or file that the text is written to, in columns."""
 

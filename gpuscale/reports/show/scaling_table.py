@@ -30,7 +30,7 @@ _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 _IMPLIED = ("samples/s", "efficiency")
 """Columns whose intervals a narrow terminal lacks: those of step time and speedup say the same."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
-"""Columns that a note replaces if all rows have the same value, with templates for the note."""
+"""Columns that a note replaces if all rows have the same value, with the note's template."""
 _SAME_STEP_TIME = math.log(1.25)
 """Largest log ratio at which a reported and a measured step time are considered equal."""
 PAIR_HEADERS = ("speedup", "efficiency")
@@ -46,8 +46,8 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
         *table_notes(points),
         *_slow_windows(runs),
         *_other_step_times(runs),
-        *_printed_figures(runs),
-        *_untold_batches(runs),
+        *_printed_metrics(runs),
+        *_unused_batch_sizes(runs),
         *_ratio_lines(runs),
         *budget_lines(runs),
     ]
@@ -185,8 +185,8 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{name}: step time over that of {wrapped}: {found}"
 
 
-def _printed_figures(runs: Sequence[Run]) -> Iterator[str]:
-    """Say of figures that commands print what is unknown about them."""
+def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a note on commands whose printed values are used: their warm-up is unknown."""
     used = (run.configuration for run in runs)
     if named := sorted({each.case for each in used if each.metric and each.command}):
         yield (
@@ -211,8 +211,8 @@ def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
             )
 
 
-def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for each command that does not take the batch size given to gpuscale."""
+def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a note on each command that does not receive the batch size given to gpuscale."""
     first = {run.configuration: run for run in reversed(runs) if run.is_valid}
     for configuration, run in reversed(first.items()):
         words = configuration.command
