@@ -1,5 +1,6 @@
 """Ranks on two hosts, started by a real Open MPI."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ from hosts import Host, outside_environment, processes_in, skip_without_hosts, s
 from measuring import pytest_command, write_case
 from nccl_speaks import CASE
 
+from gpuscale.base.cpus import allowed_cpus
 from gpuscale.store import read_results
+
+HERE = sorted(os.sched_getaffinity(0))
+FIRST, LAST = HERE[0], HERE[-1]
 
 # What ssh is on a cluster: reaches a host by its name and runs a command there, with what a login
 # has in its environment.
@@ -42,7 +47,9 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         yield start_hosts(stack, tmp_path, ["n1", "n2"], own_processes=False)
 
 
-def run_on(hosts: list[Host], folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+def run_on(
+    hosts: list[Host], folder: Path, *command: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run a command in a job of PBS on both hosts, which mpirun reaches by a remote shell."""
     login, *nodes = hosts
     agent = folder / "remote-shell"
@@ -57,6 +64,7 @@ def run_on(hosts: list[Host], folder: Path, *command: str) -> "subprocess.Comple
         "OMPI_MCA_plm_rsh_agent": str(agent),
         # As on the machine that this is: two cores, however many hosts are made of them.
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        **variables,
     }
     return login.run(*command, folder=folder, environment=environment)
 
@@ -79,7 +87,30 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     placed = [(rank.host, rank.local_rank) for rank in run.ranks]
     assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
     assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
+    # Open MPI itself would bind two processes to a core each.
+    assert [node.cpus for node in run.nodes] == [(allowed_cpus("self"),)] * 2
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
+
+
+@pytest.mark.scheduler
+@pytest.mark.skipif(FIRST == LAST, reason="needs two CPUs")
+def test_the_site_or_a_map_binds_the_ranks_of_each_host(hosts: list[Host], tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+
+    def bound(binding: str) -> "subprocess.CompletedProcess[str]":
+        asked = pytest_command(*ACROSS, "--cpu-bind", binding, "--results", f"{binding[:4]}.jsonl")
+        return run_on(hosts, tmp_path, *asked, OMPI_MCA_hwloc_base_binding_policy="core")
+
+    for binding, cpus in (("site", HERE[:2]), (f"map_cpu:{LAST},{FIRST}", [LAST, FIRST])):
+        session = bound(binding)
+        assert session.returncode == 0, session.stdout
+        (run,) = read_results(tmp_path / f"{binding[:4]}.jsonl").runs
+        assert [node.cpus for node in run.nodes] == [tuple(map(str, cpus))] * 2
+    refused = bound(f"mask_cpu:{1 << LAST + 7:x}")
+    assert refused.returncode == 1, refused.stdout
+    reason = f"--cpu-bind: CPU {LAST + 7} is not among those of the job here"
+    assert [line for line in refused.stdout.splitlines() if line.startswith(reason)], refused.stdout
+    assert "Traceback" not in refused.stdout
 
 
 @pytest.mark.scheduler
@@ -102,6 +133,8 @@ COMMAND = """
 import os, time
 from gpuscale import report
 
+(bound_to,) = os.sched_getaffinity(0)
+assert str(bound_to) == os.environ["MAP"].split(",")[int(os.environ["LOCAL_RANK"])]
 with report(samples=32, rank=int(os.environ["RANK"]) - 3) as step_done:
     while True:
         time.sleep(0.01)
@@ -114,8 +147,10 @@ def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_pa
     (tmp_path / "train.py").write_text(COMMAND)
     nccl = tmp_path / "libnccl.so.2"
     subprocess.run(["gcc", "-shared", "-o", nccl, "-x", "c", "/dev/null"], check=True)
-    train = ("env", f"LD_PRELOAD={nccl}", sys.executable, "train.py")
-    command = (sys.executable, "-m", "gpuscale", "run", *ACROSS, "--", *train)
+    of_ranks = f"{LAST},{FIRST}"
+    train = ("env", f"LD_PRELOAD={nccl}", f"MAP={of_ranks}", sys.executable, "train.py")
+    across = (*ACROSS, "--cpu-bind", f"map_cpu:{of_ranks}")
+    command = (sys.executable, "-m", "gpuscale", "run", *across, "--", *train)
     session = run_on(hosts, tmp_path, *command)
     assert session.returncode == 0, session.stdout
     results = read_results(tmp_path / "results.jsonl")
