@@ -12,7 +12,9 @@ from gpuscale.measure.worker.precision import set_fp32_mode
 BARE_SECONDS = 5.0
 
 
-def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> tuple[float, float]:
+def bare_images_per_s(
+    device: str, *, size_name: str, precision: str, channels_last: bool
+) -> tuple[float, float]:
     """Return the images/s of two bare loops, each the median of three measurements.
 
     The first loop copies the batch to the device in every step; the second keeps the batch there.
@@ -21,7 +23,7 @@ def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> tu
     torch.set_num_threads(1)
     set_fp32_mode("fp32")
     case = Resnet50()
-    size = case.named_size("full" if device == "cuda" else "smoke")
+    size = case.named_size(size_name)
     form = torch.channels_last if channels_last else torch.contiguous_format
     model = case.model().to(device).to(memory_format=form)
     optimizer = case.optimizer(model, 1)
@@ -61,10 +63,14 @@ def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> tu
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", required=True)
+    parser.add_argument("--size", help="default: full on a GPU, smoke on the CPU")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--channels-last", action="store_true")
     asked = parser.parse_args()
     paces = bare_images_per_s(
-        asked.device, precision=asked.precision, channels_last=asked.channels_last
+        asked.device,
+        size_name=asked.size or ("full" if asked.device == "cuda" else "smoke"),
+        precision=asked.precision,
+        channels_last=asked.channels_last,
     )
     print(*paces)  # noqa: T201 - its one result
