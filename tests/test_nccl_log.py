@@ -5,11 +5,18 @@ Hosts, addresses and numbers are made up. Public reports with such lines: NVIDIA
 aws/aws-ofi-nccl issues 161 (2.10) and 715 (2.21), ROCm/rccl issues 419 (2.11) and 1026 (2.16).
 """
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from gpuscale.measure.evidence.nccl_log import connections_in, log_variables, read_logs
+from gpuscale.measure.evidence.nccl_log import (
+    connections_in,
+    log_variables,
+    own_log_bytes,
+    read_logs,
+)
 
 OTHERS = (
     "Bootstrap : Using ib0:10.0.0.1<0>",
@@ -286,3 +293,18 @@ def test_each_host_reads_its_own_logs_of_a_folder_that_hosts_share(tmp_path: Pat
 def test_a_percent_sign_in_the_folder_is_doubled_as_nccl_reads_it(tmp_path: Path) -> None:
     (tmp_path / "a%h").mkdir()
     assert log_variables(tmp_path / "a%h", {})["NCCL_DEBUG_FILE"].endswith("/a%%h/nccl.%h.%p")
+
+
+def test_a_process_finds_the_log_that_nccl_writes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "100%here"
+    folder.mkdir()
+    for name, value in log_variables(folder, {}).items():
+        monkeypatch.setenv(name, value)
+    assert own_log_bytes() is None
+    host = socket.gethostname().partition(".")[0]
+    (folder / f"nccl.{host}.{os.getpid()}").write_text("four")
+    assert own_log_bytes() == 4
+    monkeypatch.delenv("NCCL_DEBUG_FILE")
+    assert own_log_bytes() is None

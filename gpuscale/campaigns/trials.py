@@ -71,6 +71,8 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "cpu": (1.01, 0.020),
 }
 """Largest overhead ratio by device, and the shortest step (in seconds) that it applies to."""
+_MOST_EVIDENCE_S = 0.05
+"""Largest time that a run's evidence may take on a node."""
 _TRIMMED = 0.2
 """Fraction of a run's sorted log ratios trimmed at each end."""
 
@@ -286,13 +288,18 @@ def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> Overh
     sample = log_sample(means)
     ratio = difference(sample.mean, [sample.term()]).exponential()
     step_time_s = statistics.median(step_times_s)
-    verdict, reason = _verdict(ratio, step_time_s, device)
+    evidence_s = [max(rank.evidence_s for rank in run) for run in valid]
+    verdict, reason = _verdict(ratio, step_time_s, statistics.median(evidence_s), device)
+    logs_bytes = [size for run in valid for rank in run if (size := rank.log_bytes) is not None]
     return OverheadResult(
         gpus=gpus,
         runs=len(valid),
         pairs=len(step_times_s),
         step_time_s=step_time_s,
         ratio=ratio,
+        evidence_s=statistics.median(evidence_s),
+        most_evidence_s=max(evidence_s),
+        log_bytes=sum(logs_bytes) if logs_bytes else None,
         limit=_LIMITS[device][0],
         verdict=verdict,
         reason=reason,
@@ -300,9 +307,11 @@ def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> Overh
 
 
 def _verdict(
-    ratio: Estimate, step_time_s: float, device: str
+    ratio: Estimate, step_time_s: float, evidence_s: float, device: str
 ) -> tuple[Literal["within", "above", "not decided"], str]:
     limit, shortest_s = _LIMITS[device]
+    if evidence_s > _MOST_EVIDENCE_S:
+        return "above", f"evidence may take {format_seconds(_MOST_EVIDENCE_S)} a run"
     if ratio.low is None or ratio.high is None:
         return "not decided", "one run gives no interval; make more with --runs"
     if ratio.high <= limit:

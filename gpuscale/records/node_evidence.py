@@ -7,7 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.port_counters import MOST_GROWTH, PortKind
-from gpuscale.records.record import Count, Line, Name, Number, PositiveCount, Record, Share
+from gpuscale.records.record import (
+    Count,
+    Line,
+    Name,
+    Number,
+    PositiveCount,
+    Record,
+    Seconds,
+    Share,
+)
 from gpuscale.records.software import Library
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
@@ -100,3 +109,5 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     """CPUs of each rank, such as `0-7,64-71`, each list once."""
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
+    cost_s: Seconds | None = None
+    """Time that taking the evidence took."""

@@ -33,6 +33,10 @@ class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
+    log_bytes: int | None = None
+    """Growth of NCCL's log while the pairs were made; None without a log."""
+    evidence_s: float = 0.0
+    """Seconds that the evidence of the node and of this rank took, before and after the pairs."""
 
 
 class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +50,17 @@ class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Median seconds per step of the bare training loop."""
     ratio: Estimate
     """Time with gpuscale, divided by the time of the bare training loop."""
+    evidence_s: float
+    """Seconds a run that the evidence of the node takes outside of windows; median of the runs."""
+    most_evidence_s: float
+    """Seconds that the evidence took in the slowest run."""
+    log_bytes: int | None
+    """Growth of NCCL's logs during the windows of all runs; None without a log."""
     limit: float
     """Upper limit that gpuscale promises for the ratio."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
-    """Reason for the verdict `not decided`; empty for other verdicts."""
+    """Reason for the verdict; empty if the ratio gives it."""
 
 
 class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):

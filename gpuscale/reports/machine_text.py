@@ -18,7 +18,7 @@ from gpuscale.measure.telemetry.examination import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Probe, Rate
 from gpuscale.records.node_evidence import Port
 from gpuscale.records.probe import PROBES
-from gpuscale.records.trial_report import OverheadReport, TrialsReport
+from gpuscale.records.trial_report import OverheadReport, OverheadResult, TrialsReport
 from gpuscale.reports.cause_words import probe_place
 from gpuscale.reports.phrases import (
     FOUND,
@@ -124,9 +124,21 @@ def overhead_text(report: OverheadReport) -> str:
         "measured: windows as gpuscale makes them, with phases, barriers, progress and telemetry; "
         "bare: a plain loop",
         "intervals: 95 %, over runs",
+        *map(_evidence_text, report.results),
     ]
     lines += [f"{gpus_text(each.gpus)}: {each.reason}" for each in report.results if each.reason]
     return "\n".join([*lines, f"took {format_seconds(report.wall_s)}"])
+
+
+def _evidence_text(result: OverheadResult) -> str:
+    log = "NCCL left no log"
+    if result.log_bytes is not None:
+        log = f"NCCL's log grew by {format_bytes(result.log_bytes)} in the windows"
+    return (
+        f"{gpus_text(result.gpus)}: evidence of the node outside of windows "
+        f"{format_seconds(result.evidence_s)} a run, at most "
+        f"{format_seconds(result.most_evidence_s)}; {log}"
+    )
 
 
 def trials_text(report: TrialsReport) -> str:

@@ -4,7 +4,9 @@ The patterns are those of the lines that NCCL 2.4 to 2.30 and RCCL 2.18 to 2.21 
 `NCCL_DEBUG=INFO`, and that plugins for libfabric write through them. Other lines are passed over.
 """
 
+import os
 import re
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -52,6 +54,15 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     file = str(folder / "nccl").replace("%", "%%")
     values = ("INFO", f"{file}.%h.%p", "INIT,GRAPH,NET")
     return dict(zip(_USERS, values, strict=True))
+
+
+def own_log_bytes() -> int | None:
+    """Return the size of the log that NCCL writes in this process; None without a log."""
+    host = socket.gethostname().partition(".")[0]
+    signs = {"%%": "%", "%h": host, "%p": str(os.getpid())}
+    pattern = os.environ.get("NCCL_DEBUG_FILE", "")
+    file = Path(re.sub("%[%hp]", lambda sign: signs[sign[0]], pattern))
+    return file.stat().st_size if file.is_file() else None
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:

@@ -126,9 +126,17 @@ class NodeMeter:
     """Takes the evidence of this node from the creation of the meter until the call of `read`."""
 
     def __init__(
-        self, gpu_processes: int | None = None, *, logs: Path, root: Path = Path("/")
+        self,
+        gpu_processes: int | None = None,
+        *,
+        began_s: float,
+        logs: Path,
+        root: Path = Path("/"),
     ) -> None:
-        """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node."""
+        """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node.
+
+        `began_s` is when the keeper began to take evidence, by the monotonic clock.
+        """
         self._load = HostLoadMeter(gpu_processes, root=root)
         self._network = NetworkMeter(root=root)
         self._logs, self._root = logs, root
@@ -136,19 +144,23 @@ class NodeMeter:
             logs.mkdir(mode=0o700, exist_ok=True)
         self.variables = log_variables(logs, os.environ)
         """Environment variables that the ranks need for the evidence."""
+        self._cost_s = time.monotonic() - began_s
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
+        began_s = time.monotonic()
         settings, absent = read_settings(self._root)
         host = socket.gethostname()
         connections, problem = read_logs(self._logs, host)
         with suppress(OSError):
             self._logs.rmdir()
+        load, ports = self._load.read(), self._network.read()
         return NodeEvidence(
             host=host,
-            load=self._load.read(),
+            load=load,
             settings=settings,
-            ports=self._network.read(),
+            ports=ports,
             connections=connections,
             absent=absent if problem is None else {**absent, "nccl": problem},
+            cost_s=round(self._cost_s + time.monotonic() - began_s, 6),
         )

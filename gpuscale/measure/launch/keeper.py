@@ -38,7 +38,7 @@ _LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_WITH_EVIDENCE = ("rank", "command")
+_WITH_EVIDENCE = ("rank", "command", "overhead")
 _STACKS_S = 10.0
 """Seconds to wait for the ranks' stack traces after a timeout; the ranks' timers started later."""
 _LEAVING_STACKS = ("rank", "overhead")
@@ -169,7 +169,7 @@ class Keeper:
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
         addresses = {} if gpus is None else gpus.addresses.get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
-            logs = self._scratch
+            logs, began_s = self._scratch, time.monotonic()
             if order.is_whole_environment:
                 # The command starts processes on all nodes, which all get this path.
                 logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
@@ -178,7 +178,8 @@ class Keeper:
             if addresses:
                 self._driver = self._driver or DriverProcess()
                 others = self._driver.count_foreign_processes(addresses)
-            self._evidence = NodeMeter(others, logs=logs), directory.node_evidence(host)
+            meter = NodeMeter(others, began_s=began_s, logs=logs)
+            self._evidence = meter, directory.node_evidence(host)
         self._cores = set()
         if order.cores_per_rank is not None:
             places = [gpu_numa_node(address or "") for address in addresses.values()]

@@ -84,10 +84,7 @@ class LocalLauncher(Launcher):
         """Make one run. If a rank fails, no error is raised; `Run.failure` says why."""
         keeper = self._keeper_with(STRATEGIES[request.configuration.strategy].package)
         with self._directory(request) as directory:
-            gpus = (gpu for gpu in self.environment.gpus if gpu.index in request.devices)
-            if addresses := pci_addresses(gpus):
-                here = {socket.gethostname(): addresses}
-                directory.gpus.write(RunGpus(addresses=here, are_sampled=False))
+            self._list_gpus(directory, request)
             started_at_s, started = time.time(), time.monotonic()
             failure = _launch(keeper, request, directory, request.job)
             wall_s = time.monotonic() - started
@@ -126,8 +123,12 @@ class LocalLauncher(Launcher):
         """Make one fp32 run that alternates between gpuscale's windows and a bare training loop."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
+            self._list_gpus(directory, request)
             failure = _launch(self._keeper_with(None), request, directory, "overhead")
-            return failure or left_by_ranks(request, directory.overheads)
+            if isinstance(ranks := failure or left_by_ranks(request, directory.overheads), Failure):
+                return ranks
+            node_s = directory.node_evidence(socket.gethostname()).read().cost_s or 0.0
+            return [replace(rank, evidence_s=rank.evidence_s + node_s) for rank in ranks]
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
         """Measure how fast each device computes and copies, and all of them communicate."""
@@ -148,6 +149,13 @@ class LocalLauncher(Launcher):
         """End the keeper, the process that forks the ranks."""
         if self._keeper is not None:
             self._keeper.close()
+
+    def _list_gpus(self, directory: RunDirectory, request: RunRequest) -> None:
+        """Write a list of the GPUs of the run, for the keeper's question about other processes."""
+        gpus = (gpu for gpu in self.environment.gpus if gpu.index in request.devices)
+        if addresses := pci_addresses(gpus):
+            here = {socket.gethostname(): addresses}
+            directory.gpus.write(RunGpus(addresses=here, are_sampled=False))
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest | None = None) -> Iterator[RunDirectory]:

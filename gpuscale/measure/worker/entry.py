@@ -21,6 +21,7 @@ from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SH
 from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.libraries import own_libraries
+from gpuscale.measure.evidence.nccl_log import own_log_bytes
 from gpuscale.measure.run_directory import R, RecordLines, RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
@@ -228,7 +229,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     marked_every = loop.steps_per_mark(step_time_s, training.events_per_step)
     steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
-    pairs = []
+    pairs, log_bytes = [], own_log_bytes()
     for number in range(plan.pairs):
         if number % 2:
             bare_s = _bare_s(training, steps, sampler_pid)
@@ -243,7 +244,17 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
             # Alternately first and second, so that a drift cancels.
             bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
-    outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
+    if log_bytes is not None:
+        log_bytes = (own_log_bytes() or 0) - log_bytes
+    began_s = time.monotonic()
+    # What a rank of an ordinary run adds to the evidence of its node.
+    own_libraries(), allowed_cpus("self")
+    outcome = OverheadOutcome(
+        steps_per_window=steps,
+        pairs=tuple(pairs),
+        log_bytes=log_bytes,
+        evidence_s=time.monotonic() - began_s,
+    )
     _leave(outcome, files.directory.overheads, strategy)
     _keep_to_the_end(training, strategy)
 
