@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Literal, get_args
 
 from matplotlib.axes import Axes
@@ -156,21 +157,18 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         {"case": len(cases) - MOST_CASES, "configuration": len(ways) - len(styles)}
     )
     rows = min(len(cases), MOST_CASES)
-    width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
+    is_alone = len(quantities) == 1
+    width_in, characters = (COLUMN_IN, 40) if is_alone else (PAGE_IN, 100)
     with drawn(measurements, width_in, 0.8 + 2.0 * rows, _notes(shown, source), left_out) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
-            row[0].set_title(shortened(case), loc="left", fontweight="bold")
+            curves = [curve for curve in shown if curve.case == case]
+            title = wrap(", ".join((shortened(case), *_scaling_texts(curves))), characters)
+            row[0].set_title("\n".join(title), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
-                _draw(
-                    axes,
-                    quantity,
-                    [curve for curve in shown if curve.case == case],
-                    styles,
-                )
+                _draw(axes, quantity, curves, styles)
         legend = legend_of(grid.flat, [*(curve.name for curve in shown), _IDEAL])
-        most = 2 if len(quantities) == 1 else 4
-        columns = legend_columns(legend, figure.get_figwidth(), most)
+        columns = legend_columns(legend, figure.get_figwidth(), 3 if is_alone else 4)
         figure.legend(handles=legend, loc="outside upper left", ncols=columns)
     return Picture(
         figure=figure,
@@ -186,7 +184,8 @@ def _draw(
     """Draw one quantity for the curves of one case."""
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     lay_gpus(axes, counts)
-    axes.set_xlabel(_gpus_text(curves))
+    on_cpu = all(curve.configuration.device == "cpu" for curve in curves)
+    axes.set_xlabel(f"{'CPU ranks' if on_cpu else 'GPUs'} ({LOG_SCALE})")
     known = [curve for curve in curves if curve.has(quantity)]
     if quantity == "time":
         # The time of a job is not that of an epoch.
@@ -217,7 +216,7 @@ def _epoch_text(curves: Sequence[_Curve]) -> str:
         for point in curve.points
         if point.epoch_s is not None and point.samples_per_s is not None
     }
-    return f"\nof {counted(epochs.pop(), 'sample')}" if len(epochs) == 1 else ""
+    return f"\nof {epochs.pop():,} samples" if len(epochs) == 1 else ""
 
 
 def _lay_values(
@@ -271,26 +270,23 @@ def _draw_curve(
     )
 
 
-def _gpus_text(curves: Sequence[_Curve]) -> str:
-    """Return the x axis label: `GPUs`, then weak or strong scaling if all curves have the same."""
-    word = "CPU ranks" if all(curve.configuration.device == "cpu" for curve in curves) else "GPUs"
-    word += f" ({LOG_SCALE})"
+def _scaling_texts(curves: Sequence[_Curve]) -> Iterator[str]:
+    """Yield weak or strong scaling and the batch, each if all curves have the same."""
     modes = {
         curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
     }
     if len(modes) != 1:
-        return f"{word}\nweak and strong scaling" if modes else word
+        return
     (mode,) = modes
+    yield f"{mode} scaling"
     batches = {
         point.batch_per_gpu if mode == "weak" else point.batch_per_gpu * point.gpus
         for curve in curves
         for point in curve.points
         if curve.configuration.scaling is not None and point.batch_per_gpu is not None
     }
-    if len(batches) != 1:
-        return f"{word}\n{mode} scaling"
-    of = "each" if mode == "weak" else "in all"
-    return f"{word}\n{mode} scaling, {counted(batches.pop(), 'sample')} {of}"
+    if len(batches) == 1:
+        yield f"{counted(batches.pop(), 'sample')} {'each' if mode == 'weak' else 'in all'}"
 
 
 def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
