@@ -93,14 +93,14 @@ def baseline_from_results(
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """Return a baseline unchanged; convert results to one with this name, however few the runs."""
+    """Return a baseline unchanged, or make one with this name from results, even from few runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """Make a baseline from results, however few their runs, to compare other results with."""
+    """Make a temporary baseline from results, even from few runs, to compare other results with."""
     cluster = results[0].environment.host or UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
@@ -141,13 +141,13 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A proposal to replace, extend or add the runs of one baseline entry."""
+    """A proposed change to one baseline entry: new runs replace its runs, are added, or form it."""
 
     label: str
     """Row label, with the options that distinguish the entry from others of the same name."""
     entry: EntryId
     old: tuple[Run, ...]
-    """The entry's runs in the baseline; empty if it has no such entry."""
+    """Runs of the entry in the baseline; empty if the baseline lacks the entry."""
     new: tuple[Run, ...]
     obstacle: str = ""
     """Reason why the proposal cannot be accepted; empty if it can be."""

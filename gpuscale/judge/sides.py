@@ -34,7 +34,7 @@ class Side:
     """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
-    """Time at which the file was written (ISO 8601); its UTC offset applies to the side's times."""
+    """Time at which the file was written (ISO 8601); reports use its UTC offset for all times."""
     probes: Sequence[Probe] = ()
 
     @property

@@ -28,7 +28,7 @@ class NarrowIntervals:
     target: float
     """A 95% interval is narrow if its half-width, relative to the estimate, is at most this."""
     gpus: tuple[int, ...]
-    """Numbers of GPUs to measure; 1 GPU is measured until all their speedups are settled."""
+    """Numbers of GPUs to measure; 1 GPU is measured until the speedups on all are settled."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Return the reason why a requested run is unnecessary; None if the run is needed."""

@@ -118,7 +118,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
 
 
 def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
-    """Judge every chosen row."""
+    """Judge every chosen row at these error rates."""
     rows = match(sides, choice.rows_of(sides.keys))
     mismatch = machine_mismatch(sides.baseline.hardware, sides.environments[1])
     if mismatch:
@@ -146,7 +146,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> Assessment:
 
 
 def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
-    """True if no row was judged, apart from published rows on 1 GPU, which pass by definition."""
+    """True if no row was judged except published rows on 1 GPU, which pass by definition."""
     judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
     return all(entry.reason.code == "speedup_reference" for entry in judged)
 

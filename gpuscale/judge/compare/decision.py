@@ -144,7 +144,7 @@ class Quantities:
     """The quantities that are judged together for one row."""
 
     time: Quantity
-    """Step time on the row's number of GPUs."""
+    """Step time on the number of GPUs of the row."""
     speedup: Quantity | None = None
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
@@ -210,7 +210,7 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 
 
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
-    """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU does.
+    """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
 
     A nightly run may also shift all step times. If n GPUs got slower, T(1) shows only this shift;
     if 1 GPU got faster, T(n) shows only this shift. The likelihood ratio of the two cases decides.

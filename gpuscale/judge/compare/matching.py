@@ -82,7 +82,7 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """A row before it is judged; `obstacle` and `reason` are set if it cannot be judged."""
+    """A row before it is judged; `obstacle` and `reason` are None if it can be judged."""
 
     key: EntryKey
     before: Entry | None = None
@@ -119,7 +119,7 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy of the row with this reason why it cannot be judged."""
+        """Return a copy of the row that cannot be judged, with the verdict and the reason why."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
@@ -184,7 +184,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _beside_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Complete the row with the entry most like the baseline, and any obstacle to judging it."""
+    """Return the row with the most similar measured entry, or with the reason why there is none."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

@@ -95,7 +95,7 @@ class _Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Compute the row's changes, without p-values, as if `further_runs` had kept the means."""
+        """Compute the changes, without p-values, as if `further_runs` left the means unchanged."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
         def change(

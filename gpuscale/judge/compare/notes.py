@@ -35,7 +35,7 @@ from gpuscale.records.tolerances import THROUGHPUT
 
 ENOUGH_RUNS = 6
 _BUSY_ALIKE = 1.5
-"""Largest ratio of now to before, of busy runs and of load, at which both sides count as alike."""
+"""Largest growth, as a factor, of the share of busy runs and of the load on alike sides."""
 _UNLIKELY_GAIN = 2.0
 """Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
@@ -269,7 +269,7 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _uneven_runs(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Note if no row is lost, and runs of an inconclusive one differ by 3% and 3 times as usual."""
+    """Note inconclusive rows with much more uneven runs than the baseline, if no row is a loss."""
     found = []
     for row, entry in zip(rows, entries, strict=True):
         if entry.verdict is Verdict.INCONCLUSIVE and row.before and row.after:

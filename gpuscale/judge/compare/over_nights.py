@@ -35,7 +35,7 @@ class EarlierNights(NamedTuple):
     all: list[Results]
     """Results of all earlier nights, plus those of excluded nights, which a history still lists."""
     last: list[Results]
-    """For each row, the results of those of the last 15 nights that are at its current level."""
+    """Results of each row in those of its last 15 nights that are at its current level."""
     later: int
     """Number of nightly runs that began after the current one; they are ignored."""
 
@@ -141,7 +141,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Reword the reason for a missing row: earlier nightly runs lack it, not a baseline."""
+    """Change the reason for a missing row: earlier nightly runs lack it, not a baseline."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -41,22 +41,22 @@ three times the declared deviation.
 
 
 _FAR_NOISIER = 4.0
-"""Variance ratio above which noise in other rows is given as the reason for a row's uncertainty."""
+"""If other rows are this many times as noisy, they are the reason given for the uncertainty."""
 EXCLUDED_BY_NIGHTS = 0.01
 """Value of `EXCLUDED` for allocations of one run; larger ones cause too many false alarms."""
 
 _WIDE = 10.0
-"""A row whose variance exceeds the median row's by more than this factor gets less weight."""
+"""A row whose variance is this many times that of the median row gets less weight."""
 _SMALLEST_SPREAD = 1e-8
 """Smallest variance assumed for a row; no measurement is more precise than 0.01%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
-    """The runs of one entry on one side, by allocation."""
+    """The judged values of one row on one side of a comparison, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times, or other judged values, by allocation; at least one value."""
+    """Logarithms of the judged values, such as step times, by allocation; at least one value."""
     moderated: Moderated
     """Mean of all runs, and their variance within an allocation, moderated by other samples."""
     holds_allocations: bool = False
@@ -84,7 +84,7 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """Fraction of the variance between allocations that is left in the mean over allocations.
+        """Fraction of the variance between allocations that remains in the mean of all runs.
 
         With A allocations that have equally many runs, it is 1/A.
         """
@@ -92,7 +92,7 @@ class RunSample:
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """Return the sample as if further runs in the same allocation had left the mean unchanged.
+        """Return the sample with further runs in the same allocation, assuming an unchanged mean.
 
         These runs are assumed to have the moderated variance, which therefore does not change
         either.
@@ -158,10 +158,10 @@ def moderated_samples(
 def _runs_beside_others(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
-    """Return each row's sample with the variance left after removing what all rows share.
+    """Return each row's sample without the variance that all rows share.
 
-    Every allocation has one run. The residuals contain the deviation of runs and what allocations
-    do to single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
+    Every allocation has one run. The residuals contain the deviation of runs and the effect of
+    allocations on single rows (Searle, Casella and McCulloch 1992, section 4.3). The effect of an
     allocation on a row is estimated from the other rows, each weighted by its precision, so that an
     outlier in one row hardly affects other rows.
     """
@@ -363,5 +363,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(end: RunSample, names: Sequence[str]) -> float:
-    """Return the average fraction of the between-run variance left in an allocation's mean."""
+    """Return the mean fraction of the variance between runs left in an allocation's mean."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -75,7 +75,7 @@ class RowProgress:
     """Verdict on the row; not `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
     status: RowStatus = RowStatus.NEEDS_RUNS
     analysed_after: int | None = None
-    """Number of runs analysed for the verdict in `entry`; None before the first analysis."""
+    """Number of runs that the verdict in `entry` is based on; None before the first analysis."""
     suspected_after: int | None = None
     """Number of runs at the first analysis that suspected a loss; None if none has."""
 
@@ -231,15 +231,15 @@ def _identity(row: MatchedRow) -> tuple[EntryKey, Configuration | None]:
 
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
-    """True if more runs cannot help: different machine or workload, or nothing to compare with."""
+    """True if more runs cannot help: other machine or workload, or nothing to compare with."""
     without_baseline = row.before is None and row.published is None
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
 
 def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
-    """Return the row as it may be reported: no unconfirmed loss, no pass based on too few runs.
+    """Return the row as it may be reported: no unconfirmed loss, and no pass from too few runs.
 
-    If all runs give the same verdict, the row has their numbers, as `gpuscale compare` shows them.
+    If all runs give the same verdict, the numbers are those of all runs, as in `gpuscale compare`.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

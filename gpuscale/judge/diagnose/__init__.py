@@ -35,7 +35,7 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
     Part.SKEW: stragglers,
     Part.REST: causes.time_in_no_part,
 }
-"""Functions that find the cause of lost time, by the part of the step in which it was lost."""
+"""Functions that find the cause of time lost in each part of a step."""
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:

@@ -189,7 +189,7 @@ def changes_of(
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
-    """Move newly hidden communication from the loss in computing back to communication.
+    """Count communication that is newly hidden as time lost in communication, not in computing.
 
     Anything that slows ranks on their own, such as late batches, hides their communication. Steps
     without synchronisation then take as long as steps with it: communication seems to have gone,

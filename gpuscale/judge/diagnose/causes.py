@@ -29,7 +29,7 @@ from gpuscale.records.environment_diff import (
 )
 
 _MOST = 0.9
-"""Share of the longer computing that one phase must explain to be named for it."""
+"""Fraction of the additional computing time that one phase must explain to be named."""
 
 
 def communication(row: RowEvidence, change: Change) -> Cause:
@@ -109,7 +109,7 @@ def _longer_alone(phases: Sequence[PhaseChange]) -> str | None:
 
 
 def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
-    """Report time lost neither in the ranks' own pace nor in gradient synchronisation."""
+    """Return the cause of lost time that is neither in the ranks' pace nor in communication."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
@@ -224,13 +224,13 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
 
 
 def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
-    """Yield what NCCL's or RCCL's own log says differently of the connections."""
+    """Yield differences between the connections that NCCL or RCCL logged on both sides."""
     sides = (row.point.nodes_before, row.point.nodes_after)
     return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
 
 def _look_at_links(row: RowEvidence) -> Remedy:
-    """The remedy for ranks that wait longer for each other."""
+    """Return the remedy if ranks wait longer for each other."""
     if is_gpu(row.point.key.configuration.device):
         is_amd = row.point.key.configuration.device == "rocm"
         return Remedy("amd_gpu_links" if is_amd else "gpu_links")
@@ -238,13 +238,13 @@ def _look_at_links(row: RowEvidence) -> Remedy:
 
 
 def look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
-    """The remedy for ranks that compute slowly on these hosts."""
+    """Return the remedy if ranks compute slowly on these hosts."""
     on_cpu = row.point.key.configuration.device == "cpu"
     return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
 
 
 def look_at_loaders(row: RowEvidence) -> Remedy:
-    """The remedy for late batches."""
+    """Return the remedy if batches are late."""
     data = row.point.key.configuration.data
     if data == "real":
         return Remedy("storage")

@@ -19,18 +19,18 @@ _REASON_SHARE = 0.1
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
-"""Fraction of a slowdown that lower clocks must account for to be its explanation."""
+"""Fraction of a slowdown that lower clocks must account for to explain it."""
 
 
 class _Low(NamedTuple):
-    """A counter whose value is a symptom if it is lower than usual."""
+    """A counter that indicates a fault if its value is lower than usual."""
 
     counter: str
     kind: CauseKind
     drop: float = 0.0
-    """Fraction of the usual value by which the counter must have fallen."""
+    """Fraction by which the counter must be below the usual value."""
     most: str | None = None
-    """Counter that holds the maximum value, used for comparison if the usual value is unknown."""
+    """Counter with the hardware's maximum, the reference if the usual value is unknown."""
 
 
 _LOW_CLOCKS = (
@@ -115,7 +115,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """Return the clock symptoms of these devices if the median drop explains the slowdown."""
+    """Return these devices' clock symptoms if lower clocks explain the slowdown; else empty."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()

@@ -20,9 +20,9 @@ from gpuscale.records.node_evidence import HostLoad, NodeEvidence
 from gpuscale.records.run import nodes_of
 
 _TAKES_PART = 0.5
-"""A rank shares a change if it changed by at least this fraction of the median rank's change."""
+"""A rank shares a change if its own change is at least this fraction of the median rank's."""
 _AS_LARGE = 0.25
-"""Fraction of a row's loss from which a loss at another GPU count is treated as the same loss."""
+"""A loss at another GPU count is the same loss if it is at least this fraction of the row's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class PointEvidence:
     environments_after: tuple[Environment, ...] = ()
     loads_before: tuple[tuple[str, HostLoad], ...] = ()
     loads_after: tuple[tuple[str, HostLoad], ...] = ()
-    """The busiest host of each run whose load is known."""
+    """Host with the highest load in each run, and the load; without runs whose load is unknown."""
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
-    """Evidence of the nodes of all runs."""
+    """Evidence of every node in every run."""
 
     @property
     def nodes(self) -> int:

@@ -1,4 +1,4 @@
-"""Find slow network ports, beside the baseline's or their neighbours."""
+"""Find slow network ports by comparison with the baseline or with similar ports."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +21,16 @@ _FACTS = {
     "pcie_gt_s": "is on PCIe at {:g} GT/s, its neighbours at {:g}",
     "pcie_width": "is on PCIe x{}, its neighbours on x{}",
 }
-"""Fields of a port that should not be lower than before, or than its neighbours', with the texts
-if they are lower than those."""
+"""Fields of a port, with the message if the value is lower than that of the port's neighbours."""
 _Ports = dict[tuple[str, str], list[Port]]
-"""A port in each run, by host and name."""
+"""States of each port, one for each run, keyed by host and port name."""
 
 
 def port_symptoms(row: RowEvidence) -> Iterator[PortSymptom]:
-    """Yield what is worse than before about the ports of the nodes; nothing on a single node.
+    """Yield the ports that are slower than before, or have more errors; nothing on a single node.
 
-    A port is compared with itself in the baseline, or else with its namesakes on other hosts.
+    A port is compared with itself in the baseline, or else with ports of the same name on other
+    hosts.
     """
     if row.point.nodes < 2:
         return
@@ -93,7 +93,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Compare a port with its namesakes on other nodes, or else with its likes on this one."""
+    """Compare a port with ports of the same name on other nodes, or else with similar ones here."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
@@ -111,7 +111,7 @@ def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator
 def _lower_facts(
     ports: Sequence[Port], usual: Sequence[Port], typical: Callable[[list[Any]], Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name and the values of each fact that is lower than typical of the usual ports."""
+    """Yield each field whose lowest value is below the typical usual value, with both values."""
     for fact in _FACTS:
         now, then = _known(ports, attrgetter(fact)), _known(usual, attrgetter(fact))
         if now and then and min(now) < typical(then):

@@ -28,9 +28,9 @@ _OF_THE_RUNS = 2 / 3
 _SIGNIFICANCE = 0.01
 """Significance level for calling a single device slow, over all devices together."""
 _LEAST_SLOWDOWN = 0.05
-"""Slowdown below which no device is called faulty; healthy GPUs of a model may differ this much."""
+"""Smallest slowdown of a faulty device; healthy GPUs of a model may differ by less."""
 _OTHERS_MOVED = 0.25
-"""Slowdown of another device, as a fraction of the worst, above which no single one is blamed."""
+"""If the second largest slowdown exceeds this fraction of the largest, no device is blamed."""
 _LEAST_DF = 2
 """Minimum degrees of freedom for estimating the variance between runs on the same device."""
 
@@ -43,7 +43,7 @@ _Seat = tuple[str, tuple[str, ...], int | None]
 
 
 def stragglers(row: RowEvidence, change: Change) -> Cause:
-    """Return the cause of skew: one rank, or a few, keep the others waiting."""
+    """Return the cause of a skew: slow ranks, slow clocks, or batches that arrive late."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
@@ -129,7 +129,7 @@ def _skew_in_data_s(steps: Sequence[Step]) -> float:
 
 
 def slow_device(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if exactly one device got slower, for rows on one GPU."""
+    """Yield a cause if exactly one device is slow, for a row on 1 GPU that uses them in turn."""
     found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
     if found is None:
         return
@@ -189,7 +189,7 @@ def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
 def _usual(
     uuid: str, before: Mapping[str, Sequence[float]], variance: float
 ) -> tuple[float, float]:
-    """Return the mean log step time and its variance of a device, or of all if it is new."""
+    """Return a device's mean log step time, and its variance; over all devices if it is new."""
     if uuid in before:
         return statistics.fmean(before[uuid]), variance / len(before[uuid])
     means = [statistics.fmean(values) for values in before.values()]
