@@ -20,7 +20,7 @@ from gpuscale.measure.launch.collect import command_figures
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Results
 from gpuscale.store import read_results
-from gpuscale.workload.figures import metrics_of, pattern_of
+from gpuscale.workload.figures import metrics_of, new_reader
 
 IMAGES = r"Images/sec: (?P<images_per_s>[\d.]+)"
 
@@ -185,6 +185,72 @@ def test_site(scaling):
     assert names == ["site/score", "site/took_s"]
 
 
+NCCL = """
+# Collective test starting: all_reduce_perf
+           8        2  float  sum  -1   25.10   0.00   0.00   0    24.96   0.00   0.00   0
+    33554432  8388608  float  sum  -1  1043.2  32.17  {large}   0   1038.9  32.30  60.56   0
+# Avg bus bandwidth    : 40.6
+# Collective test starting: all_gather_perf
+     1048576   262144  float  none -1    65.2  16.08  {small}   0     64.9  16.16  14.14   0
+# Avg bus bandwidth    : 20.5
+"""
+
+
+def test_bus_bandwidths_are_judged_by_size_and_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--gpus", "1", "--runs")
+    Path("log").write_text(NCCL.format(large="60.$(date +%N | cut -c8)1", small="14.07"))
+    Path("print.sh").write_text('eval "echo \\"$(cat log)\\""\n')
+    command, known = "sh print.sh", {"figure": "nccl-tests"}
+    assert run_command(tmp_path, command, *options, "6", **known)[0] == 0
+    recorded = [run.key.name for run in read_results(tmp_path / "r.jsonl").runs]
+    metrics = ("busbw_gb_s", "all_gather_1MiB_gb_s", "all_gather_1MiB_in_place_gb_s")
+    more = ("all_reduce_32MiB_gb_s", "all_reduce_32MiB_in_place_gb_s")
+    assert recorded == [f"site/{metric}" for metric in (*metrics, *more)] * 6
+    assert main(["baseline", "record", "r.jsonl", "-o", "b.json", "--cluster", "here"]) == 0
+    # One size is slower, and the average as printed is not.
+    Path("log").write_text(NCCL.format(large="48.$(date +%N | cut -c8)1", small="14.07"))
+    judged = (*options, "3:6", "--baseline", "b.json")
+    code, output = run_command(tmp_path, command, *judged, results="s.jsonl", **known)
+    assert code == 1, output
+    assert re.search(r"all_reduce_32MiB_gb_s.*\n?.*REGRESSED", output), output
+    assert "1 regressed, 4 ok" in output, output
+    assert main(["compare", "b.json", "s.jsonl"]) == 1
+    # A size that is not measured any more is no pass.
+    Path("log").write_text(NCCL.format(large="0", small="14.07").replace("33554432", "3355443"))
+    code, output = run_command(tmp_path, command, *judged, results="t.jsonl", **known)
+    assert code == 4, output
+    assert "no line matches --figure for all_reduce_32MiB_gb_s" in output
+    resumed = (*options, "6", "--resume", "r.jsonl")
+    code, output = run_command(tmp_path, command, *resumed, **known)
+    assert "6 skipped: measured before" in output
+
+
+MLPERF = """
+:::MLLOG {{"time_ms": 1684449087549, "key": "run_start", "value": null, "metadata": {{}}}}
+:::MLLOG {{"time_ms": 1684450087549, "key": "run_stop", "value": null, "metadata": {{{status}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        ('"status": "success"', 0, "PASSED 1000 s"),
+        ('"status": "aborted"', 1, "no line matches --figure for time_to_train_s"),
+    ],
+)
+def test_the_time_of_an_mlperf_training_counts_if_it_succeeded(
+    tmp_path: Path, status: str, code: int, said: str
+) -> None:
+    (tmp_path / "log").write_text(MLPERF.format(status=status))
+    options = ("--gpus", "1", "--runs", "1")
+    found, output = run_command(tmp_path, "cat log", *options, figure="mlperf")
+    assert found == code, output
+    assert said in output
+
+
 def test_a_command_that_got_slower_regresses_against_its_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +324,5 @@ def test_figures_of_the_docs_read_what_benchmarks_print(line: str) -> None:
     found: dict[str, float] = {}
     for figure in shown:
         assert metrics_of(figure, {}, None), figure
-        for match in re.finditer(pattern_of(figure), line):
-            told = match.groupdict().items()
-            found |= {name: float(text) for name, text in told if text is not None}
+        found |= {name: float(text) for name, text in new_reader(figure)(line).items()}
     assert found == dict([PRINTED[line]])

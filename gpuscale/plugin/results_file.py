@@ -15,6 +15,7 @@ from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
+from gpuscale.workload.figures import KNOWN_FIGURES
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
@@ -105,6 +106,18 @@ def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
     alike = (run for run in runs if (run.configuration, run.gpus) == asked and run.is_valid)
     printed = next((run.batch_per_gpu for run in alike), request.batch_per_gpu)
     return replace(request, batch_per_gpu=printed)
+
+
+def with_printed_metrics(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
+    """Return the request with the metrics that a known benchmark printed in earlier runs."""
+    if request.command is None or request.command.figure not in KNOWN_FIGURES:
+        return request
+    asked = (request.configuration.case, request.gpus)
+    return request.with_metrics(
+        run.configuration.metric.name
+        for run in runs
+        if run.configuration.metric and (run.configuration.case, run.gpus) == asked and run.is_valid
+    )
 
 
 def validate_environment(

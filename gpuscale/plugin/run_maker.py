@@ -20,7 +20,12 @@ from gpuscale.measure.telemetry.summary import sample_run
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.requests import run_request, skip_reason
-from gpuscale.plugin.results_file import Recorder, is_recorded, with_printed_batch
+from gpuscale.plugin.results_file import (
+    Recorder,
+    is_recorded,
+    with_printed_batch,
+    with_printed_metrics,
+)
 from gpuscale.plugin.terminal import progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
@@ -58,7 +63,10 @@ class RunMaker:
         """Return the request for an item's run, or the reason why the run is impossible."""
         try:
             request = run_request(plan, self.recorder.environment, self.options)
-            return with_printed_batch(request, self.recorder.measured.runs)
+            earlier = self.recorder.measured.runs
+            if isinstance(self.rule, DecidedVerdict):
+                earlier += self.rule.baseline.runs
+            return with_printed_metrics(with_printed_batch(request, earlier), earlier)
         except GpuscaleError as error:
             return NoRun(str(error))
 
@@ -149,7 +157,7 @@ class RunMaker:
 
 def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
     """Yield the run that a start of a command is for each metric; otherwise the run itself."""
-    for asked in request.by_metric:
+    for asked in request.with_metrics(figures.values if figures else ()).by_metric:
         metric, measured = asked.configuration.metric, run.measured
         if metric is not None and figures is not None and run.failure is None:
             measured = {metric.name: figures.values[metric.name]}

@@ -1,7 +1,7 @@
 """Requests from the launcher to the ranks, and the answers of the ranks."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuscale.base.cpus import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
-from gpuscale.records.metrics import OpenMetric
+from gpuscale.records.metrics import OpenMetric, described
 from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
 
@@ -57,7 +57,8 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     tells_batch: bool
     """True if the batch size is only known from the lines that the command prints."""
     figure: str | None = None
-    """Regular expression for the values of `metrics`; None if steps are timed."""
+    """Regular expression for the values of `metrics`, or a name of `KNOWN_FIGURES`; None if steps
+    are timed."""
     metrics: tuple[OpenMetric, ...] = ()
     """Metrics that each start of the command prints, by the groups of `figure`."""
 
@@ -105,6 +106,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
+
+    def with_metrics(self, names: Iterable[str]) -> "RunRequest":
+        """Return the request with further metrics, which the output of the command has named."""
+        if self.command is None:
+            return self
+        known = {metric.name: metric for metric in self.command.metrics}
+        new = (described(name) for name in dict.fromkeys(names) if name not in known)
+        metrics = (*known.values(), *filter(None, new))
+        return replace(self, command=replace(self.command, metrics=metrics))
 
     def cpus_of(self, local_rank: int) -> set[int]:
         """Return the CPUs to bind a rank to, those of its GPUs in the map; empty without a map."""

@@ -1,23 +1,48 @@
-"""Figures that a command prints: the pattern that reads them, and the metrics that they are."""
+"""Figures that a command prints: what reads them from its lines, and the metrics that they are."""
 
 import re
 import shlex
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 from gpuscale.base.errors import CaseError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, described
+from gpuscale.workload.benchmark_output import Mlperf, NcclTests
 
-_NCCL_TESTS = r"Avg bus bandwidth\s*:\s*(?P<busbw_gb_s>\S+)"
-KNOWN_FIGURES = {"nccl-tests": _NCCL_TESTS, "rccl-tests": _NCCL_TESTS}
-"""Patterns for the figures of benchmarks, by names that `--figure` takes too."""
+FigureReader = Callable[[str], Mapping[str, str | float]]
+"""Takes the lines of a process in turn, and returns the figures in each by name of metric."""
+
+
+class KnownFigures(NamedTuple):
+    """Figures of a benchmark that gpuscale knows by name."""
+
+    metrics: tuple[str, ...]
+    """Metrics that every run prints; further ones are named by the output."""
+    new_reader: Callable[[], FigureReader]
+
+
+_NCCL_TESTS = KnownFigures(("busbw_gb_s",), lambda: NcclTests().figures)
+KNOWN_FIGURES = {
+    "nccl-tests": _NCCL_TESTS,
+    "rccl-tests": _NCCL_TESTS,
+    "mlperf": KnownFigures(("time_to_train_s",), lambda: Mlperf().figures),
+}
+"""Figures of benchmarks, by names that `--figure` takes in place of a regular expression."""
 _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
-def pattern_of(figure: str) -> str:
-    """Return the pattern of a known name, or the pattern itself."""
-    return KNOWN_FIGURES.get(figure, figure)
+def new_reader(figure: str) -> FigureReader:
+    """Return the reader of a known name, or of the named groups of a regular expression."""
+    if (known := KNOWN_FIGURES.get(figure)) is not None:
+        return known.new_reader()
+    pattern = re.compile(figure)
+
+    def read(line: str) -> dict[str, str | float]:
+        found = (each for match in pattern.finditer(line) for each in match.groupdict().items())
+        return {name: text for name, text in found if text is not None}
+
+    return read
 
 
 def metrics_of(
@@ -28,11 +53,11 @@ def metrics_of(
     def refused(problem: object) -> CaseError:
         return CaseError(f"--figure {shlex.quote(figure)}: {problem}")
 
+    known_figures = KNOWN_FIGURES.get(figure)
     try:
-        compiled = re.compile(pattern_of(figure))
+        names = known_figures.metrics if known_figures else tuple(re.compile(figure).groupindex)
     except re.error as error:
         raise refused(error) from error
-    names = tuple(compiled.groupindex)
     if not names:
         known = ", ".join(KNOWN_FIGURES)
         raise refused(f"names no group, as in {_EXAMPLE}; known names are {known}")

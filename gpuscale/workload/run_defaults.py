@@ -14,7 +14,6 @@ from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.records.request import CommandRequest
 from gpuscale.workload.cases import Case, TrainingCase, validate_count
 from gpuscale.workload.command_case import CommandCase, joined
-from gpuscale.workload.figures import pattern_of
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
@@ -108,7 +107,7 @@ def command_request(
         log_format=case.log_format,
         step_regex=case.step_regex,
         tells_batch=batch_per_gpu is None,
-        figure=None if case.figure is None else pattern_of(case.figure),
+        figure=case.figure,
         metrics=case.metrics(),
     )
     request = _request(case, environment, configuration, gpus, run, batch_per_gpu)

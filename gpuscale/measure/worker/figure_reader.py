@@ -1,7 +1,6 @@
 """Read figures from a command's output: the last match of each group counts."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -9,6 +8,8 @@ from gpuscale.measure.worker.log_reader import CommandError, LogReader
 from gpuscale.measure.worker.output import Line
 from gpuscale.records import RunRequest
 from gpuscale.records.request import FigureOutcome
+from gpuscale.workload.figures import FigureReader as Reader
+from gpuscale.workload.figures import new_reader
 from gpuscale.workload.log_formats import plain
 
 
@@ -17,18 +18,17 @@ class FigureReader(LogReader):
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request, shared_pipe=False)
-        assert self._command.figure is not None
-        self._pattern = re.compile(self._command.figure)
-        self._found = defaultdict[str, dict[str, str]](dict)
-        """The last match of each group, by the source of its line."""
+        figure = self._command.figure
+        assert figure is not None
+        self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
+        self._found = defaultdict[str, dict[str, str | float]](dict)
+        """The last value of each metric, by the source of its line."""
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Keep the last lines, and the last match of each group."""
+        """Keep the last lines, and the last value of each metric."""
         super().take(lines)
         for line in lines:
-            for match in self._pattern.finditer(plain(line.text)):
-                told = {name: text for name, text in match.groupdict().items() if text is not None}
-                self._found[line.source] |= told
+            self._found[line.source] |= self._readers[line.source](plain(line.text))
 
     def _lines_to_read(self, new: list[Line]) -> list[Line]:
         return []
@@ -37,23 +37,21 @@ class FigureReader(LogReader):
         """Accept any lines: they need not count steps."""
 
     @property
-    def found(self) -> dict[str, str]:
-        """The texts of the source that has most groups; if several have, of the first."""
+    def found(self) -> dict[str, str | float]:
+        """The values of the source that has most metrics; if several have, of the first."""
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def figures(self) -> FigureOutcome:
         """Return the figures of a command that has ended well, or what is wrong with them."""
-        found, values = self.found, dict[str, float]()
         try:
-            for metric in self._command.metrics:
-                if metric.name not in found:
-                    raise self.failed(self.told_so_far(), "unread")
-                values[metric.name] = self._number(metric.name, found[metric.name])
+            if lacking := self.told_so_far():
+                raise self.failed(lacking, "unread")
+            values = {name: self._number(name, text) for name, text in self.found.items()}
         except CommandError as error:
             return FigureOutcome(values={}, failure=error.failure)
         return FigureOutcome(values=values)
 
-    def _number(self, name: str, text: str) -> float:
+    def _number(self, name: str, text: str | float) -> float:
         try:
             value = float(text)
         except ValueError:

@@ -13,7 +13,8 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records.json_text import from_json
-from gpuscale.store.imports.session import RecordedValue, Reference, Session, positive
+from gpuscale.store.imports.session import RecordedValue, Reference, Session
+from gpuscale.workload.benchmark_output import positive
 
 _NOT_MEASURED = ("skip", "abort")
 _PLAIN_ENVIRONMENTS = ("builtin", "default", "")

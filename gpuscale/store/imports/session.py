@@ -1,10 +1,8 @@
 """Values that another tool recorded, and the results that are made of them."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -65,14 +63,6 @@ class Session:
     def file_name(self) -> str:
         """Name of the results file; the names of a folder sort by age."""
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
-
-
-def positive(value: object) -> float | None:
-    """Return the value of a measurement if it is a finite number above 0; None if not."""
-    with suppress(ValueError, OverflowError):
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
-            return found if 0 < (found := float(value)) < math.inf else None
-    return None
 
 
 class Directions:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.store.imports.session import RecordedValue, Session, positive
+from gpuscale.store.imports.session import RecordedValue, Session
+from gpuscale.workload.benchmark_output import positive
 
 _TIME_COLUMNS = ("time", "timestamp", "date", "datetime", "commit_ts")
 _VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
