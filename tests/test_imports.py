@@ -172,6 +172,24 @@ def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert read_results(file).environment.system == "other:gpu"
 
 
+def test_a_unit_that_changes_is_named_and_its_values_are_not_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [(1500.0 + day, "img/s") if day < 7 else (1.5, "kimg/s") for day in range(14)]
+    named = "metrics in several units, each a row of its own: Img %n=4/throughput (img/s, kimg/s)"
+    reports = (report(day, images(*rate)) for day, rate in enumerate(rates))
+    nights, better = tmp_path / "nights", ("--better", "throughput=more")
+    assert imported(write(tmp_path / "reports", *reports), "-o", nights, *better) == 0
+    assert f"\n{named}\n" in capsys.readouterr().out
+    assert main(["history", str(nights)]) == 0
+    assert f"note: {named}\n" in capsys.readouterr().out
+    # The row in the former unit was not measured on the last night.
+    assert main(["compare", "--history", str(nights)]) == 3
+    assert f"note: {named}\n" in capsys.readouterr().out
+    imported(tmp_path / "reports", "-o", nights)
+    assert "several units" not in capsys.readouterr().out
+
+
 def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
     folder = tmp_path / "perflogs" / "site" / "gpu"
     folder.mkdir(parents=True)

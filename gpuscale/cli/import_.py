@@ -12,6 +12,7 @@ from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
 from gpuscale.cli.inputs import direction, files_below, is_folder, remark
 from gpuscale.records.environment_diff import listed
+from gpuscale.reports.phrases import SEVERAL_UNITS
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.files import read_with
 from gpuscale.store.imports import SOURCES, Source
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if found.without:
         named = listed([f"{name}: {n} ×" for name, n in found.without.most_common()], _MOST_NAMED)
         sys.stdout.write(f"without a value: {named}\n")
+    if several := [f"{name} ({', '.join(units)})" for name, units in folder.several_units.items()]:
+        sys.stdout.write(f"{SEVERAL_UNITS}: {listed(several, _MOST_NAMED)}\n")
     if found.nights:
         sys.stdout.write(f"next: gpuscale history {place}, or gpuscale compare --history {place}\n")
     return ExitCode.OK

@@ -1,6 +1,7 @@
 """The configuration of a training workload: the fields that must agree in comparable results."""
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
@@ -109,3 +110,12 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
         for name in Configuration.__struct_fields__
     )
     return tuple(pair for pair in pairs if pair.before != pair.after)
+
+
+def several_units(configurations: Iterable[Configuration]) -> list[str]:
+    """Return the metrics that occur with several units, as `HPCG/gflops (GFLOPS, MFLOPS)`."""
+    units = defaultdict[str, dict[str, None]](dict)
+    for each in configurations:
+        if each.metric is not None:
+            units[each.label][each.metric.unit or "no unit"] = None
+    return [f"{label} ({', '.join(found)})" for label, found in units.items() if len(found) > 1]

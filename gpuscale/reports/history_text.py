@@ -10,6 +10,7 @@ from gpuscale.analysis.history.device_paces import DeviceChange
 from gpuscale.analysis.statistics.levels import REMEMBERED
 from gpuscale.base.units import format_percent
 from gpuscale.records import PointKey
+from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
@@ -66,6 +67,9 @@ def notes(history: History) -> Iterator[str]:
     for night in sorted(alone):
         for device in history.slower_devices(night):
             yield f"    {names[night]}: {_device_text(device)}"
+    runs = (run for night in history.nights for run in night.runs)
+    if several := several_units(run.configuration for run in runs):
+        yield f"note: {phrases.SEVERAL_UNITS}: {', '.join(several)}"
     short = Counter(night for row in rows for night in _missed(row, len(names)))
     if short:
         yield f"note: no valid run of some rows (how many): {', '.join(_spans(short, names))}"

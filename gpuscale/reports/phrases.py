@@ -29,6 +29,7 @@ from gpuscale.records import (
 
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
+SEVERAL_UNITS = "metrics in several units, each a row of its own"
 FOUND = "found in 19 of 20 nights"
 _WIDEST_SYMMETRIC = 0.2
 _MOST_ITEMS = 8

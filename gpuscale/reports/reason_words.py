@@ -17,6 +17,7 @@ from gpuscale.records import (
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
+    SEVERAL_UNITS,
     UNCERTAIN,
     amount_text,
     change_texts,
@@ -206,6 +207,7 @@ WORDS: Mapping[str, Words] = {
     "idle_override": Words(
         "an override in 'tolerances' fits no entry of the baseline ({conditions})"
     ),
+    "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "one_allocation": Words(f"the baseline comes from one allocation: {_DECLARED}"),
     "few_allocations": Words(
         "the baseline comes from {count}, fewer than the {enough} needed to estimate their "

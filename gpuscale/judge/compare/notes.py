@@ -29,6 +29,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
 from gpuscale.records.tolerances import THROUGHPUT
@@ -53,6 +54,7 @@ def notes_of(
     return (
         *_emptiness(baseline, rows, after.entries),
         *_idle_overrides(baseline),
+        *_several_units(sides),
         *_allocations(baseline, judged),
         *_kinds_of_runs(judged, rows),
         *_outliers(pairs),
@@ -98,6 +100,12 @@ def _emptiness(
         yield Statement.of("no_valid_run")
     if not rows and (has_entries or currents):
         yield Statement.of("no_row_left")
+
+
+def _several_units(sides: Sides) -> Iterable[Statement]:
+    entries = (*sides.before.entries, *sides.after.entries)
+    if several := several_units(entry.key.configuration for entry in entries):
+        yield Statement.of("several_units", conditions=several)
 
 
 def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:

@@ -1,7 +1,7 @@
 """A folder of imported nights, which knows what was imported into it before."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -9,6 +9,7 @@ import msgspec
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.printable import visible
+from gpuscale.records import Run
 from gpuscale.records.json_text import from_json, to_json
 from gpuscale.store.codec import encode_header, encode_run
 from gpuscale.store.files import WRITE_PROBLEMS, file_errors, read_with, replace_file
@@ -24,6 +25,8 @@ class _State(msgspec.Struct):
     system: str | None = None
     more_is_better: dict[str, bool] = {}
     """Direction of each metric, by name."""
+    units: dict[str, list[str]] = {}
+    """Units of each row's metric, in the order in which they were imported."""
     files: dict[str, tuple[int, int]] = {}
     """Size and modification time (ns) of each imported file, by path."""
 
@@ -36,6 +39,8 @@ class ImportFolder:
         self._path, self._better = path, better
         self._state = _State()
         self._directions = Directions(better)
+        self.several_units: dict[str, list[str]] = {}
+        """Units of each metric for which a further one was imported."""
 
     def __enter__(self) -> Self:
         with file_errors(self._path, WRITE_PROBLEMS):
@@ -72,6 +77,7 @@ class ImportFolder:
                 f"{known}; import one of them with --system, each into a folder of its own"
             )
         results = results_of(session, self._directions)
+        self._learn_units(results.runs)
         self._state.system = known or session.system
         file = self._path / session.file_name
         # A performance log grows during a day.
@@ -81,6 +87,15 @@ class ImportFolder:
         with file_errors(file):
             replace_file(file, "".join(f"{line}\n" for line in lines).encode())
         return True
+
+    def _learn_units(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            of, metric = run.configuration, run.configuration.metric
+            known = self._state.units.setdefault(of.label, [])
+            if metric is not None and metric.unit not in known:
+                known.append(metric.unit)
+                if len(known) > 1:
+                    self.several_units[of.label] = known
 
 
 def _version(path: Path) -> tuple[int, int]:
