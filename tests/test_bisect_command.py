@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 from zipfile import ZipFile
 
+import msgspec
 import pytest
 from builders import measured
 from command_line import gpuscale
@@ -23,8 +24,8 @@ from hosts import skip_unless_required
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.laboratory import Laboratory
-from gpuscale.campaigns.bisection.package_sides import side_of, uv_program, validate_sides
 from gpuscale.campaigns.bisection.packages import Packages
+from gpuscale.campaigns.bisection.sides import side_of, uv_program, validate_sides
 from gpuscale.campaigns.bisection.variables import Variables, variables_in
 from gpuscale.records import Estimate
 from gpuscale.records.bisection import Bisection, Finding, Reason
@@ -106,12 +107,11 @@ def few(site: Path, *names: str) -> None:
 
 
 def environments(site: Path, python: str = sys.executable) -> Packages:
-    uv = uv_program()
     found = Packages(
-        uv=uv,
+        uv=uv_program(),
         python=python,
-        good=side_of(site / "good.txt", uv),
-        bad=side_of(site / "bad.txt", uv),
+        good=side_of(site / "good.txt"),
+        bad=side_of(site / "bad.txt"),
         options=("--no-index", "--find-links", str(site / "wheels")),
     )
     found.prepare(site / "environments")
@@ -191,9 +191,9 @@ def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
 def test_an_environment_is_read_as_its_pins(site: Path) -> None:
     made = environments(site)
     folder = made_for(made, 0).parents[1]
-    side = side_of(folder, uv_program())
+    side = side_of(folder)
     assert side.pins == {name: f"{name}=={1 + (name == 'batcher')}" for name in NAMES}
-    assert side == side_of(folder / "bin" / "python", uv_program())
+    assert side == side_of(folder / "bin" / "python")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_cannot_be_bisected_is_said_in_one_line(
 
 
 def test_two_pythons_are_refused(site: Path) -> None:
-    side = side_of(site / "good.txt", "uv")
+    side = side_of(site / "good.txt")
     other = replace(side, pins={"lens": "lens==2"}, python_version="3.9")
     with pytest.raises(UsageError, match=r"3\.12 and 3\.9"):
         validate_sides(replace(side, python_version="3.12"), other)
@@ -299,7 +299,8 @@ def test_a_bisection_goes_on_from_the_runs_that_it_has(site: Path) -> None:
     report = (site / "issue.md").read_text()
     assert found.stdout.strip() in report
     assert "mixer 1 → 2" in report
-    assert "good + " in report
+    assert "good\n" in report
+    assert "+ gears" in report
     # The environments are gone.
     assert not [*site.glob(".gpuscale/bisect/*/environments")]
     spent = bisect(site, "--trials", "1")
@@ -338,11 +339,13 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
     lab = Laboratory(
         kind=made,
         folder=site / "kept",
+        scratch=site / "scratch",
         measured=["python", "train.py"],
         is_command=True,
         options=["--gpus", "1", "--device", "cpu", "--run-seconds", "1"],
         end_s=math.inf,
     )
+    (site / "scratch").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(site)
         log_s = lab.make_run(frozenset({3}))
@@ -437,6 +440,64 @@ def test_variables_that_differ_are_set_or_removed(tmp_path: Path) -> None:
         setting = made.setting(frozenset(applied), is_command=True)
         names = ("NCCL_ALGO", "NCCL_X")
         assert setting.variables == {**alike, **dict(zip(names, values, strict=True))}
+
+
+def recorded(path: Path, variables: Mapping[str, str], python: str = "3.11.2") -> None:
+    """Write results with these variables, of two packages."""
+    content = measured({1: [0.01]})
+    environment = msgspec.structs.replace(
+        content.environment,
+        variables=variables,
+        packages={"codec": "1", "lens": "1"},
+        packages_absent=None,
+        python_version=python,
+        kernel=f"Linux {len(variables)}",
+    )
+    content = msgspec.structs.replace(content, environment=environment)
+    lines = [encode_header(content), *map(encode_run, content.runs)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_variables_that_results_recorded_are_bisected_if_their_packages_are_equal(
+    site: Path,
+) -> None:
+    recorded(site / "good.jsonl", {"NCCL_ALGO": "Tree", "CUDA_VISIBLE_DEVICES": "1"})
+    recorded(site / "bad.jsonl", {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "2", "OMP_X": "3"})
+    found = bisect(site, "--time", "0.00001", good="good.jsonl", bad="bad.jsonl")
+    assert "2 variables differ" in found.stderr
+    assert "kernel Linux 2 → Linux 3" in found.stdout
+    (site / "more.env").write_text("NCCL_ALGO=Ring\nSLURM_JOB_ID=7\nPWD=/here\n")
+    found = bisect(site, "--time", "0.00001", good="good.jsonl", bad="more.env")
+    assert "1 variable differs" in found.stderr
+
+
+def test_results_of_two_pythons_are_refused(site: Path) -> None:
+    recorded(site / "good.jsonl", {})
+    recorded(site / "bad.jsonl", {}, python="3.9.1")
+    found = bisect(site, good="good.jsonl", bad="bad.jsonl")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "of Python 3.11 and 3.9" in found.stderr
+
+
+def test_without_the_index_or_room_on_the_disk_one_line_says_what_to_do(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(site / "wheels")
+    (site / "wheels").mkdir()
+    for more, fault, said in (
+        (("--index-url", "http://127.0.0.1:9/simple"), "", "--wheelhouse DIR"),
+        ((), "error: failed to copy: No space left on device (os error 28)", "free some space"),
+    ):
+        if fault:
+            (site / "uv").write_text(f"#!/bin/sh\necho '{fault}' >&2\nexit 2\n")
+            (site / "uv").chmod(0o755)
+            monkeypatch.setattr("gpuscale.cli.bisect.uv_program", lambda: str(site / "uv"))
+        words = ["good.txt", "bad.txt", "--gpus", "1", *more, "--", "python", "train.py"]
+        answer = gpuscale("bisect", *words, cwd=site, variables={"UV_HTTP_RETRIES": "0"})
+        assert answer.returncode == 2
+        assert said in answer.stderr
+        assert len(answer.stderr.splitlines()) == 1
+        assert not [*site.glob(".gpuscale/bisect/*/environments")]
 
 
 def test_a_folder_in_use_is_refused_to_a_second_process(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_groups_are_split_last() -> None:
         turns=turns,
         groups=groups,
         most_trials=50,
-        tell=lambda _, applied, __: tried.append(applied),
+        tell=lambda _, sides, __: tried.append(sides[1]),
     ).run()
     # The first halves are groups, although the middle lies inside of one.
     assert tried[1] == {0, 1}
@@ -170,7 +170,7 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
         groups=range(40),
         most_trials=50,
         is_ordered=True,
-        tell=lambda _, applied, __: tried.append(applied),
+        tell=lambda _, sides, __: tried.extend(sides),
     ).run()
     assert found is not None
     assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset(slow))

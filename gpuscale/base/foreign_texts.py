@@ -1,4 +1,4 @@
-"""Patterns for all messages of torch, CUDA, NCCL, gloo and Python that gpuscale recognises.
+"""Patterns for all messages of torch, CUDA, NCCL, gloo, Python and uv that gpuscale recognises.
 
 tests/test_foreign_texts.py checks the patterns against messages of every supported torch version on
 a CPU, and against CUDA and NCCL messages from bug reports.
@@ -86,3 +86,8 @@ MAYBE_TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 """Failures to access a file or a connection, which may succeed at the next attempt."""
+
+NO_INDEX = re.compile(r"error sending request|\bdns error|client error \(Connect\)")
+"""Failure of uv to reach the index of packages, whatever it was asked for."""
+
+DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")

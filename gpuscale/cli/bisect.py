@@ -18,24 +18,26 @@ from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.decision import Applied, Step, Turns
 from gpuscale.campaigns.bisection.kind import Kind
 from gpuscale.campaigns.bisection.laboratory import Laboratory
-from gpuscale.campaigns.bisection.package_sides import (
+from gpuscale.campaigns.bisection.packages import Packages
+from gpuscale.campaigns.bisection.search import Search
+from gpuscale.campaigns.bisection.sides import (
+    differences_elsewhere,
     side_of,
     uv_program,
     validate_sides,
 )
-from gpuscale.campaigns.bisection.packages import Packages
-from gpuscale.campaigns.bisection.search import Search
-from gpuscale.campaigns.bisection.variables import SUFFIX, Variables, variables_in
+from gpuscale.campaigns.bisection.variables import SUFFIX, Variables
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.cli.run import given_words
 from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.measure.run_directory import scratch_folder
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records.bisection import Bisection, Finding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
 from gpuscale.reports.phrases import software_text
 from gpuscale.store import write_report
-from gpuscale.store.files import sole_use
+from gpuscale.store.files import file_errors, sole_use
 
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
@@ -58,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Find which package, variable or commit makes training slower in BAD than in GOOD: "
         "environments with some of the changes are made and measured in turn. GOOD and BAD are "
         "environments, lists of pins (.txt) or results, whose packages uv mixes; or files of "
-        f"variables ({SUFFIX}, lines of NAME=VALUE). The same command goes on after a kill."
+        f"variables ({SUFFIX}, lines of NAME=VALUE). The variables of results are tried if their "
+        "packages are equal. The same command goes on after a kill."
     )
     parser.epilog = (
         "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
@@ -95,17 +98,20 @@ def run(arguments: argparse.Namespace) -> int:
     asked = repr((kind.identity(), measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
     folder = (_FOLDER / number).absolute()
-    lab = Laboratory(
-        kind=kind,
-        folder=folder,
-        measured=measured,
-        is_command=is_command,
-        options=words,
-        end_s=end_s,
-    )
-    with sole_use(folder, "the same bisection is running already; wait for it, or end it"):
+    used = "the same bisection is running already; wait for it, or end it"
+    with sole_use(folder, used), scratch_folder("gpuscale-bisect-") as scratch:
+        lab = Laboratory(
+            kind=kind,
+            folder=folder,
+            scratch=scratch,
+            measured=measured,
+            is_command=is_command,
+            options=words,
+            end_s=end_s,
+        )
         try:
-            kind.prepare(folder / "environments")
+            with file_errors(folder):
+                kind.prepare(folder / "environments")
             found, told = _searched(lab, plan, arguments.trials)
         finally:
             # Results and logs stay; what is left of a killed bisection, the next one removes.
@@ -118,18 +124,18 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
     paths = [Path(side) for side in sides]
-    if any(path.suffix == SUFFIX for path in paths):
-        good_variables, bad_variables = map(variables_in, paths)
-        return Variables(good=good_variables, bad=bad_variables)
-    uv = uv_program()
-    good, bad = (side_of(path, uv) for path in paths)
+    good, bad = map(side_of, paths)
+    is_given = any(path.suffix == SUFFIX for path in paths)
+    if is_given or (good.pins == bad.pins and good.variables != bad.variables):
+        left = differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
+        return Variables(good=good.variables, bad=bad.variables, not_tried=left)
     validate_sides(good, bad)
     python = good.python or bad.python or (sys.executable if not is_command else "")
     here = ".".join(platform.python_version_tuple()[:2])
     if not is_command and (good.python_version or here) != here:
         problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
         raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
-    return Packages(uv=uv, python=python, good=good, bad=bad, options=_sources(arguments))
+    return Packages(uv=uv_program(), python=python, good=good, bad=bad, options=_sources(arguments))
 
 
 def _searched(
@@ -145,17 +151,27 @@ def _searched(
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
     verb = "differ" if len(changes) > 1 else "differs"
     differing = f"{counted(len(changes), kind.noun)} {verb}{moving}"
-    remark(f"{differing}; all runs are kept in {lab.folder}")
+    remark(f"{differing}; runs are kept in {os.path.relpath(lab.folder)}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
     told = [differing]
 
-    def tell(number: int, applied: Applied, steps: Sequence[Step] | None) -> None:
-        names = [changes[at].name for at in sorted(applied)]
-        seen = [(step.answer.value, step.speed) for step in steps or ()]
-        told.append(trial_text(number, most, names[-1:] if kind.is_ordered else names, seen))
+    def tell(number: int, sides: Sequence[Applied], steps: Sequence[Step] | None) -> None:
+        if steps is None and number == 1:
+            # The error says it.
+            return
+        seen = [("from", None), *((step.answer.value, step.speed) for step in steps or ())]
+        reason = ""
+        if steps is None:
+            sides = [side for side in sides if side in turns.broken][:1]
+            seen, reason = [("no number", None)], f" ({lab.failure})"
+        names = [[changes[at].name for at in sorted(side)] for side in sides]
+        rows = [(name, *row) for name, row in zip(names, seen, strict=True)]
         left_s = lab.made_s / number * (most - number)
-        spent = f", at most {format_seconds(left_s)} left" if lab.made_s else ""
-        remark(f"{told[-1]}{spent}" if steps else f"{told[-1]}{spent} ({lab.failure})")
+        left = f", at most {format_seconds(left_s)} left" if left_s else ""
+        trial = f"trial {number} of at most {most}"
+        text = f"{trial_text(rows, is_ordered=kind.is_ordered)}{reason}"
+        told.extend((trial, text))
+        remark(f"{trial}{left}\n{text}")
 
     turns = Turns(lab.make_run, plan)
     search = Search(

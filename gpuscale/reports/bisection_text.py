@@ -28,12 +28,25 @@ def loss_text(estimate: Estimate | None) -> str:
 
 
 def trial_text(
-    number: int, most: int, applied: Sequence[str], seen: Sequence[tuple[str, Estimate | None]]
+    rows: Sequence[tuple[Sequence[str], str, Estimate | None]], *, is_ordered: bool = False
 ) -> str:
-    """Describe one trial: its number, the changes applied, and how its environments compare."""
-    steps = ", then ".join(f"{answer} {loss_text(speed)}" for answer, speed in seen)
-    named = listed(applied, 3) or "no change"
-    return f"trial {number} of at most {most}: good + {named}: {steps or 'gives no number'}"
+    """Describe a trial by a line for each environment, compared with the one before it.
+
+    A row has the names of the environment's changes, how it compares, and its relative speed.
+    """
+    lines: list[str] = []
+    before: set[str] = set()
+    for names, answer, speed in rows:
+        added = [name for name in names if name not in before]
+        words = f"+ {listed(added, 3)}" if added else ""
+        if is_ordered and names:
+            words = f"up to {names[-1]}"
+        elif not lines:
+            words = f"good {words}"
+        shown = loss_text(speed) if speed else ""
+        lines.append(f"   {answer:<10} {shown:<28} {words}".rstrip())
+        before = {*names}
+    return "\n".join(lines)
 
 
 def bisection_text(
@@ -52,6 +65,8 @@ def bisection_text(
     units = [unit[:_MOST_NAMED] for unit in found.culprits]
     joint = " or " if is_ordered else " with "
     named = "; ".join(joint.join(changes[at] for at in unit) for unit in units)
+    if not left and found.finding is Finding.SAME:
+        left = ["driver", "firmware", "kernel", "node"]
     rest = f"; what is left: {listed(left, _MOST_NAMED)}" if left else ""
     why = "" if found.reason is None else _WHY[found.reason]
     proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)

@@ -1,6 +1,6 @@
 """Write the table of docs/evidence/rates.md: this search beside other rules, on one truth.
 
-Usage: python -m validation.bisection_table COUNT, in the folder `tests`.
+Usage: python -m validation.bisection_table COUNT FIRST_SEED, in the folder `tests`.
 """
 
 import math
@@ -10,14 +10,14 @@ import sys
 from bisecting import Machine, Tally, loss_of_a_culprit, plain_halving, search, triage, truth
 
 _NOISES = (0.001, 0.01, 0.05)
-_KINDS = ("one", "two", "partial", "together", "helped")
+_KINDS = ("one", "two", "three", "partial", "together", "helped")
 
 
-def row(kind: str, noise: float, count: int, changes: int = 16) -> str:
+def row(kind: str, noise: float, count: int, first: int, changes: int = 16) -> str:
     """One line of the table: right and wrong of each rule, its runs, and trials of this search."""
     ours, runs = Tally(), [0, 0, 0]
     others = [[0, 0], [0, 0]]
-    for seed in range(count):
+    for seed in range(first, first + count):
         rng = random.Random(f"{kind} {noise} {seed}")
         true = truth(kind, changes, loss_of_a_culprit(noise), rng)
         machine = Machine(true.effect, noise, rng, drift=noise / 20)
@@ -41,4 +41,4 @@ def row(kind: str, noise: float, count: int, changes: int = 16) -> str:
 if __name__ == "__main__":
     for kind in _KINDS:
         for noise in _NOISES:
-            sys.stdout.write(f"{row(kind, noise, int(sys.argv[1]))}\n")
+            sys.stdout.write(f"{row(kind, noise, *map(int, sys.argv[1:]))}\n")

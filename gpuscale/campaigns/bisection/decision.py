@@ -32,11 +32,11 @@ class OutOfBudgetError(Exception):
 
 
 class Answer(StrEnum):
-    """Whether an environment is slower than another one."""
+    """How an environment compares with another one."""
 
     SLOWER = "slower"
-    LIKE = "like"
-    OPEN = "open"
+    LIKE = "not slower"
+    OPEN = "undecided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class Laboratory:
 
     kind: Kind
     folder: Path
+    scratch: Path
+    """Folder for temporary files of the runs, which outlive a torchrun that is killed."""
     measured: Sequence[str]
     """The test file, or the command after `--`."""
     is_command: bool
@@ -58,8 +60,13 @@ class Laboratory:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 self._measure(applied, path)
-            self.made_s += time.monotonic() - started_s
-            log_s = self._read(path)
+                self.made_s += time.monotonic() - started_s
+                log_s = self._read(path)
+                if log_s is None:
+                    # A disk that is full looks like an environment that fails.
+                    probe = path.with_suffix(".probe")
+                    probe.write_bytes(bytes(2**16))
+                    probe.unlink()
         return log_s
 
     def _measure(self, applied: Applied, path: Path) -> None:
@@ -69,7 +76,7 @@ class Laboratory:
         except CannotBeMadeError as error:
             log.write_text(str(error))
             return
-        variables = {**os.environ}
+        variables = {**os.environ, "TMPDIR": os.fspath(self.scratch)}
         for name, value in setting.variables.items():
             variables.pop(name, None)
             if value is not None:
@@ -89,7 +96,11 @@ class Laboratory:
                 # A session ends with whoever started it.
                 preexec_fn=lambda: signal_at_parent_death(signal.SIGTERM),
             )
-            process.wait()
+            try:
+                process.wait()
+            finally:
+                process.terminate()
+                process.wait()
 
     def _command(self, setting: Setting, path: Path) -> list[str]:
         words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
@@ -113,7 +124,7 @@ class Laboratory:
             raise UsageError(f"a run measured {labels}; a bisection has one row: {remedy}")
         if runs[0].failure is not None:
             failure = runs[0].failure
-            self.failure = failure.message.splitlines()[0]
+            self.failure = failure.message.splitlines()[0].partition(". ")[0]
             if failure.detail:
                 self.failure = f"{self.failure.partition(';')[0]}: {last_line(failure.detail)}"
         return runs[0].log_cost if runs[0].is_valid else None

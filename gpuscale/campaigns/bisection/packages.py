@@ -12,14 +12,20 @@ from pathlib import Path
 
 import gpuscale
 from gpuscale.base.errors import UsageError
+from gpuscale.base.foreign_texts import DISK_FULL, NO_INDEX
 from gpuscale.campaigns.bisection.decision import Applied
 from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Change, Kind, Setting, last_line
-from gpuscale.campaigns.bisection.package_sides import Side, differences_elsewhere
+from gpuscale.campaigns.bisection.sides import Side, differences_elsewhere
+from gpuscale.records.environment_diff import listed
 from gpuscale.records.software import normalised
 from gpuscale.store.files import file_errors
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NOT_OF_A_PACKAGE = {
+    NO_INDEX: "uv cannot reach the index; give --wheelhouse DIR (pip download -r FILE -d DIR)",
+    DISK_FULL: "the disk is full, so uv makes no environment; free some space, and run it again",
+}
 _PTH = "zz_gpuscale.pth"
 _KEPT = 6
 """Environments kept at a time; another one costs seconds again, but files only once."""
@@ -63,7 +69,7 @@ class Packages(Kind):
         except CannotBeMadeError:
             self._take({name: self._installable(*pair) for name, pair in pairs.items()})
             if not self.changes:
-                problem = f"no package that differs can be installed: {', '.join(self.not_tried)}"
+                problem = f"no package that differs can be installed: {listed(self.not_tried, 1)}"
                 raise UsageError(f"{problem}; see --index-url and --wheelhouse") from None
             ends = self._ends()
         self._group(map(_site, ends))
@@ -91,10 +97,10 @@ class Packages(Kind):
             version = ["--python", self.python] if self.python else []
             refusal = self._uv("venv", "--no-python-downloads", *version, str(place))
             if refusal is None:
-                listed = place / "packages.txt"
-                listed.write_text("".join(f"{line}\n" for line in self._lines(applied)))
+                pins = place / "packages.txt"
+                pins.write_text("".join(f"{line}\n" for line in self._lines(applied)))
                 python = str(place / "bin" / "python")
-                refusal = self._install("--python", python, "-r", str(listed))
+                refusal = self._install("--python", python, "-r", str(pins))
             if refusal is not None:
                 raise CannotBeMadeError(f"uv cannot make the environment: {refusal}")
         complete.touch()
@@ -118,9 +124,9 @@ class Packages(Kind):
         """Return both requirements of a package; of one that cannot be installed, the other."""
         probe = self._folder / "probe"
         can: dict[str | None, bool] = {None: True}
-        for line in {*pair} - {None}:
+        for line in sorted({line for line in pair if line is not None}):
             target = ("--python", self.python) if self.python.startswith("/") else ()
-            refusal = self._install(*target, "--target", str(probe), str(line))
+            refusal = self._install(*target, "--target", str(probe), line)
             can[line] = refusal is None
             if refusal is not None:
                 self.not_tried.append(f"{line} ({refusal})")
@@ -130,14 +136,21 @@ class Packages(Kind):
         return before, after
 
     def _install(self, *arguments: str) -> str | None:
-        return self._uv("pip", "install", "--no-deps", *self.options, *arguments)
+        command = ("pip", "install", "--no-deps", *self.options, *arguments)
+        # What the cache has needs no network: a trial goes on when that is gone.
+        return self._uv(*command, "--offline") and self._uv(*command)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return why it failed, or None."""
+        """Run uv; return why it failed, or None. Raise a UsageError if no package is to blame."""
         command = [self.uv, *arguments, "-q"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return None
         causes = [line for line in done.stderr.splitlines() if "hint" not in line]
-        return last_line("\n".join(causes)) if done.returncode else None
+        for text, problem in _NOT_OF_A_PACKAGE.items():
+            if text.search(done.stderr):
+                raise UsageError(problem)
+        return last_line("\n".join(causes)).removeprefix("cause: ")
 
     def _clean(self) -> None:
         made = [*self._folder.glob("*/complete")]

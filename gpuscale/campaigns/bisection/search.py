@@ -50,8 +50,9 @@ class Search:
     most_trials: int
     is_ordered: bool = False
     """True if a change can be applied only after all that come before it."""
-    tell: Callable[[int, Applied, Steps | None], None]
-    """Called after each trial: its number, the changes applied and what was seen."""
+    tell: Callable[[int, Sequence[Applied], Steps | None], None]
+    """Called after each trial: its number, its environments, and the steps from each to the next;
+    None if one of them cannot be measured."""
     trials: int = 0
     _loss: Difference | None = None
     _suspects: list[Unit] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Search:
         """Search and prove the culprits; return None if an end of the range has no number."""
         good, bad = frozenset[int](), frozenset(range(len(self.groups)))
         try:
-            ends = self._compare((good, bad), bad, _AT_FIRST)
+            ends = self._compare((good, bad), _AT_FIRST)
             if ends is None:
                 return None
             self._loss = loss = ends[0].difference
@@ -109,7 +110,7 @@ class Search:
         sides = [frozenset(range(edge)) for edge in edges]
         limits = self._limits(loss * _EXPLAINED)
         self._suspects = [*units.values()]
-        steps = self._compare(sides, sides[-2], limits, _PATIENCE)
+        steps = self._compare(sides, limits, _PATIENCE)
         if steps is None:
             return self._result(Finding.SUSPECTED, reason="cannot be tried")
         spans = dict(zip(itertools.pairwise(edges), steps, strict=True))
@@ -131,7 +132,7 @@ class Search:
             middle, top = base.union(changes[:at]), base.union(changes)
             if middle in self.turns.broken:
                 continue
-            steps = self._compare((base, middle, top), middle, limits)
+            steps = self._compare((base, middle, top), limits)
             if steps is None:
                 continue
             parts = ((base, changes[:at]), (middle, changes[at:]))
@@ -177,33 +178,28 @@ class Search:
     def _proofs(self, bad: Applied, loss: float) -> tuple[Steps | None, Steps | None]:
         culprits, limits = _union(self._suspects), self._limits(loss * _EXPLAINED)
         return (
-            self._compare((frozenset(), culprits, bad), culprits, limits, _PATIENCE),
-            self._compare((frozenset(), bad - culprits, bad), bad - culprits, limits, _PATIENCE),
+            self._compare((frozenset(), culprits, bad), limits, _PATIENCE),
+            self._compare((frozenset(), bad - culprits, bad), limits, _PATIENCE),
         )
 
     def _is_needed(self, unit: Unit, bad: Applied, loss: float) -> bool:
         """True if a culprit is slower alone, or if taking it back alone is faster."""
         limits = self._limits(loss * _LIKE)
-        alone, without = frozenset(unit), bad.difference(unit)
-        steps = self._compare((frozenset(), alone), alone, limits)
-        if steps is not None and steps[0].answer is Answer.SLOWER:
-            return True
-        steps = self._compare((without, bad), without, limits)
-        return steps is not None and steps[0].answer is Answer.SLOWER
+        pairs = ((frozenset[int](), frozenset(unit)), (bad.difference(unit), bad))
+        tried = (self._compare(pair, limits) for pair in pairs)
+        return any(steps is not None and steps[0].answer is Answer.SLOWER for steps in tried)
 
     def _limits(self, like: float) -> Limits:
         loss = 0.0 if self._loss is None else self._loss.value
         slower = loss * _SLOWER
         return Limits(slower=slower, like=max(like, 1.5 * slower))
 
-    def _compare(
-        self, sides: Sequence[Applied], tried: Applied, limits: Limits, patience: int = 1
-    ) -> Steps | None:
+    def _compare(self, sides: Sequence[Applied], limits: Limits, patience: int = 1) -> Steps | None:
         if self.trials >= self.most_trials:
             raise OutOfBudgetError("trials")
         self.trials += 1
         steps = self.turns.compare(sides, limits, patience)
-        self.tell(self.trials, tried, steps)
+        self.tell(self.trials, sides, steps)
         return steps
 
     def _result(

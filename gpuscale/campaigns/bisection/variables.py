@@ -1,4 +1,4 @@
-"""Variables of the environment that differ, from two files or from the records of results."""
+"""Variables of the environment that differ, as two files or two results have them."""
 
 import re
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.base.printable import visible
 from gpuscale.campaigns.bisection.decision import Applied
 from gpuscale.campaigns.bisection.kind import Change, Kind, Setting
@@ -13,7 +14,10 @@ from gpuscale.store.files import READ_PROBLEMS, file_errors
 
 SUFFIX = ".env"
 _LINE = re.compile(r"(?:export +)?([A-Za-z_]\w*)=(.*)")
-_OF_A_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
+_SESSIONS = re.compile(
+    r"_|OLDPWD|PWD|SHLVL|HOSTNAME|TERM|TMPDIR|(SLURM|SRUN|PBS|LSB|PMIX?|OMPI|SSH|XDG|LC)_\w*"
+)
+"""Variables of a shell, a login or a job, which `env` prints beside all others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,8 +30,7 @@ class Variables(Kind):
 
     def __post_init__(self) -> None:
         names = sorted({*self.good, *self.bad})
-        differing = (name for name in names if self.good.get(name) != self.bad.get(name))
-        self.take(map(self._change, differing))
+        self.take(self._change(name) for name in names if self.good.get(name) != self.bad.get(name))
         if not self.changes:
             raise UsageError("the same variables are in both environments; name two that differ")
 
@@ -58,7 +61,7 @@ class Variables(Kind):
 
 
 def variables_in(path: Path) -> dict[str, str]:
-    """Read lines of NAME=VALUE, as `env` prints them; a shell's own variables are left out."""
+    """Read lines of NAME=VALUE, as `env` prints them."""
     with file_errors(path, READ_PROBLEMS):
         lines = path.read_text("utf-8", "replace").splitlines()
     found = {}
@@ -71,4 +74,10 @@ def variables_in(path: Path) -> dict[str, str]:
         name, value = match.groups()
         is_quoted = len(value) > 1 and value[0] in "'\"" and value[0] == value[-1]
         found[name] = value[1:-1] if is_quoted else value
-    return {name: value for name, value in found.items() if name not in _OF_A_SHELL}
+    return lasting(found)
+
+
+def lasting(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that another session or job may have as well."""
+    others = JOB_VARIABLES | CACHE_VARIABLES | {*filter(_SESSIONS.fullmatch, variables)}
+    return {name: value for name, value in variables.items() if name not in others}

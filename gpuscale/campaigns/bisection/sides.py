@@ -1,17 +1,20 @@
-"""The packages of a good or bad environment: from its interpreter, a list of pins, or results."""
+"""The good or the bad environment: from its interpreter, a list of pins, results or variables."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.printable import visible
+from gpuscale.campaigns.bisection.kind import last_line
+from gpuscale.campaigns.bisection.variables import SUFFIX, lasting, variables_in
 from gpuscale.records import Environment, Results
+from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.software import normalised
 from gpuscale.store import read_any
@@ -26,14 +29,16 @@ _OPTION = re.compile(r"\s+--\w.*|\s+#.*|\s*\\$|;.*")
 class Side:
     """One of the two environments between which a bisection searches."""
 
-    pins: Mapping[str, str]
+    pins: Mapping[str, str] = field(default_factory=dict)
     """The requirement that installs each package, by the package's name."""
-    python: str
+    python: str = ""
     """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
     python_version: str | None = None
     not_tried: tuple[str, ...] = ()
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a file, or those that results recorded."""
 
 
 def uv_program() -> str:
@@ -46,49 +51,52 @@ def uv_program() -> str:
     return found
 
 
-def side_of(path: Path, uv: str) -> Side:
-    """Read an environment's folder or interpreter, pinned requirements, or results."""
+def side_of(path: Path) -> Side:
+    """Read an environment's folder or interpreter, pinned requirements, variables, or results."""
+    if path.suffix == SUFFIX:
+        return Side(variables=variables_in(path))
     python = path / "bin" / "python" if path.is_dir() else path
     if path.is_dir() or path.name.startswith("python"):
-        return _installed(path, python, uv)
+        return _installed(path, python)
     if path.suffix == ".txt":
         with file_errors(path, READ_PROBLEMS):
-            return Side(
-                pins=_pins(path, path.read_text("utf-8", "replace").splitlines()), python=""
-            )
+            return Side(pins=_pins(path, path.read_text("utf-8", "replace").splitlines()))
     content = read_any(path)
     environments = (
         (content.environment,)
         if isinstance(content, Results)
         else (*content.environments.values(),)
     )
-    packages = environments[-1].packages if environments else {}
-    if not packages:
-        raise FileError(path, "has no packages; name the environment itself, or its pip freeze")
+    last = environments[-1] if environments else without_software()
+    packages, version = last.packages, last.python_version
     foreign = {name for name, version in packages.items() if set(version) & set(" ,")}
-    version = environments[-1].python_version
     return Side(
         pins={name: f"{name}=={packages[name]}" for name in packages if name not in foreign},
         python=version or "",
         python_version=version and _minor(version),
         not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
         recorded=environments,
+        variables=lasting(last.variables),
     )
 
 
-def differences_elsewhere(good: Side, bad: Side) -> list[str]:
-    """Return what differs between recorded environments and is no package, such as the driver."""
-    changes = environment_changes(good.recorded, bad.recorded)
+def differences_elsewhere(good: Side, bad: Side, tried: Collection[str] = ()) -> list[str]:
+    """Return what differs between recorded environments and is no package, such as the driver.
+
+    `tried` names variables, which are left out.
+    """
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
-    return [
-        environment_text(change)
-        for change in changes
-        if change.name not in {f"{name}_version" for name in of_packages}
-    ]
+    names = {*tried, *(f"{name}_version" for name in of_packages)}
+    changes = environment_changes(good.recorded, bad.recorded)
+    return [environment_text(change) for change in changes if change.name not in names]
 
 
 def validate_sides(good: Side, bad: Side) -> None:
-    """Raise a UsageError if no packages differ, or if the interpreters do."""
+    """Raise a UsageError if no packages differ or are known, or if the interpreters differ."""
+    for name, side in (("GOOD", good), ("BAD", bad)):
+        if not side.pins:
+            remedy = "name the folder of an environment, or its pip freeze in a .txt"
+            raise UsageError(f"{name} has no packages with pip's records; {remedy}")
     versions = {side.python_version for side in (good, bad)} - {None}
     if len(versions) > 1:
         named = " and ".join(sorted(map(str, versions)))
@@ -99,7 +107,7 @@ def validate_sides(good: Side, bad: Side) -> None:
         raise UsageError(f"the same packages are in both environments{left}; name two that differ")
 
 
-def _installed(path: Path, python: Path, uv: str) -> Side:
+def _installed(path: Path, python: Path) -> Side:
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
     try:
         told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -107,7 +115,7 @@ def _installed(path: Path, python: Path, uv: str) -> Side:
     except (OSError, subprocess.CalledProcessError, ValueError):
         remedy = "name an environment's folder or bin/python, a requirements .txt, or results"
         raise UsageError(f"{visible(str(path))}: no Python starts there; {remedy}") from None
-    asked = [uv, "pip", "freeze", "--python", str(python)]
+    asked = [uv_program(), "pip", "freeze", "--python", str(python)]
     frozen = subprocess.run(asked, capture_output=True, text=True, check=False)
     pins, lost = {}, []
     for name, line in _pins(path, frozen.stdout.splitlines()).items():
@@ -117,8 +125,8 @@ def _installed(path: Path, python: Path, uv: str) -> Side:
             lost.append(line)
         else:
             pins[name] = line
-    if frozen.returncode or not pins:
-        raise UsageError(f"{visible(str(path))} has no packages with pip's records; name another")
+    if frozen.returncode:
+        raise UsageError(f"{visible(str(path))}: uv cannot read it: {last_line(frozen.stderr)}")
     if (Path(prefix) / "conda-meta").is_dir():
         lost.append("packages of conda that are not Python's")
     return Side(
