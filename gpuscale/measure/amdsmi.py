@@ -25,17 +25,17 @@ from gpuscale.base.errors import (
 
 NAME = "AMD SMI"
 _NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
-"""Names of the errors, after `AMDSMI_STATUS_`, that would always come back."""
+"""Errors that repeating a query would not avoid; their names without `AMDSMI_STATUS_`."""
 _UNKNOWN = (None, "N/A", 2**32 - 1, 2**64 - 1)
-"""Answers by which AMD SMI says that it has none."""
+"""Values that AMD SMI returns for an unknown quantity."""
 _LIMITS = {
     "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
     "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
 }
 (_ENERGY,) = (query for query in MOMENTS["energy_j"].queries if query.is_of_amd)
 _TWO_DEVICES = ("0x7408", "0x740c")
-"""PCI device IDs of MI250 and MI250X: each module is two devices, and only the first of them
-measures power, of both; the second one reports 0."""
+"""PCI device IDs of MI250 and MI250X. Each module is two devices: the first one measures the power
+of both, and the second one reports 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class AmdGpu:
 
     handle: Any
     address: str = ""
-    """PCI address without the function, which counts partitions."""
+    """PCI address without the function number, which differs between partitions."""
     partition: str | None = None
     """Compute and memory partition modes, such as `CPX/NPS4`; None if there are none."""
     meter: Any = None
-    """Handle that measures the GPU's power: of the two devices of a module, the first one's; None
-    if not both are visible."""
+    """Handle to query for the GPU's power: in a module of two devices, the handle of the first;
+    None if only one of them is visible."""
     other: str | None = None
-    """Address of the module's other device; None if the GPU is no part of a module, or unknown."""
+    """Address of the module's other device; None if unknown, or if the GPU has no module."""
 
 
 @cache
@@ -128,7 +128,7 @@ def known(query: Query, gpu: AmdGpu) -> Any:
 
 
 def metrics(gpu: AmdGpu) -> Any:
-    """Return the driver's own table of a GPU's metrics, whose bits the binding does not return."""
+    """Return the driver's own table of a GPU's metrics, which has bits that the binding omits."""
     wrapper = _named("amdsmi_interface.amdsmi_wrapper")
     table = wrapper.amdsmi_gpu_metrics_t()
     code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))

@@ -30,7 +30,7 @@ _KINDS = {
     pynvml.NVML_ERROR_INVALID_ARGUMENT: NeverOfferedError,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NeverOfferedError,
 }
-"""Kinds of errors by NVML's code; others are passing ones."""
+"""Type of error for each NVML code whose cause is permanent; other codes are a plain QueryError."""
 _LIMITS = {
     "power_limit_w": Query("nvmlDeviceGetEnforcedPowerLimit", divisor=1000),
     "application_clock_mhz": Query("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",)),

@@ -131,7 +131,7 @@ class RunDirectory:
     software = _record("rank-{}.software.json", ProcessSoftware)
     """Software of the processes of the rank's command."""
     started = _path("rank-{}.started")
-    """The numbers of the ranks that a command has started on the node of this process."""
+    """Numbers of the ranks on this node that a command has started."""
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's measurements of its node and of the links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
@@ -154,7 +154,7 @@ class RunDirectory:
 
     @property
     def variable(self) -> str:
-        """`NAME=value` in the environment of all processes of a command."""
+        """`NAME=value` that marks all processes of the run's command in their environment."""
         return f"GPUSCALE_RUN={self.path.absolute()}"
 
     def read_progress(self) -> tuple[str, int, int] | None:

@@ -1,4 +1,4 @@
-"""The drivers of GPUs behind one interface; nothing but these modules and devices knows vendors."""
+"""One interface to the GPU drivers of all vendors; most of the code needs to know no vendor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class Smi(Protocol):
 
 @contextmanager
 def open_smi() -> Iterator[Smi]:
-    """Keep the interface to this machine's GPUs open while the context lasts: NVML, or AMD SMI."""
+    """Open the driver interface of this machine, NVML or AMD SMI, while the context lasts."""
     absent: list[DriverAbsentError] = []
     modules: tuple[Smi, ...] = (nvml, amdsmi)
     for smi in modules:

@@ -125,7 +125,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the figures of the first process that has read all of them, or why none has."""
+    """Return the first process's figures, preferably complete ones; None if no process left any."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
@@ -134,7 +134,7 @@ def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutco
 def _with_processes(
     nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
 ) -> tuple[NodeEvidence, ...]:
-    """Return the nodes with the libraries and CPUs of their processes, each once."""
+    """Return the nodes with the libraries and CPUs of their processes added, each listed once."""
     known = []
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]

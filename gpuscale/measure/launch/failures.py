@@ -200,7 +200,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the rank of the first of these processes, and words for all of them."""
+    """Return the rank of the first process (None if not a rank), and words for all processes."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

@@ -274,7 +274,7 @@ class Keeper:
         return os.getppid() != self._parent
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by this signal or by the default for the job, and then this process."""
+        """End the ranks, by this signal or by the job's default signal, and then this process."""
         self._is_ending = True
         self._end_ranks(number)
 

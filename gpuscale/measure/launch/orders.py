@@ -47,7 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: Mapping[str, str] = {}
     """Environment variables with the same value for all ranks."""
     is_whole_environment: bool = False
-    """True if ranks have these variables, their numbers and no others."""
+    """True if the environment of ranks has only these variables and those of their rank."""
     cores_per_rank: int | None = None
     """Number of cores per rank; None if ranks may use all cores of their parent process."""
     timed_out: bool = False

@@ -7,22 +7,22 @@ from typing import Literal, NamedTuple
 from gpuscale.measure.schedulers.scheduler import answer_of
 
 _OUT = ("down", "drain", "fail", "error", "inval", "maint", "boot_fail", "no_resp")
-"""Beginnings of Slurm's words for nodes on which no job can start."""
+"""Prefixes of the states that Slurm reports for nodes on which no job can start."""
 
 
 class ClusterNode(NamedTuple):
-    """A node in a partition, as Slurm reports it."""
+    """A node in a partition, as reported by Slurm."""
 
     name: str
     partition: str
     state: str
-    """Slurm's word, such as `idle`, with the reason of an admin: `drained (fan)`."""
+    """State as Slurm names it, such as `idle`, with an admin's reason if any: `drained (fan)`."""
     kind: str
-    """GPUs and cores, equal for all nodes of a kind: `gpu:a100:4, 64 cores`."""
+    """GPUs and cores, `gpu:a100:4, 64 cores`; nodes with the same text are alike."""
 
     @property
     def stage(self) -> Literal["idle", "busy", "out"]:
-        """Whether a job could start on the node now, later, or not at all."""
+        """`idle` if a job could start now, `busy` if it could start later, otherwise `out`."""
         if self.state.startswith(_OUT):
             return "out"
         return "idle" if self.state.startswith("idle") else "busy"
@@ -36,7 +36,7 @@ class QueuedJob(NamedTuple):
 
 
 def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
-    """Return the nodes of a partition, or of all; None if Slurm's controller does not answer."""
+    """Return the nodes of a partition, or all nodes; None if Slurm's controller does not answer."""
     only = [] if partition is None else [f"--partition={partition}"]
     # The reason comes last, since it may contain any sign.
     answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])
@@ -64,11 +64,11 @@ def queued_jobs() -> Mapping[str, QueuedJob] | None:
 
 
 def expanded(names: str) -> set[str]:
-    """Return the nodes of a list such as `nid[0001-0004,0007]`, as Slurm reads it."""
+    """Expand a list of nodes in Slurm's notation, such as `nid[0001-0004,0007]`."""
     return {*(answer_of(["scontrol", "show", "hostnames", names]) or names).split()}
 
 
 def folded(names: Iterable[str]) -> str:
-    """Return nodes as a list for `--exclude`, such as `nid[0102,0417]`, folded if Slurm is here."""
+    """Format nodes for `--exclude`; compressed, as in `nid[0102,0417]`, if Slurm is installed."""
     plain = ",".join(sorted({*names}))
     return (answer_of(["scontrol", "show", "hostlistsorted", plain]) if plain else None) or plain

@@ -1,4 +1,4 @@
-"""A GPU of AMD: energy of modules, what holds the clocks back, and the links between GPUs."""
+"""An AMD GPU: its energy, the reasons for reduced clocks, and its links to other GPUs."""
 
 from collections.abc import Container
 from contextlib import suppress
@@ -23,11 +23,11 @@ _REASONS = {
     "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
     "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
 }
-"""Reasons for lower clocks: before MI300 bits, in the order of the kernel's `SMU_THROTTLER_*_BIT`;
-from MI300 on counters of the time."""
+"""Reasons for reduced clocks: the bits that report them before MI300, in the order of the kernel's
+`SMU_THROTTLER_*_BIT`, and the time counters from MI300 on; None if there is no counter."""
 _UNKNOWN = 2**64 - 1
 _OF_MODULE = (WATTS, JOULES)
-"""Quantities that are measured for the two devices of a module together."""
+"""Quantities that the driver measures for both devices of a module together."""
 
 
 class AmdDevice(Device):
@@ -36,7 +36,7 @@ class AmdDevice(Device):
     is_of_amd = True
 
     def __init__(self, gpu: AmdGpu, with_addresses: Container[str | None]) -> None:
-        """Prepare to read the counters; `with_addresses` has the GPUs that are read as well."""
+        """Prepare to read the counters; `with_addresses` has the addresses of all devices read."""
         self._gpu, self._meter = gpu, replace(gpu, handle=gpu.meter)
         self._sharers = 2 if gpu.other else 1
         self.name = amdsmi.known(Query("amdsmi_get_gpu_asic_info", member="market_name"), gpu)
@@ -65,16 +65,16 @@ class AmdDevice(Device):
         return len(ask("amdsmi_get_gpu_process_list", self._gpu.handle))
 
     def number(self, field: Field, query: Query) -> Any:
-        """Return the answer to a query; the power of a module is shared out to its devices."""
+        """Return the answer to a query; the two devices of a module get half of its power each."""
         number = super().number(field, query)
         return number / self._sharers if field.quantity in _OF_MODULE else number
 
     def asked(self, field: Field) -> Any:
-        """Return the GPU to ask: of a module, its first device measures the power of both."""
+        """Return the GPU to query: for power, the device of the module that measures it."""
         return self._meter if field.quantity in _OF_MODULE else self._gpu
 
     def _held_back_by(self) -> tuple[str, ...]:
-        """Return what has held the clocks back since the last call, or, before MI300, does now."""
+        """Return the reasons for reduced clocks since the last call; before MI300, present ones."""
         table = amdsmi.metrics(self._gpu)
         counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
         now = [int(getattr(table, name, _UNKNOWN)) for name in counted.values()]
@@ -90,13 +90,13 @@ class AmdDevice(Device):
         return self._reasons
 
     def _xgmi_active(self) -> tuple[bool, ...]:
-        """Return for each enabled link to another GPU whether it is up."""
+        """Return True or False for each enabled link to another GPU: whether the link is up."""
         states = ask("amdsmi_get_gpu_xgmi_link_status", self._gpu.handle)["status"]
         if not (used := [state for state in states if state in ("U", "D")]):
             raise NeverOfferedError("no links between GPUs")
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return the number of errors found so far: each reading clears them in the driver."""
+        """Return the number of errors since the first call; each reading clears the driver's."""
         self._errors += ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle)
         return self._errors

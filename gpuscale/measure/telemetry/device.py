@@ -15,7 +15,7 @@ _SELDOM = [moment for moment in MOMENTS if moment not in _AT_EVERY_TICK]
 
 
 class Device:
-    """A GPU, or a part of one; its name and UUID are None if the driver does not report them."""
+    """A GPU or a partition of one; name and UUID are None if the driver does not report them."""
 
     name: str | None
     uuid: str | None
@@ -23,7 +23,7 @@ class Device:
     pci_address: str | None = None
 
     def __init__(self, smi: Smi, handle: Any, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read the counters in the table, and those that have a method of their own."""
+        """Prepare to read the counters; `own` has methods for counters that no query reads."""
         self._smi, self._handle = smi, handle
         self._never_offered: dict[str, str] = {}
         self._gone: str | None = None
@@ -39,7 +39,7 @@ class Device:
         self._questions: Mapping[str, Callable[[], Any]] = {**self.forms, **own}
 
     is_of_amd = False
-    """True if AMD SMI is queried, and not NVML."""
+    """True if the device is queried by AMD SMI, False if by NVML."""
 
     compute_processes: Callable[[], int]
     """Method that returns the number of processes that are computing on the device."""
@@ -73,14 +73,14 @@ class Device:
         return int(answer) if field.quantity.whole else float(answer) / query.divisor
 
     def never_ask(self, reason: str, is_wrong: Callable[[Field], Any]) -> None:
-        """Give a reason in place of the counters that would be wrong."""
+        """Report this reason instead of the values of counters for which `is_wrong` is true."""
         for moment, field in MOMENTS.items():
             if is_wrong(field):
                 buffers = [query.buffer for query in field.queries if query.buffer]
                 self._never_offered |= dict.fromkeys((moment, *buffers), reason)
 
     def ask(self, name: str, question: Callable[[], Any], into: Reading) -> None:
-        """Put the answer to a question into a reading, or the reason why there is none."""
+        """Put the answer to a question, or the reason why there is none, into a reading."""
         # Events come from the driver and not from the device, and one says that a GPU is lost.
         gone = None if name == "xids" else self._gone
         reason = gone or self._never_offered.get(name)

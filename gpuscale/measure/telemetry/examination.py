@@ -52,7 +52,7 @@ class ExaminedGpu:
     reading: Reading = field(default_factory=Reading)
     firmware: str | None = None
     numa_node: int | None = None
-    """None if unknown, or if the machine has only one."""
+    """NUMA node of the GPU; None if unknown, or if the machine has only one."""
     unreachable: str | None = None
     """The reason why the driver cannot reach the GPU; None if it can."""
 

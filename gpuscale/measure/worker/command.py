@@ -72,7 +72,7 @@ def main(folder: str) -> None:
 
 
 def _stand_by(place: Place) -> None:
-    """Wait on a node until the command, which was started on another one, has enough windows."""
+    """Wait until the command that another node started has enough windows; record its software."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():

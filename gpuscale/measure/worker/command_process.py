@@ -64,13 +64,13 @@ class Place:
         return self.number or 0 if self.rank is None else self.rank // block
 
     def gpus_on(self, node: int) -> int:
-        """Return the number of the run's GPUs on a node: equal ones, but the last has the rest."""
+        """Return the number of the run's GPUs on a node; the last node has the remaining ones."""
         block = self.directory.ranks_per_host(self.request.gpus)
         return min(block, self.request.gpus - node * block)
 
     @property
     def covers_all_nodes(self) -> bool:
-        """True if the command is started on one of several nodes, and starts ranks on all."""
+        """True if the command is started once for all nodes, and starts its ranks itself."""
         return self.number is not None and self.request.launch == "once"
 
     @property
@@ -86,10 +86,10 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> tuple[set[int], set[int]]:
-        """Return the numbers of all ranks, and of those here, which the command's processes show.
+        """Return the rank counts that the command's processes report: of the run, and of this node.
 
-        A set is empty if they show none, and has several numbers if they disagree. The launcher
-        finds the ranks of this node in `started`.
+        A set is empty if no process reports a count, and has several numbers if they disagree. The
+        numbers of this node's ranks are written to `started` for the launcher.
         """
         names = (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES, LOCAL_COUNT_VARIABLE)
         found: dict[str, set[int]] = {name: set() for name in names}

@@ -22,7 +22,7 @@ class FigureReader(LogReader):
         assert figure is not None
         self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
         self._found = defaultdict[str, dict[str, str | float]](dict)
-        """The last value of each metric, by the source of its line."""
+        """For each source of lines, the last value of each metric."""
 
     def take(self, lines: Sequence[Line]) -> None:
         """Keep the last lines, and the last value of each metric."""
@@ -34,15 +34,15 @@ class FigureReader(LogReader):
         return []
 
     def validate_lines(self, rank: int, *, is_late: bool) -> None:
-        """Accept any lines: they need not count steps."""
+        """Accept any lines, since a command that prints figures need not count steps."""
 
     @property
     def found(self) -> dict[str, str | float]:
-        """The values of the source that has most metrics; if several have, of the first."""
+        """Values, by metric, of the source that has most of them; if several have, of the first."""
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def figures(self) -> FigureOutcome:
-        """Return the figures of a command that has ended well, or what is wrong with them."""
+        """Return the figures of a command that ended well, or a failure if a figure is missing."""
         try:
             if lacking := self.told_so_far():
                 raise self.failed(lacking, "unread")
@@ -64,7 +64,7 @@ class FigureReader(LogReader):
         return value
 
     def told_so_far(self) -> str:
-        """Name the groups that nothing has matched so far."""
+        """Return a message that names the metrics without a value; empty if all have one."""
         lacking = [metric.name for metric in self._command.metrics if metric.name not in self.found]
         named = ", ".join(lacking)
         return f"no line matches --figure for {named}; see the last lines below" if lacking else ""

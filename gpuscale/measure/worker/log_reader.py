@@ -221,7 +221,7 @@ class LogReader:
         return batch / reported_per_s
 
     def told_so_far(self) -> str:
-        """Describe the steps that an unfinished command has reported, and the remedy."""
+        """Describe how many steps an unfinished command has reported, and what to do about it."""
         series = self._leading()
         if series is None:
             return self._unread_so_far()
@@ -287,7 +287,7 @@ class LogReader:
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """Describe the end of the process that made the command end, or else of the command."""
+        """Describe the end of the process that made the command end; if unknown, of the command."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 

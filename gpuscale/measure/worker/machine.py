@@ -27,8 +27,8 @@ from gpuscale.measure.smi import open_smi
 from gpuscale.records import GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` and HIP's variables that hide all GPUs; Slurm sets the last one
-in CPU-only jobs."""
+"""Values of `CUDA_VISIBLE_DEVICES` and of HIP's variables with which a process sees no GPU; Slurm
+sets `NoDevFiles` in CPU-only jobs."""
 _FIRST_OF_CUDA_13 = (7, 5)
 """Lowest compute capability that default builds of torch 2.11 and later support. Older GPUs need
 builds for CUDA 12.6, which end with torch 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
@@ -36,7 +36,8 @@ _AMD_FAMILIES = {
     "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
     "gfx9-4-generic": ("gfx94", "gfx950"),
 }
-"""Prefixes of the processors that run an AMD generic build, if its name does not imply them."""
+"""Processors that can run the code of an AMD generic build, as prefixes of their names, for builds
+whose name does not show them."""
 
 
 def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:

@@ -19,14 +19,14 @@ _BURST_SHARE = 0.05
 
 
 class Point(NamedTuple):
-    """A step's number and the time at which the line reporting the step arrived."""
+    """A step's number, and the arrival time of the line that reported the step."""
 
     step: float
     at_s: float
 
 
 class Windows(NamedTuple):
-    """The windows found in the lines so far."""
+    """The warm-up and the windows that have been found in the lines so far."""
 
     warmup_steps: int
     warmup_s: float

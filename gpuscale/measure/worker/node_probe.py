@@ -1,4 +1,4 @@
-"""Probe the nodes of a job: how fast devices compute and copy, and pairs communicate."""
+"""Probe a job's nodes: the speed of devices, of copies, and of communication between pairs."""
 
 import math
 import os
@@ -28,9 +28,9 @@ from gpuscale.records.probe import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodePr
 from gpuscale.workload.injections import parse_injections
 
 _BLOCKS, _KEPT = 20, 5
-"""Number of blocks of work in the time limit of a probe, and of those whose rates are kept."""
+"""Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
 _STEADY = 0.005
-"""Relative difference between the last blocks and those before, once clocks have settled."""
+"""Relative difference between the last blocks and those before, below which a rate is steady."""
 _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
@@ -41,7 +41,7 @@ Work = tuple[Callable[[], object], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A rank of the probe, its device, and the factor by which faults on purpose slow it down."""
+    """A rank of the probe, its device, and the factor by which injected faults slow it down."""
 
     request: NodeProbeRequest
     rank: int
@@ -64,7 +64,7 @@ class _Place:
         return torch.zeros(size, device=self.device)
 
     def time_s(self, call: Callable[[], object], calls: int = 1) -> float:
-        """Return the seconds until the device has done all that these calls ask of it."""
+        """Return the seconds until the device has completed the work of these calls."""
         self.finish()
         started = time.perf_counter()
         for _ in range(calls):
@@ -77,7 +77,7 @@ class _Place:
             torch.cuda.synchronize(self.device)
 
     def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
-        """Return a probe of this device, or of the whole node."""
+        """Return a probe with these rates, of this device or (`of_node`) of the whole node."""
         of: dict[str, Any] = {}
         if not of_node:
             of["device"] = f"CPU rank {self.local_rank}"
@@ -145,7 +145,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Read files of the data folder, without what the kernel keeps of them."""
+    """Return work that reads the data folder without the kernel's cache; None without files."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
@@ -172,7 +172,7 @@ _ALONE: Mapping[str, Callable[[_Place], Work | None]] = {
     "device to host": partial(_copies, from_host=False, to_host=True),
     "storage": _storage,
 }
-"""Probes for which a rank needs no other; all ranks of a node make them at the same time."""
+"""Probes that a rank makes without other ranks; all ranks of a node make them at the same time."""
 
 
 def _alone(place: _Place) -> Iterator[Probe]:
@@ -186,7 +186,7 @@ def _alone(place: _Place) -> Iterator[Probe]:
 
 
 def _steady_rate(place: _Place, work: Work, limit_s: float) -> float:
-    """Return the median rate of the last blocks of work, once it is steady or the time is up."""
+    """Return the median rate of the last blocks, once the rate is steady or the time is up."""
     call, amount = work
 
     def block_s(calls: int) -> float:
@@ -209,7 +209,7 @@ def _steady_rate(place: _Place, work: Work, limit_s: float) -> float:
 
 
 def _together(place: _Place) -> Iterator[Probe]:
-    """Make the probes in which ranks exchange messages."""
+    """Yield the probes in which ranks exchange messages."""
     request, each = place.request, place.request.ranks_per_node
     hosts = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
@@ -241,7 +241,7 @@ def _answer(to: int, message: torch.Tensor) -> None:
 
 
 def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
-    """Reduce messages over all ranks of these nodes, which no other rank waits for."""
+    """Yield probes of an all-reduce over all ranks of these nodes; other ranks do not take part."""
     each = place.request.ranks_per_node
     ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
     group: Any = dist.new_group(ranks, use_local_synchronization=True)

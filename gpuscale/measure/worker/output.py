@@ -1,4 +1,4 @@
-"""The output of a command's processes as lines with arrival times, and what the last ones say."""
+"""The output of a command's processes: lines with arrival times, and how the processes ended."""
 
 import os
 import re
