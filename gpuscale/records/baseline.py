@@ -56,7 +56,7 @@ class Source(Record, frozen=True, kw_only=True):
 
 
 class PublishedFigure(Record, frozen=True, kw_only=True):
-    """One published result: times of a fixed amount of training, a throughput, or a reference.
+    """One published result: times of a fixed amount of training, a throughput, or a metric's value.
 
     Exactly one of `times_s`, `samples_per_s` and `value` is given, since times include start-up and
     validation, and a throughput does not.
@@ -78,7 +78,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
     value: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Reference value of `metric`, as another tool has it; nothing tells how much runs differ."""
+    """Reference value of `metric` in another tool's records; its spread between runs is unknown."""
     metric: OpenMetric | None = None
     nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
@@ -112,11 +112,11 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EntryKey:
-        """The figure's row in tables, identified by case, strategy and number of GPUs."""
+        """Key of the figure's row in tables: case, strategy and number of GPUs."""
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return what is judged against the cost of a run: seconds a step; None for wall times."""
+        """Return the published cost, comparable with that of a run; None for wall-clock times."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

@@ -31,19 +31,19 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
 
     finding: Finding
     loss: Estimate | None
-    """Speed of the bad environment relative to the good one; None if the budget ended before."""
+    """Speed of the bad environment relative to the good one; None if the budget ended too early."""
     culprits: tuple[tuple[int, ...], ...] = ()
-    """Changes by position; those that could not be tried apart are together."""
+    """Indices of the culprits; changes that could not be tried separately are one group."""
     alone: Estimate | None = None
-    """Speed of the good environment with the culprits alone, relative to the good one.
+    """Speed of the good environment with only the culprits applied, relative to the good one.
 
-    Of commits, which cannot be applied alone: that of the weakest culprit, relative to the commit
-    before it.
+    Commits cannot be applied alone: for them, the speed of the weakest culprit relative to the
+    commit before it.
     """
     taken_back: Estimate | None = None
     """Speed of the bad environment without the culprits, relative to the good one.
 
-    Of commits: the largest loss in the range outside of the culprits.
+    For commits: the largest loss in the range outside of the culprits.
     """
     trials: int
     reason: Reason | None = None

@@ -28,7 +28,7 @@ class CauseKind(StrEnum):
 
 
 LINKS = (CauseKind.NVLINK, CauseKind.XGMI, CauseKind.PCIE)
-"""Kinds of faults of a GPU's links, the fastest link first."""
+"""Kinds of link faults of a GPU, the fastest link first."""
 
 
 class Beside(StrEnum):
@@ -66,12 +66,12 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
-    """A network port that is slower than usual, or down, or whose counter grows more than usual."""
+    """A network port that is down or slower than usual, or whose counter grows more than usual."""
 
     host: str
     port: str
     fact: str
-    """Name of a field of `Port`, or of a counter, which grows by `now` in a run."""
+    """Name of a field of `Port`, or of a counter; `now` is then the counter's growth in a run."""
     now: float | str | None
     usual: float | str | None
     is_floor: bool = False

@@ -46,7 +46,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
     if the strategy is not a pipeline."""
     metric: OpenMetric | None = None
-    """Metric that takes the place of the step time; None if steps are timed."""
+    """Metric that is judged instead of the step time; None if steps are timed."""
     command: Line | None = None
     """Training command with placeholders; None if gpuscale itself trains the case."""
     accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
@@ -91,7 +91,7 @@ class EntryKey(NamedTuple):
         return f"{self.name} on {counted(self.gpus, 'GPU')}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `cases` is None or has the row's case (`mnist_cnn`) or name (`mnist_cnn/ddp`)."""
+        """True if `cases` is None or has the row's case or its name, such as `mnist_cnn/ddp`."""
         return cases is None or self.case in cases or self.name in cases
 
 

@@ -74,7 +74,7 @@ class Environment(Record, frozen=True, kw_only=True):
     rccl_version: Line | None = None
     driver_version: Line | None = None
     packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Version, and origin if not an index, of each package of the interpreter that trains."""
+    """Versions of the packages of the interpreter that trains, with origins other than an index."""
     packages_absent: Line | None = None
     """Reason why `packages` is empty; None if there are some."""
     kernel: Line | None = None
@@ -98,17 +98,14 @@ class Environment(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     def with_software_of(self, other: "Environment") -> "Environment":
-        """Return this environment with another's interpreter and packages; only the driver stays.
-
-        What is unknown of the other becomes unknown here.
-        """
+        """Return this environment with another's software, except that it keeps its own driver."""
         names = {name for name in self.__struct_fields__ if name.endswith("_version")}
         names = (names | {"packages", "packages_absent"}) - {"driver_version"}
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Each GPU with its host; if `nodes` is not empty, the first node's GPUs occur twice."""
+        """Each GPU with its host; on several nodes, the first node's GPUs occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -128,7 +125,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     def nodes_for(self, gpus: int) -> int:
-        """Return the number of nodes that are needed for this number of GPUs, or of CPU ranks."""
+        """Return the number of nodes that are needed for this number of GPUs (of ranks on CPU)."""
         here = self.gpus_per_node if is_gpu(self.device) else self.cores_per_node
         return min(self.node_count, math.ceil(gpus / max(1, here)))
 
@@ -152,7 +149,7 @@ def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
 
 
 def without_software(reason: str | None = None) -> Environment:
-    """Return an environment of which no software is known, with the reason."""
+    """Return an environment whose software is unknown, with the reason."""
     return Environment(device=UNRECORDED, packages_absent=reason)
 
 
@@ -179,4 +176,4 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Hosts with the new values; empty if all nodes have them."""
     of_nodes: int | None = None
-    """Number of nodes whose value is known; None for a value that is not one of nodes."""
+    """Number of nodes whose value is known; None if the value is not one of single nodes."""

@@ -10,7 +10,7 @@ from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 
 _Environments = Sequence[Environment]
 _OfNodes = Sequence[tuple[str, Mapping[str, str]]]
-"""Hosts with what is known of them, by name."""
+"""Hosts, each with its known values, keyed by name of the setting."""
 _MOST_NAMED = 4
 
 
@@ -90,7 +90,7 @@ _STACK = [
         *("flash[-_]attn", "transformer[-_]engine", "^(pytorch-)?lightning$", "^apex$", "^driver$"),
     )
 ]
-"""Parts of a training stack that matter most, as they occur in names, most important first."""
+"""Patterns for the names of the software that matters most for training, most important first."""
 _WORDS = {field.name: field.words for field in ENVIRONMENT_FIELDS}
 
 
@@ -113,7 +113,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield the packages whose version occurs in no earlier environment, known parts first.
+    """Yield packages whose version occurs in no earlier environment, the most important ones first.
 
     Environments with unknown packages are ignored.
     """
@@ -127,13 +127,13 @@ def package_changes(before: _Environments, after: _Environments) -> Iterator[Env
 
 
 def stack_rank(name: str) -> int:
-    """Return the place of a field, library or package in a list of the parts that matter most."""
+    """Return the importance rank of a field, library or package; 0 is the most important."""
     name = _WORDS.get(name) or name
     return next((rank for rank, part in enumerate(_STACK) if part.search(name)), len(_STACK))
 
 
 def is_of_stack(name: str) -> bool:
-    """True for a field, library or package that is known to matter for training."""
+    """True if a field, library or package is known to be important for training."""
     return stack_rank(name) < len(_STACK)
 
 
@@ -174,7 +174,7 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
 
 
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
-    """Yield a change for each value that no node had before; a name missing is unknown."""
+    """Yield a change for each value that no node had before; names without a value are unknown."""
     names = {name: None for _, facts in after for name in facts}
     for name in names:
         old = {facts[name] for _, facts in before if name in facts}

@@ -1,4 +1,4 @@
-"""Visits to the nodes of a cluster, one by one, and which of the nodes are sick."""
+"""Visits to the nodes of a cluster in a sweep, and the verdict on each node."""
 
 import math
 from enum import StrEnum
@@ -17,19 +17,18 @@ started, the user may not use it, its job or all its runs failed, the sweep was 
 never came, there are too few nodes of its kind to compare it with, or only some rows were measured.
 """
 Doubt = Literal["one job", "not seen again", "nodes differ"]
-"""Reasons why a node is unclear: a second job is missing, or did not show the loss, or every job
-shows a large one, but the other nodes differ too much among themselves to prove it.
-"""
+"""Reasons why a node is unclear: it had only one job, a second job did not show the loss again, or
+every job shows a large loss but the other nodes differ too much to prove it."""
 Reference = Literal["fleet", "past"]
 
 
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A row that is measured on each node: a GPU by itself, or all GPUs of the node together."""
+    """A row that is measured on each node: one GPU alone, or all GPUs of the node together."""
 
     gpus: int
     """Number of GPUs, or of CPU ranks."""
     device: int | None = None
-    """Number of the GPU that is measured by itself; None if all GPUs of the node are."""
+    """Number of the GPU that is measured alone; None if all GPUs of the node are measured."""
 
 
 class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +36,15 @@ class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     kind: str
-    """Partition and GPU or CPU model, such as `gpu, NVIDIA A100`; nodes of a kind are alike."""
+    """Partition and model of GPU or CPU, such as `gpu, NVIDIA A100`; each kind is judged alone."""
     job: int = 0
-    """Number of the node's job in this sweep, from 0."""
+    """Number of the job among the node's jobs in this sweep, from 0."""
     measured_at_s: float
     """Middle of the job's runs, in Unix time."""
     step_times_s: tuple[tuple[FleetRow, tuple[float, ...]], ...]
     """Step time of each valid run of each row; a row without valid runs is left out."""
     is_control: bool = False
-    """True if the node is measured again and again to see the machine drift, not on suspicion."""
+    """True if the node is measured repeatedly to observe the machine's drift, not on suspicion."""
 
     def __post_init__(self) -> None:
         runs = dict(self.step_times_s)
@@ -56,7 +55,7 @@ class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(StrEnum):
-    """How a node is judged."""
+    """The verdict on a node."""
 
     SICK = "sick"
     UNCLEAR = "unclear"
@@ -65,23 +64,23 @@ class NodeState(StrEnum):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of one node; speeds are relative changes, so −0.05 is 5 % slower."""
+    """The verdict on one node; speeds are relative changes, so −0.05 is 5 % slower."""
 
     node: str
     kind: str | None
-    """None if the node was never visited."""
+    """Kind as in `NodeVisit.kind`; None if the node was never visited."""
     state: NodeState
     reason: NotMeasured | None = None
-    """Reason why the node was not measured; None if it was."""
+    """Reason why the node was not measured; None if it was measured."""
     doubt: Doubt | None = None
-    """Reason why the node is unclear; None if it is not."""
+    """Reason why the node is unclear; None for other states."""
     speed: Estimate | None = None
     """Speed of `row` relative to `against`, from the jobs after the one that raised suspicion; None
     if the node was not measured."""
     row: FleetRow | None = None
     """The row that shows the loss, or the slowest row of a healthy node."""
     against: Reference | None = None
-    """Whether the node is slower than its kind, or than it was itself in earlier sweeps."""
+    """Reference of `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
     jobs: int = 0
     """Number of jobs that measured the node."""
     jobs_slow: int = 0
@@ -91,7 +90,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KindSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """Centre and spread of the nodes of one kind, for GPUs by themselves or for all of a node."""
+    """Typical step time and spread of a kind of node, for single GPUs or for all GPUs of a node."""
 
     kind: str
     gpus: int
@@ -103,7 +102,7 @@ class KindSpread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a sweep: the sick nodes first, each state with the slowest node first."""
+    """The verdicts of a sweep: sick nodes first, and in each state the slowest node first."""
 
     nodes: tuple[NodeVerdict, ...]
     kinds: tuple[KindSpread, ...]

@@ -1,4 +1,4 @@
-"""The metrics of a run: the table of those that gpuscale measures, and those that others name.
+"""The metrics of a run: those that gpuscale measures, and those that cases or other tools name.
 
 A new metric needs an entry in `METRICS` and a function in `run.py`.
 """
@@ -56,8 +56,8 @@ class OpenMetric(Record, frozen=True, kw_only=True):
     unit: Line = ""
     more_is_better: bool
     scaling: Literal["rate", "weak", "strong"] | None = None
-    """How values on different numbers of GPUs give a speedup: as a rate over all GPUs, or as a time
-    for the same work per GPU (weak) or in all (strong). None: there is no speedup."""
+    """How the values on different numbers of GPUs give a speedup: as a rate over all GPUs, or as a
+    time for the same work per GPU (weak) or in total (strong); None if they give no speedup."""
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.more_is_better != (self.scaling == "rate"):
@@ -67,7 +67,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Units of work on so many GPUs; `cost` is the time for them."""
+        """Units of work done on this number of GPUs in the time `cost`."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:
@@ -143,7 +143,7 @@ _OVER_ALL_GPUS = re.compile(
     r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
     re.IGNORECASE,
 )
-"""Rates of training, which are over all GPUs; a bandwidth or a latency has no speedup."""
+"""Units of training rates over all GPUs, which give a speedup; bandwidths and latencies do not."""
 _OF_RATES = re.compile(
     r"(.*_)?((throughput|rate|bandwidth|speed)_(.*_)?s|(img|image|sample|token|seq)s?_s)",
     re.IGNORECASE,
@@ -174,9 +174,9 @@ def described(
     more_is_better: bool | None = None,
     of_work: Literal["weak", "strong"] | None = None,
 ) -> OpenMetric | None:
-    """Return the metric of this name; None if nothing says whether more or less is better.
+    """Return the metric with this name; None if it is unknown whether more or less is better.
 
-    `of_work` says for a time whether its work is the same on each GPU or in all.
+    For a time, `of_work` says whether the work per GPU (weak) or in total (strong) is constant.
     """
     if not unit and unit_of_name(name) == "s" and _OF_RATES.fullmatch(name):
         if more_is_better is None:

@@ -1,4 +1,4 @@
-"""Evidence of a node and of its network ports, taken by a process beside a run's ranks."""
+"""Evidence on a node and its network ports, collected while the ranks of a run train."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -37,7 +37,7 @@ class Port(Record, frozen=True, kw_only=True):
     state: Line | None = None
     """State at the end of the run, such as `active`, `up`, `down` or `vanished`."""
     rate_gbit_s: Rate | None = None
-    """Lower rate of those before and after the run."""
+    """Data rate; the lower of those before and after the run."""
     duplex: Line | None = None
     """`full` or `half`, on Ethernet."""
     width: PositiveCount | None = None
@@ -88,7 +88,7 @@ class HostLoad(Record, frozen=True, kw_only=True):
 
     @property
     def weight(self) -> tuple[bool, float, int]:
-        """Sort key: the more other work, the greater."""
+        """Sort key that increases with the load from other processes."""
         return self.is_busy, self.load_average / self.cores, self.gpu_processes or 0
 
 

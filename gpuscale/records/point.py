@@ -72,7 +72,7 @@ class Scaling:
     """The values of a scaling curve at one point; a field is None if unknown."""
 
     value: Estimate | None = None
-    """Value of the metric that takes the place of the step time, in the metric's unit."""
+    """Value of the metric that is judged instead of the step time, in the metric's unit."""
     unit: str = ""
     step_time_s: Estimate | None = None
     samples_per_s: Estimate | None = None
@@ -116,10 +116,10 @@ class ScalingPoint(Scaling):
 
     @property
     def key(self) -> EntryKey:
-        """The point's row in tables, identified by case, strategy and number of GPUs."""
+        """Key of the point's row in tables: case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def point_key(self) -> PointKey:
-        """The properties that all runs of the point share."""
+        """Key of the point; all runs of the point share it."""
         return PointKey(self.configuration, self.gpus, self.batch_per_gpu, self.sample_shape)

@@ -22,7 +22,7 @@ class ProbeKind(NamedTuple):
 
     unit: str
     confirms: str
-    """Words for these causes."""
+    """Description of these causes, such as `slower computing`."""
     causes: tuple[str, ...]
 
 
@@ -44,29 +44,29 @@ def probes_for(code: str) -> tuple[str, ...]:
 
 
 class Probe(Record, frozen=True, kw_only=True):
-    """Repeated measurements of one thing by one rank: a device, a node's storage or a link."""
+    """Repeated measurements by one rank of a device, a node's storage or a link."""
 
     name: Name
-    """Such as `matrix multiplication`."""
+    """Name of the probe, such as `matrix multiplication`."""
     host: Name
     device: Line | None = None
-    """Such as `GPU 3` or `CPU rank 0`; None for a node."""
+    """Device, such as `GPU 3` or `CPU rank 0`; None for a probe of the whole node."""
     uuid: Line | None = None
     peer: Name | None = None
-    """Receiving node."""
+    """Node that receives the messages; None if nothing is sent."""
     message_bytes: Bytes | None = None
     precision: Name | None = None
     rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
-    """Repetitions."""
+    """Rate of each repetition, in the unit of the probe."""
 
     @property
     def likeness(self) -> tuple[str | int | None, ...]:
-        """What healthy devices of one kind share: the probe, its message and its precision."""
+        """Key that healthy devices of one kind share: probe, size of message and precision."""
         return self.name, self.message_bytes, self.precision
 
     @property
     def identity(self) -> tuple[str | int | None, ...]:
-        """What was probed: probes of equal identity can be compared."""
+        """Key of what was probed; probes with the same key can be compared."""
         return (*self.likeness, self.host, self.uuid or self.device, self.peer)
 
 
@@ -77,13 +77,13 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     ports: tuple[Port, ...] = ()
     gpu_numa_nodes: tuple[int | None, ...] = ()
-    """NUMA node of each GPU in turn; None if unknown."""
+    """NUMA node of each GPU, in the order of the GPUs; None if unknown."""
     cpu_numa_nodes: tuple[int, ...] = ()
     """NUMA nodes of the CPUs that the rank may run on; empty if unknown."""
 
 
 def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
-    """Combine the probes that several ranks, or repeated launches, made of one node."""
+    """Combine the probes of one node that several ranks or repeated launches made."""
     probes: dict[object, Probe] = {}
     for probe in (probe for part in parts for probe in part.probes):
         known = probes.get(probe.identity)
@@ -103,8 +103,8 @@ class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     ranks_per_node: int
     seconds: float
-    """Time limit for the products of matrices, until their rate is steady; the other probes of
-    devices take a quarter of it."""
+    """Time limit for the matrix products, which end earlier if their rate is steady. Other probes
+    of devices get a quarter of it."""
     message_bytes: tuple[int, ...]
     repeats: int
     """Number of times each message is sent."""

@@ -15,7 +15,7 @@ from gpuscale.records.run_evidence import Failure, Phases, RankReport
 from gpuscale.records.software import Library
 
 Launch = Literal["per-rank", "per-node", "once"]
-"""How often a command is started: once for each rank, on each node, or in all."""
+"""How often a command is started: for each rank, once on each node, or once for all nodes."""
 _WITH_UNSYNCED = 4 / 3
 """Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
 
@@ -96,12 +96,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EntryKey:
-        """The run's row in tables, identified by case, strategy and number of GPUs."""
+        """Key of the run's row in tables: case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """The request for the run of each metric that a command prints; otherwise itself."""
+        """One request for each metric that the command prints; this request if it prints none."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
@@ -117,7 +117,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, command=replace(self.command, metrics=metrics))
 
     def cpus_of(self, local_rank: int) -> set[int]:
-        """Return the CPUs to bind a rank to, those of its GPUs in the map; empty without a map."""
+        """Return the CPUs to which `cpu_bind` binds a rank; empty if it is not a map."""
         ranks = self.processes if self.command is None else self.gpus
         each = -(-self.gpus // ranks)
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
@@ -125,7 +125,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job(self) -> str:
-        """Word for a process of the run in messages: `rank` or `command`."""
+        """Name of a process of the run in messages: `rank` or `command`."""
         return "rank" if self.command is None else "command"
 
     @property
@@ -137,7 +137,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> Launch:
-        """How often the command is started; `per-rank` also if gpuscale itself trains."""
+        """How often the command is started; `per-rank` if there is no command."""
         return "per-rank" if self.command is None else self.command.launch
 
 

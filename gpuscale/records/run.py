@@ -77,7 +77,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EntryKey:
-        """The run's row in tables, identified by case, strategy and number of GPUs."""
+        """Key of the run's row in tables: case, strategy and number of GPUs."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
@@ -98,7 +98,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """True if the run has a step time, or the metric in its place, and passed all checks."""
+        """True if the run passed all checks and has a step time, or the metric that replaces it."""
         metric = self.configuration.metric
         return self.failure is None and (metric.name if metric else STEP_TIME) in self.measured
 
@@ -111,7 +111,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def log_cost(self) -> float:
-        """Natural logarithm of the step time, or of the cost of a metric in its place."""
+        """Natural logarithm of the step time, or of the cost of the metric that replaces it."""
         if (metric := self.configuration.metric) is None:
             return math.log(self.step_time_s)
         return math.log(metric.cost(self.measured[metric.name], self.gpus))
@@ -134,7 +134,7 @@ def nodes_of(runs: Iterable[Run]) -> list[NodeEvidence]:
 
 
 def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
-    """Return the busiest host of each run that had a busy host, the busiest first."""
+    """Return the busiest host of each run that had a busy one, starting with the busiest of all."""
     busy = [host for run in runs if (host := run.busiest_host) and host[1].is_busy]
     return sorted(busy, key=lambda host: host[1].weight, reverse=True)
 
@@ -148,7 +148,7 @@ class Header(Record, frozen=True, kw_only=True):
     injections: tuple[Name, ...] = ()
     """Faults injected on purpose; results with such faults never count as real measurements."""
     probes: tuple[Probe, ...] = ()
-    """Kept in a file beside the results."""
+    """Probes of the devices; kept in a separate file beside the results."""
     left_out: Line | None = None
     """Reason given to `gpuscale leave-out` for not using these results; None if they are used."""
 

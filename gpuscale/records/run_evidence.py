@@ -35,7 +35,7 @@ FailureKind = Literal[
     "unsteady",
 ]
 """Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
-`unread` a command that prints step counts in an unknown format."""
+`unread` means that a command prints step counts in an unknown format."""
 # A look-up of the names in the table of counters is ten times as fast as a pattern.
 Values = Mapping[str, int | float]
 

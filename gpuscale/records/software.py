@@ -1,4 +1,4 @@
-"""Software that a run's processes used: their packages, and the libraries that they had loaded."""
+"""Software used by the processes of a run: packages, and the libraries that were loaded."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from gpuscale.records.record import Line, Name, Record
 
 
 def normalised(package: str) -> str:
-    """Return the name of a package as PEP 503 normalises it."""
+    """Return the name of a package in the normalised form of PEP 503."""
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
@@ -27,19 +27,19 @@ class Library(Record, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The version, or the name of the real file, which may contain a version."""
+        """The version; if unknown, the name of the real file, which may contain it."""
         return self.version or basename(self.path)
 
 
 class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
-    """Software of the processes that one rank of a command, or the whole command, started."""
+    """Software of the processes that a command, or one rank of it, started."""
 
     host: str
     libraries: tuple[Library, ...] = ()
     cpus: tuple[str, ...] = ()
-    """CPUs on which the processes may run, each list once."""
+    """CPUs on which the processes may run; each list appears once."""
     software: Environment = without_software()
-    """The environment in which the interpreter among the processes runs, with its software only."""
+    """Software of the interpreter among the processes; all other fields are unknown."""
 
 
 def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
