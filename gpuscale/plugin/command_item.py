@@ -33,7 +33,7 @@ class CommandItem:
         return [[line for line in part if not line.startswith("configfile:")] for part in lines]
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Place the test in no file, else pytest names this one in the line of each run."""
+        """Locate the test by its case, since pytest would print this module's path for each run."""
         item.location = (self._case.name(), *item.location[1:])
 
     @pytest.hookimpl(wrapper=True)

@@ -59,7 +59,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test that uses `scaling` with one plan per run, one in all if impossible."""
+    """Parametrise a test with one plan per run; impossible rows get only the plan of run 1."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -95,7 +95,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Add clocks to gpuscale's items; sort items by run number so that slow drifts cancel out."""
+    """Add clocks to gpuscale's items; sort them by run number, so that slow drifts cancel out."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)

@@ -130,7 +130,7 @@ class Option:
     default: object = None
     """Default value; None if it depends on other options, a tuple if the option may be repeated."""
     otherwise: str = ""
-    """Description of the default, if the value alone would be unclear."""
+    """Description of the default, needed if its value alone would be unclear."""
     see: str = ""
     """Page of docs/ with more information."""
     heading: str = ""
@@ -140,8 +140,8 @@ class Option:
     in_training: bool = False
     """True if the option changes how gpuscale trains a case, and so has no effect on commands."""
     for_all_cases: bool = False
-    """True if cluster jobs set the option for all of their cases; for commands it is then ignored,
-    not refused."""
+    """True if cluster jobs set the option for all cases; it is then ignored for commands, not
+    refused."""
 
     @property
     def dest(self) -> str:

@@ -99,7 +99,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the batch that the command printed in an earlier run, if any."""
+    """Return the request with the batch size that the command printed in an earlier run, if any."""
     if request.command is None or not request.command.tells_batch:
         return request
     asked = (request.configuration, request.gpus)
@@ -127,9 +127,9 @@ def validate_environment(
     injections: tuple[str, ...],
     software: Environment | None = None,
 ) -> None:
-    """Raise a UsageError if runs in this environment cannot be pooled with runs in the file.
+    """Raise a UsageError if runs in this environment cannot be added to the runs in the file.
 
-    `software` is that of a command's interpreter, known after a run.
+    `software` is that of a command's interpreter, known only after a run.
     """
     if _is_of_commands(recorded):
         known = recorded.environment

@@ -156,7 +156,7 @@ class RunMaker:
 
 
 def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
-    """Yield the run that a start of a command is for each metric; otherwise the run itself."""
+    """Yield one run for each metric that the command printed; without metrics, the run itself."""
     for asked in request.with_metrics(figures.values if figures else ()).by_metric:
         metric, measured = asked.configuration.metric, run.measured
         if metric is not None and figures is not None and run.failure is None:
@@ -165,13 +165,13 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 
 
 def plan_key(run: Run) -> EntryKey:
-    """Return the key of the plan that made a run: a start of a command may make several rows."""
+    """Return the key of the plan that made a run; one start of a command may make several rows."""
     is_command = run.configuration.command is not None
     return run.key._replace(strategy=COMMAND) if is_command else run.key
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """Return a failed run that shows that other runs of this row would fail too, if any.
+    """Return a failed run that suggests that other runs of this row would fail too, or None.
 
     Such a run failed in the case's own code, or because its command printed too few lines, and no
     run of the row (or of the case and strategy on any number of GPUs) succeeded. File and

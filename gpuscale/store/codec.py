@@ -27,7 +27,7 @@ RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
 VERSION = 2
 LONGEST_LINE = 32 * 1024 * 1024
-"""Maximum characters per line; a run on 4096 GPUs with 50 windows takes about a sixth of that."""
+"""Maximum characters per line; a run on 4096 GPUs with 50 windows needs about a sixth of that."""
 
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {

@@ -74,7 +74,7 @@ def file_error(
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Make a folder and lock it; raise a `FileError` with the problem if another process has."""
+    """Make a folder and lock it; raise a `FileError` with the problem if another process did."""
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")
@@ -84,7 +84,7 @@ def sole_use(folder: Path, problem: str) -> Iterator[None]:
 
 
 def lock_file(path: Path, descriptor: int, problem: str) -> None:
-    """Lock an open file; raise a `FileError` with the problem if another process has."""
+    """Lock an open file; raise a `FileError` with the problem if another process has locked it."""
     # Some network file systems have no locks; two processes at once are rare enough.
     with suppress(OSError):
         try:

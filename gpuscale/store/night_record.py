@@ -50,7 +50,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Git revision of the repository with the cases."""
     baseline: Line | None = None
     on_verdict: Line | None = None
-    """Outcome of the site's verdict command: `told` if it succeeded, otherwise a description of the
+    """Outcome of the site's verdict command: `told` if it succeeded, else a description of the
     problem; None if no such command is configured."""
 
     @property
@@ -111,7 +111,7 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 
 def next_job(nights: Path, job: str) -> str | None:
-    """Return the job that repeated `job` after node failures; None if it was not repeated."""
+    """Return the job that repeated `job` after node failures; None if no job did."""
     for night in nights.glob(f"*_{job}"):
         record = read_night(night / FIRST_ATTEMPT)
         return record.retried_as if record else None

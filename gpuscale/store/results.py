@@ -34,7 +34,7 @@ from gpuscale.store.files import (
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Default folder for results files, relative to the working directory."""
 PROBES_ENDING = ".probes.json"
-"""Ending of the names of files with probes, which are no results to judge."""
+"""Suffix of files with probes, which are not results files."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
@@ -68,13 +68,13 @@ def newest_results(folder: Path, now: datetime) -> list[Path]:
 
 
 def with_probes_beside(path: Path, results: Results) -> Results:
-    """Add the probes that were kept beside a results file, if there are any."""
+    """Add the probes that are stored beside a results file, if any."""
     beside = path.with_suffix(PROBES_ENDING)
     return replace(results, probes=read_results(beside).probes) if beside.is_file() else results
 
 
 def validate_new(path: Path) -> None:
-    """Raise a `FileError` if a file exists, before a measurement that it would refuse."""
+    """Raise a `FileError` if a file exists, so that a measurement does not fail at its end."""
     if path.exists():
         raise file_error(path, WRITE_PROBLEMS[errno.EEXIST])
 

@@ -69,7 +69,8 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction of metrics whose names do not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Whether a time among the figures is for the same work on each GPU or in all."""
+    """Kind of scaling of printed times: the work per GPU is constant (`weak`), or the total
+    (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:
@@ -135,7 +136,7 @@ def validate_command(case: type[CommandCase]) -> None:
 def validate_scaling(
     case: type[CommandCase], numbers: Collection[int], environment: Environment
 ) -> None:
-    """Raise a CaseError if the command would do the same for different numbers of GPUs.
+    """Raise a CaseError if the command cannot depend on the number of GPUs.
 
     The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
     on each GPU in `CUDA_VISIBLE_DEVICES`.

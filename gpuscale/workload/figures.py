@@ -1,4 +1,4 @@
-"""Figures that a command prints: what reads them from its lines, and the metrics that they are."""
+"""Figures that a command prints: how they are read from its lines, and as which metrics."""
 
 import re
 import shlex
@@ -11,14 +11,14 @@ from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, described
 from gpuscale.workload.benchmark_output import Mlperf, NcclTests
 
 FigureReader = Callable[[str], Mapping[str, str | float]]
-"""Takes the lines of a process in turn, and returns the figures in each by name of metric."""
+"""Function that takes the lines of a process in turn; it returns each line's figures by metric."""
 
 
 class KnownFigures(NamedTuple):
     """Figures of a benchmark that gpuscale knows by name."""
 
     metrics: tuple[str, ...]
-    """Metrics that every run prints; further ones are named by the output."""
+    """Metrics that every run prints; the output names any further metrics."""
     new_reader: Callable[[], FigureReader]
 
 
@@ -28,12 +28,12 @@ KNOWN_FIGURES = {
     "rccl-tests": _NCCL_TESTS,
     "mlperf": KnownFigures(("time_to_train_s",), lambda: Mlperf().figures),
 }
-"""Figures of benchmarks, by names that `--figure` takes in place of a regular expression."""
+"""Figures of benchmarks, by names that `--figure` accepts instead of a regular expression."""
 _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
 def new_reader(figure: str) -> FigureReader:
-    """Return the reader of a known name, or of the named groups of a regular expression."""
+    """Return the reader of a known benchmark, or of a regular expression with named groups."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
         return known.new_reader()
     pattern = re.compile(figure)
@@ -48,7 +48,7 @@ def new_reader(figure: str) -> FigureReader:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return a metric for each named group; raise a CaseError if one is not described."""
+    """Return a metric for each named group; raise a CaseError if one has no known direction."""
 
     def refused(problem: object) -> CaseError:
         return CaseError(f"--figure {shlex.quote(figure)}: {problem}")

@@ -176,9 +176,9 @@ def data_workers(environment: Environment) -> int:
 
 
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
-    """Return the largest number of ranks that share a GPU, if the node has fewer GPUs than ranks.
+    """Return the largest number of ranks that share a GPU; None if each rank has its own.
 
-    None if each rank has its own GPU, if ranks run on CPUs, or if the strategy has one process.
+    It is also None if ranks run on CPUs, or if the strategy has one process.
     """
     if environment.device == "cpu" or environment.nodes or not environment.gpus:
         return None

@@ -103,7 +103,7 @@ def parse_measures(text: str, column: TableColumn, signs: Collection[str]) -> tu
 
 
 def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
-    """Return the decimal separator of a time such as `24 m 48.169 s`; else `signs`."""
+    """Return the decimal sign in a time such as `24 m 48.169 s`, or `signs` if it has none."""
     sign = "." if "." in part else ","
     return {sign} if len(_PART.findall(part)) > 1 else signs
 
@@ -236,7 +236,7 @@ def _name_of(row: TableRow, columns: Sequence[TableColumn | None]) -> tuple[str,
 def signs_of_table(
     rows: Sequence[TableRow], columns: Sequence[TableColumn | None], measure: TableColumn | None
 ) -> Collection[str]:
-    """Return the decimal signs used by unambiguous numbers, or else the only credible sign."""
+    """Return the decimal signs that unambiguous numbers use, or else the only credible sign."""
     found: set[str] = set()
     for at, column in enumerate(columns):
         if column is not None and column.meaning not in TEXTS:

@@ -58,8 +58,8 @@ class LogFormat:
     known_by: str = ""
     """Text that at least one line must contain, to distinguish the format from similar formats."""
     generic: int = 0
-    """0 if the format is specific; a format is used only if no less generic one fits, as many
-    scripts have such lines."""
+    """0 for a specific format, more for generic ones. A format is used only if no less generic one
+    fits, since many scripts print such lines."""
 
 
 def number(value: Any) -> float | None:

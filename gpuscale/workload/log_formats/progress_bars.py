@@ -1,4 +1,4 @@
-"""Formats of many scripts: the bars of tqdm, scripts that print them, Keras; `step 50 loss 0.1`."""
+"""Log formats that many scripts share: tqdm and Keras progress bars, and `step 50 loss 0.1`."""
 
 import re
 from dataclasses import replace
@@ -144,7 +144,7 @@ STEP_LINE = re.compile(
 
 
 def read_step_line(line: str) -> Mark | None:
-    """Read a line of a training loop that has a step and then a loss, a time or a rate."""
+    """Read a line of a training loop: a step, followed by a loss, a time or a rate."""
     if (found := STEP_LINE.search(line)) is None:
         return None
     return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())

@@ -42,7 +42,7 @@ def read_reported(line: str) -> Mark | None:
 
 
 def read_dllogger(line: str) -> Mark | None:
-    """Read DLLogger's JSON line for a training step; `step` of a validation line has 3 numbers."""
+    """Read a DLLogger JSON line of a training step; a validation line has 3 numbers as `step`."""
     match json_after("DLLL ", line, dict):
         case {"type": "LOG", "step": [int(epoch), int(step)], "data": dict(data)}:
             return Mark(

@@ -10,8 +10,7 @@ from gpuscale.workload.log_formats import FORMATS, STEP_REGEX_EXAMPLE
 _FEWEST_RISES = 20
 _SHORTEST_S = 10.0
 _FALLS_PER_RISE = 0.1
-"""Maximum ratio of decreases to increases in a counter; a measured quantity decreases as often as
-it increases."""
+"""Maximum ratio of decreases to increases in a counter; measured values decrease about as often."""
 _MOST_KINDS = 100
 # Dates, times and decimals are one number each.
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
