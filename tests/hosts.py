@@ -92,11 +92,22 @@ class Host:
 
     def limit_cpu(self, group: "CpuGroup") -> None:
         """Run the processes of this host, and those that they start, in a group with a quota."""
+        for pid in self._processes():
+            with contextlib.suppress(OSError):
+                group.add(pid)
+
+    def bind(self, cpus: set[int]) -> None:
+        """Run the processes of this host, and those that they start, on these CPUs alone."""
+        for pid in self._processes():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(pid, cpus)
+
+    def _processes(self) -> Iterator[int]:
         own = Path(f"/proc/{self.pid}/ns/pid").readlink()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "ns/pid").readlink() == own:
-                    group.add(int(entry.name))
+                    yield int(entry.name)
 
     def mount_over(self, place: Path, source: Path | None = None) -> None:
         """See another file in a place, or an empty folder, of which the other hosts know nothing.

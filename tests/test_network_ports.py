@@ -1,7 +1,9 @@
 """What is read of network ports, from trees of files and from real Ethernet."""
 
+import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from builders.network_tree import count, infiniband, pci_device, slingshot, write
@@ -12,6 +14,7 @@ from gpuscale.measure.evidence.network import NetworkMeter, read_ports
 from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.node_evidence import Port
 
+NOBODY = 65534
 SNMP = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: InSegs RetransSegs\nTcp: 9 {}"
 NETSTAT = "TcpExt: TCPTimeouts TCPAbortFailed\nTcpExt: {} 0"
 
@@ -168,6 +171,23 @@ def test_a_counter_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) 
             sorted(c.name for c in PORT_COUNTERS if c.folder == "hw_counters")
         ),
     }
+
+
+def test_a_counter_that_may_not_be_read_is_named() -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        counter = root / infiniband(root) / "counters/symbol_error"
+        counter.chmod(0)
+        was = os.geteuid()
+        if was == 0:
+            os.seteuid(NOBODY)
+        try:
+            port = only(NetworkMeter(root=root).read())
+        finally:
+            os.seteuid(was)
+    assert port.absent == {"Permission denied": ("symbol_error",)}
+    assert port.growth_of("link_downed") == 0
 
 
 @pytest.mark.parametrize("damaged", ["", "-1", "unknown", "\udcff\x00"])

@@ -11,8 +11,9 @@ import pytest
 from builders.network_tree import infiniband, write
 from changing import replace
 from hosts import Cluster, skip_without_hosts
+from measuring import REPOSITORY
 from nvml.library import compile_driver
-from slurm_cluster import slurm_cluster
+from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.judge.diagnose.ports import find_port_faults
 from gpuscale.records import NodeProbe
@@ -54,6 +55,9 @@ def texts(*nodes: NodeProbe) -> list[str]:
     return [finding.text for finding in find_port_faults(nodes)]
 
 
+HERE = sorted(os.sched_getaffinity(0))
+PLACES = ("class", "bus/pci/devices", "devices/system/node")
+"""Below /sys: no machine of the tests has InfiniBand or two sockets."""
 CHECK = "check cable, switch port and adapter"
 
 
@@ -115,8 +119,7 @@ def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(tmp_path: P
     for number, bus in enumerate(("00", "11")):
         write(tmp_path, (f"sys/bus/pci/devices/0000:{bus}:00.0/numa_node", number))
     write(tmp_path, ("sys/devices/system/node/node0/cpulist", "0-9999"))
-    places = ("class", "bus/pci/devices", "devices/system/node")
-    see = " && ".join(f"mount --bind {tmp_path}/sys/{place} /sys/{place}" for place in places)
+    see = " && ".join(f"mount --bind {tmp_path}/sys/{place} /sys/{place}" for place in PLACES)
     doctor = f"{sys.executable} -m gpuscale doctor"
     command = ["unshare", "--mount", "sh", "-c", f"{see} && exec {doctor}"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path))}
@@ -129,25 +132,53 @@ def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(tmp_path: P
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with slurm_cluster(dict.fromkeys(("n1", "n2", "n3"), "CPUs=1")) as cluster:
+    with slurm_cluster(TWO_NODES, gpus=1) as cluster:
         yield cluster
 
 
 @pytest.mark.scheduler
-def test_the_doctor_finds_the_node_whose_port_is_slow(cluster: Cluster, tmp_path: Path) -> None:
-    for number, host in enumerate(cluster.nodes, start=1):
-        root = cluster.directory / f"sees-{host.name}"
-        folder = infiniband(root)
-        write(root, (f"{folder}/rate", f"{200 if number == 2 else 400} Gb/sec (4X NDR)"))
-        host.mount_over(Path("/sys/class"), root / "sys/class")
+@pytest.mark.skipif(len(HERE) < 2, reason="needs two CPUs")
+def test_the_doctor_finds_the_rank_at_the_wrong_socket_and_the_slow_port(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for host, rate in zip(cluster.nodes, (400, 200), strict=True):
+        root = tmp_path / host.name
+        write(
+            root,
+            (f"{infiniband(root)}/rate", f"{rate} Gb/sec (4X NDR)"),
+            # The GPU of the emulation, as gloo, which reads the class of every device, sees it too.
+            ("sys/bus/pci/devices/0000:c1:00.0/class", "0x030200"),
+            ("sys/bus/pci/devices/0000:c1:00.0/numa_node", 0),
+            ("sys/devices/system/node/node0/cpulist", HERE[0]),
+            ("sys/devices/system/node/node1/cpulist", HERE[-1]),
+        )
+        for place in PLACES:
+            host.mount_over(Path("/sys", place), root / "sys" / place)
+    cluster.nodes[1].bind({HERE[-1]})
+    tests = REPOSITORY / "tests"
+    emulation = {
+        "PYTHONPATH": os.pathsep.join(map(str, (tests / "cuda_emulation", tests, REPOSITORY))),
+        "EMULATED_CUDA_DEVICES": "1",
+        # What a GPU multiplies in a moment takes a CPU minutes.
+        "EMULATED_LARGEST_SIDE": "128",
+    }
     answer = cluster.run(
-        *("salloc", "--quiet", "--nodes=3", "--exclusive"),
-        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),
+        *("salloc", "--quiet", "--nodes=2", "--exclusive", "--gres=gpu:1"),
+        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cuda"),
         *("--format", "json"),
+        environment=emulation,
     )
     assert answer.returncode == 1, answer.stdout
     document = json.loads(answer.stdout)
-    (port,) = (finding for finding in document["findings"] if finding["kind"] == "port")
-    assert port["hosts"] == ["n2"]
-    assert port["text"].startswith("n2 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400")
-    assert [node["ports"][0]["rate_gbit_s"] for node in document["nodes"]] == [400, 200, 400]
+    # Hosts that share two cores are seldom equally fast.
+    found = [each for each in document["findings"] if each["kind"] in ("port", "binding")]
+    assert [(each["hosts"], each["text"]) for each in found] == [
+        (["n2"], f"n2 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400: {CHECK}"),
+        (
+            ["n2"],
+            "n2: ranks run on CPUs of NUMA node 1, far from GPU 0: see how the scheduler binds "
+            "tasks to CPUs",
+        ),
+    ]
+    assert [node["ports"][0]["rate_gbit_s"] for node in document["nodes"]] == [400, 200]
+    assert [node["cpu_numa_nodes"] for node in document["nodes"]] == [[0, 1], [1]]

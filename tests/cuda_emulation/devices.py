@@ -27,6 +27,8 @@ ROCM_TARGET = os.environ.get("EMULATED_ROCM")
 """Such as `gfx90a`: torch then is one for ROCm."""
 LOST = os.environ.get("EMULATED_CUDA_LOST")
 """The device on which all work fails."""
+LARGEST_SIDE = int(os.environ.get("EMULATED_LARGEST_SIDE", str(2**31)))
+"""The most rows and columns of a random matrix, since the CPU has to multiply it."""
 CYCLES_PER_S = 1e9
 
 of_thread = threading.local()

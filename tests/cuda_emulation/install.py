@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cuda_emulation.devices import (
     IN_ACCELERATOR,
     IN_CUDA,
+    LARGEST_SIDE,
     ROCM_TARGET,
     Event,
     Stream,
@@ -82,6 +83,15 @@ def _made_there(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         wants_gradient = kwargs.pop("requires_grad", False)
         found = make(data, *args, **kwargs).to(device)
         return found.requires_grad_() if wants_gradient else found
+
+    return made
+
+
+def _no_larger(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*shape: Any, **kwargs: Any) -> torch.Tensor:
+        if all(type(side) is int for side in shape):
+            shape = tuple(min(side, LARGEST_SIDE) for side in shape)
+        return make(*shape, **kwargs)
 
     return made
 
@@ -193,6 +203,7 @@ def install() -> None:
     there.distributed.init_process_group = _joined
     for name in ("all_reduce", "reduce_scatter_tensor"):
         setattr(dist, name, _averaged(getattr(dist, name)))
+    there.rand = _no_larger(torch.rand)
     thread: Any = threading.Thread
     thread.run = _in_mode(thread.run)
     _mode().__enter__()
