@@ -71,7 +71,7 @@ class GpuNodes(Record, frozen=True, kw_only=True):
     cores: PositiveCount | None = None
     """Cores per node as the scheduler counts them; jobs get cores in proportion to their GPUs."""
     whole: bool = False
-    """True if the scheduler allocates only whole nodes, however few GPUs a job needs."""
+    """True if the scheduler allocates only whole nodes, even to jobs that need fewer GPUs."""
 
 
 class MachineMarks(Record, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """The work of a nightly run, as arguments for pytest."""
+    """What a nightly run measures; most fields become options of pytest."""
 
     cases: Annotated[
         tuple[ShellWord, ...],
@@ -172,7 +172,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """The baseline and the rows of a nightly run; without a baseline it is measured, not judged."""
+    """What a nightly run is judged by: baseline and rows. Without a baseline it is not judged."""
 
     baseline: Annotated[
         ShellWord | None,

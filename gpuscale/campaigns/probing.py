@@ -28,7 +28,7 @@ def request_of(
     data_root: str | None = None,
     injections: tuple[str, ...] = (),
 ) -> NodeProbeRequest:
-    """Return a request for a launcher's nodes that measures as these configurations train."""
+    """Return a request to probe a launcher's nodes, in these configurations' precision."""
     where = launcher.environment
     on_gpu = is_gpu(where.device)
     usual = Counter(each.precision for each in configurations).most_common(1)
@@ -53,7 +53,7 @@ def probe_nodes(
 ) -> tuple[NodeProbe, ...]:
     """Probe all nodes in several launches, since a fresh start may place memory differently.
 
-    Pairs of nodes exchange messages in the first launch alone, and suspects once more.
+    Pairs of nodes exchange messages in the first launch only; suspected nodes do so once more.
     """
     found = [launcher.probe(request)]
     if again := second_look(found[0]):

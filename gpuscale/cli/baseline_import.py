@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _import_references(
     tool: str, files: Sequence[str], arguments: argparse.Namespace, output: Path, name: str
 ) -> int:
-    """Write a baseline of the references in a tool's reports; of several, the newest counts."""
+    """Write a baseline of the references in a tool's reports; the newest of each row counts."""
     arguments.title = arguments.title or f"references of {tool}: {listed(files, 3)}"[:NAME_LIMIT]
     source, sessions = SOURCES[tool], list[Session]()
     for path in paths_of(files, source):

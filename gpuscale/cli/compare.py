@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read a baseline or earlier results; raise a FileError if they share runs with `results`."""
+    """Read a baseline or earlier results; raise a FileError if they contain runs of `results`."""
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"

@@ -84,7 +84,7 @@ def _measured_with(path: Path) -> MeasuredWith:
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes, Changes]:
-    """Return what differs, known parts of the stack first: first all but packages, then packages.
+    """Return the changes other than packages, and those of packages; each has important ones first.
 
     A package that is also a field of the environment, such as torch, is not repeated.
     """
@@ -96,7 +96,7 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes,
 
 
 def changes_text(changes: Changes, packages: Changes, *, show_all: bool) -> str:
-    """List what differs; without `show_all` only count the packages not known to matter."""
+    """List the changes; unless `show_all` is set, only count packages of unknown importance."""
     named = [change for change in packages if show_all or is_of_stack(change.name)]
     found = sorted([*changes, *named], key=lambda change: stack_rank(change.name))
     lines = [environment_text(change) for change in found]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe, keep the probes in a file of their own, and print what stands out."""
+    """Probe the nodes, store the probes in a separate file, and print the findings."""
     names = None if arguments.only is None else arguments.only.split(",")
     if unknown := [name for name in names or () if name not in PROBES]:
         raise UsageError(f"--only: there is no '{unknown[0]}'; there is {', '.join(PROBES)}")

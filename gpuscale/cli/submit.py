@@ -130,7 +130,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the requested GPU counts to judge: those in the profile, or all if it lists none."""
+    """Return the given GPU counts that the profile lists to be judged; if it lists none, all."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)

@@ -143,7 +143,7 @@ class NightJob:
         return code
 
     def _probe(self) -> bool:
-        """Probe what the first causes name, if the baseline has probes; return True on success."""
+        """Run the probes that can confirm the first causes; True if there are any and they work."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--data-root")
         root = parser.parse_known_args(self._measure)[0].data_root
