@@ -225,13 +225,17 @@ def standings(history: History) -> list[dict[str, Cell]]:
         else:
             standing = phrases.percent_text(row.departure)
             standing += ", stands out" if row.stands_out else ""
+        changes = [
+            f"{nights[each.onset]} {phrases.percent_text(each.throughput.value)}"
+            for each in row.changes
+        ]
         texts = {
             "case": cases[row.point.configuration],
             "GPUs": str(row.point.gpus),
             "batch/GPU": phrases.known_text(row.point.batch_per_gpu, str),
             level: level_text(row.last),
             STANDING: standing,
-            "last change": nights[row.changes[-1].onset] if row.changes else "none",
+            "last change": changes[-1] if changes else "none",
             "nights": str(len(row.nights)),
         }
         rows.append({header: Cell(text) for header, text in texts.items()})
