@@ -41,7 +41,7 @@ from gpuscale.store.files import file_errors, sole_use
 
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
-"""Options of measurements that have no meaning, or another one, in a bisection."""
+"""Options of pytest that a bisection ignores or uses in its own way."""
 _DEFAULT_PLAN = (3, 8)
 _EXIT_CODES = {
     Finding.FOUND: ExitCode.OK,
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
-    """Return what differs between the sides; raise a UsageError if nothing does."""
+    """Return the kind of changes to search; raise a UsageError if the sides do not differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
     paths = [Path(side) for side in sides]
@@ -141,7 +141,7 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 def _searched(
     lab: Laboratory, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search, and return the finding with a line for each trial."""
+    """Search; return the finding, and the lines that describe each trial."""
     changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
     together = [
         change.name
@@ -211,7 +211,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse what follows the options; return the sides, what is measured, True for a command."""
+    """Parse the remaining words; return the sides, the file or command, and True for a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
@@ -232,7 +232,7 @@ def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
 def _validated(
     arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
-    """Return the plan of a trial, and the options for its sessions."""
+    """Validate the options; return the run counts of a trial and the options of its sessions."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
     given = {dest: value for dest, value in vars(arguments).items() if dest != "baseline"}
@@ -261,7 +261,7 @@ def _validated(
 
 
 def _sources(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of uv that say where packages come from."""
+    """Return the options of uv that select the source of packages."""
     if arguments.wheelhouse is not None:
         if not arguments.wheelhouse.is_dir():
             raise UsageError(f"--wheelhouse: {arguments.wheelhouse} is not a folder")

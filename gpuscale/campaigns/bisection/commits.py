@@ -1,4 +1,4 @@
-"""The commits of a repository between a good and a bad one, each tried in a folder of its own."""
+"""The commits between a good and a bad one, each checked out into a folder of its own."""
 
 import os
 import shutil
@@ -24,9 +24,9 @@ class Commits(Kind):
     is_ordered = True
     repository: Path
     span: str
-    """GOOD..BAD, as given."""
+    """The range, `GOOD..BAD`, as the user wrote it."""
     _commits: list[str] = field(default_factory=list)
-    """The good commit, and then that of each change."""
+    """The good commit, followed by the commit of each change."""
     _top: Path = Path()
     _folder: Path = Path()
 
@@ -48,7 +48,7 @@ class Commits(Kind):
         return str(self._top), self._commits
 
     def prepare(self, folder: Path) -> None:
-        """Clone the repository without a work tree, and read what its commits are called."""
+        """Clone the repository without a work tree, and read the subjects of the commits."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         clone = folder / "repository"
@@ -62,11 +62,11 @@ class Commits(Kind):
         )
 
     def content(self, applied: Applied) -> str:
-        """Return the identifier of the last commit applied."""
+        """Return the hash of the last commit applied."""
         return self._commits[len(applied)]
 
     def setting(self, applied: Applied, *, is_command: bool) -> Setting:
-        """Check out the last commit applied, unless its folder is there."""
+        """Return the setting for the last commit applied; check it out unless its folder exists."""
         del is_command
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():

@@ -1,4 +1,4 @@
-"""Compare environments whose runs are made in turn, until the runs decide which one is slower."""
+"""Compare environments by alternating runs, until the runs decide which one is slower."""
 
 import itertools
 import math
@@ -13,18 +13,19 @@ from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.records import Estimate
 
 Applied = frozenset[int]
-"""The changes that an environment has; the others are as in the good environment."""
+"""The changes applied in an environment, by index; all others are as in the good environment."""
 MakeRun = Callable[[Applied], float | None]
-"""Measure one run in an environment: its log step time, or None if it has none."""
+"""Function that makes a run in an environment and returns its log step time; None if the run
+failed."""
 
 _PRIOR_DF = 6.0
 """Largest weight, in degrees of freedom, of the noise in earlier trials."""
 _ATTEMPTS = 2
-"""Failed runs in a row after which an environment counts as one that cannot be measured."""
+"""Number of successive failed runs after which an environment counts as broken."""
 
 
 class OutOfBudgetError(Exception):
-    """No further run may be made: a budget of trials, or of time, is spent."""
+    """Raised if the budget of trials or time is spent, so that no further run may be made."""
 
     def __init__(self, budget: Literal["trials", "time"]) -> None:
         super().__init__(budget)
@@ -54,32 +55,32 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Losses, as differences in log step time, by which a trial is decided."""
+    """Limits for the loss of an environment, as differences in log step time."""
 
     slower: float
-    """An environment is slower if it certainly loses more than this."""
+    """An environment is slower if its loss is significantly larger than this."""
     like: float
-    """An environment is like the other if it certainly loses less than this."""
+    """An environment is not slower if its loss is significantly smaller than this."""
 
 
 @dataclass(slots=True)
 class Turns:
-    """Runs of several environments in turn, decided by the judgement's interim rules."""
+    """Compares environments by alternating runs; sequential tests decide when a trial ends."""
 
     make_run: MakeRun
     plan: SequentialPlan
     broken: set[Applied] = field(default_factory=set)
-    """Environments that cannot be measured."""
+    """Environments in which all attempts to make a run failed."""
     _squares: float = 0.0
     _df: int = 0
-    """Sum of squares and degrees of freedom of all trials so far."""
+    """Residual sum of squares, and its degrees of freedom, over all trials so far."""
 
     def compare(
         self, sides: Sequence[Applied], limits: Limits, patience: int = 1
     ) -> list[Step] | None:
         """Compare each side with the one before it; return None if one cannot be measured.
 
-        `patience` multiplies the runs after which a trial is given up.
+        `patience` is a factor on the maximum number of runs before a trial is given up.
         """
         rounds: list[list[float]] = []
         most = patience * self.plan.most_runs
@@ -102,7 +103,10 @@ class Turns:
         return steps
 
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
-        """Measure each side once; every other round goes backwards, which cancels a drift."""
+        """Measure each side once, in reverse order if `backwards`; None if one cannot be measured.
+
+        The order alternates from round to round, which cancels a drift.
+        """
         made: dict[int, float] = {}
         for position in sorted(range(len(sides)), reverse=backwards):
             side = sides[position]
@@ -118,7 +122,7 @@ class Turns:
         return [made[position] for position in range(len(sides))]
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Return the differences of neighbours, with the noise of these and of earlier trials."""
+        """Return the difference between each side and the next, with noise pooled over trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:
@@ -133,7 +137,7 @@ class Turns:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the sum of squares that neither rounds nor sides explain, and its freedom."""
+    """Return the residual sum of squares, without effects of rounds and sides, and its df."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

@@ -1,4 +1,4 @@
-"""What may differ between a good and a bad environment: the interface of the kinds of changes."""
+"""The interface of the kinds of changes between a good and a bad environment."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -18,13 +18,13 @@ class CannotBeMadeError(GpuscaleError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference, which an environment has or does not have."""
+    """One difference between the good and the bad environment, which a trial may apply."""
 
     name: str
     text: str
-    """The change in words: `torch 2.14 → 2.15`."""
+    """Description of the change: `torch 2.14 → 2.15`."""
     remedy: str
-    """What undoes it: `torch==2.14`."""
+    """Text that undoes the change: `torch==2.14`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,50 +34,53 @@ class Setting:
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables to set; None removes one."""
     python: Path | None = None
-    """Interpreter that trains cases; None: that of gpuscale."""
+    """Interpreter that trains cases; None for gpuscale's own."""
     folder: Path | None = None
-    """Working folder; None: the current one."""
+    """Working folder; None for the current folder."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Changes of one kind, and the environments that have some of them."""
+    """Changes of one kind, and the environments in which some of them are applied."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False
-    """True if a change can be applied only after all that come before it, as with commits."""
+    """True if a change requires all earlier ones to be applied, as with commits."""
     changes: tuple[Change, ...] = ()
     groups: tuple[int, ...] = ()
-    """A number for each change, equal for those that move together."""
+    """Group number of each change; changes in the same group are applied together."""
     not_tried: list[str] = field(default_factory=list)
-    """What differs and cannot be changed here."""
+    """Differences between the environments that cannot be tried, described in words."""
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Set the changes, each of which moves by itself."""
+        """Store the changes, each in a group of its own."""
         self.changes = (*changes,)
         self.groups = (*range(len(self.changes)),)
 
     @abstractmethod
     def identity(self) -> object:
-        """Return what distinguishes this bisection from others; its `repr` names the folder."""
+        """Return the identity of this bisection; its `repr` determines the name of the folder."""
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - variables need nothing
-        """Find the changes; environments are made in `folder`, which is removed at the end."""
+        """Find the changes; environments will be made in `folder`, which is removed at the end."""
 
     @abstractmethod
     def content(self, applied: Applied) -> object:
-        """Return what distinguishes an environment from others of this bisection."""
+        """Return the identity of an environment within this bisection."""
 
     def name_of(self, applied: Applied) -> str:
-        """Return a name for an environment, the same in each process."""
+        """Return the name of an environment, which is the same in every process."""
         return hashlib.sha256(repr(self.content(applied)).encode()).hexdigest()[:12]
 
     @abstractmethod
     def setting(self, applied: Applied, *, is_command: bool) -> Setting:
-        """Make an environment if needed; raise a CannotBeMadeError if that fails."""
+        """Return how to start runs in an environment, after making it if necessary.
+
+        Raise a CannotBeMadeError if it cannot be made.
+        """
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something, cut to a line's length."""
+    """Return the last line that is not blank, cut to 200 characters."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return visible(lines[-1][:200]) if lines else "it said nothing"

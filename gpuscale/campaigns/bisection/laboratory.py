@@ -1,4 +1,4 @@
-"""Measure the runs of a bisection: one session each, in the environment of a trial."""
+"""Make the runs of a bisection: one session each, in the environment of a trial."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ from gpuscale.store.files import file_errors
 
 @dataclass(slots=True, kw_only=True)
 class Laboratory:
-    """Runs in the environments of trials, each kept as a results file.
+    """Makes runs in the environments of trials, and keeps each run as a results file.
 
-    Runs that the folder already has are not repeated: a bisection that was killed reads them in
-    the same order and goes on. Those without a number are made again, since the reason may be gone.
+    A killed bisection continues: runs that the folder already has are read instead of repeated.
+    Failed runs are repeated, since the reason may be gone.
     """
 
     kind: Kind
@@ -37,17 +37,17 @@ class Laboratory:
     is_command: bool
     options: Sequence[str]
     end_s: float
-    """Moment of the monotonic clock after which no run is started."""
+    """Time by the monotonic clock after which no run is started."""
     made_s: float = 0.0
-    """Seconds taken by the runs that this process made."""
+    """Seconds spent on the runs that this process made."""
     environment: Environment | None = None
     """The machine and software of the latest run."""
     failure: str = ""
-    """Reason why the latest failed run has no number."""
+    """Reason why the latest failed run has no step time."""
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Return the log step time of the environment's next run; None if it has no number."""
+        """Return the log step time of the environment's next run; None if the run failed."""
         name = self.kind.name_of(applied)
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"

@@ -1,4 +1,4 @@
-"""Environments that have some packages as in the bad one and all others as in the good one."""
+"""Environments with some packages from the bad side and all others from the good side."""
 
 import importlib.metadata
 import os
@@ -28,15 +28,15 @@ _NOT_OF_A_PACKAGE = {
 }
 _PTH = "zz_gpuscale.pth"
 _KEPT = 6
-"""Environments kept at a time; another one costs seconds again, but files only once."""
+"""Maximum number of environments kept on disk; making one again takes only seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Packages(Kind):
-    """The environments of trials, made by uv in a folder.
+    """The environments of trials, which uv makes in a folder.
 
-    Dependencies are not resolved: each trial gets exactly the packages named, whatever they ask
-    for. This is how a library is changed beneath a torch that pins another one.
+    Dependencies are not resolved: each environment gets exactly the listed packages. This allows a
+    library to be changed beneath a torch that pins another version of it.
     """
 
     noun = "package"
@@ -45,7 +45,7 @@ class Packages(Kind):
     good: Side
     bad: Side
     options: Sequence[str] = ()
-    """Options of uv that say where packages come from."""
+    """Options of uv that select the source of packages, such as an index."""
     _common: tuple[str, ...] = ()
     _pairs: tuple[tuple[str | None, str | None], ...] = ()
     """For each change, the requirements of both sides; None if a side lacks the package."""
@@ -56,7 +56,7 @@ class Packages(Kind):
         return sorted(self.good.pins.values()), sorted(self.bad.pins.values()), self.python
 
     def prepare(self, folder: Path) -> None:
-        """Find what can be changed, and which changes move together."""
+        """Find the packages that can be changed, and those that must change together."""
         self._folder = folder
         good, bad = self.good, self.bad
         left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
@@ -78,7 +78,7 @@ class Packages(Kind):
         return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
 
     def setting(self, applied: Applied, *, is_command: bool) -> Setting:
-        """Make the environment; for a case, let it import gpuscale."""
+        """Make an environment if needed; return its setting. Cases can import gpuscale in it."""
         place = self._made(applied)
         if not is_command:
             self._lend(place)
@@ -87,7 +87,7 @@ class Packages(Kind):
         return Setting(variables=variables, python=place / "bin" / "python")
 
     def _made(self, applied: Applied) -> Path:
-        """Return the folder of an environment, which is made if needed."""
+        """Return the folder of an environment, after making it if necessary."""
         place = self._folder / self.name_of(applied)
         complete = place / "complete"
         if not complete.exists():
@@ -107,7 +107,7 @@ class Packages(Kind):
         return place
 
     def content(self, applied: Applied) -> object:
-        """Return the interpreter and the packages."""
+        """Return the interpreter and the packages of an environment."""
         return self.python, self._lines(applied)
 
     def _lines(self, applied: Applied) -> list[str]:
@@ -121,7 +121,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in differing.items())
 
     def _installable(self, *pair: str | None) -> tuple[str | None, str | None]:
-        """Return both requirements of a package; of one that cannot be installed, the other."""
+        """Return both requirements of a package; if only one can be installed, that one twice."""
         probe = self._folder / "probe"
         can: dict[str | None, bool] = {None: True}
         for line in sorted({line for line in pair if line is not None}):
@@ -141,7 +141,10 @@ class Packages(Kind):
         return self._uv(*command, "--offline") and self._uv(*command)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return why it failed, or None. Raise a UsageError if no package is to blame."""
+        """Run uv; return the reason if it failed, or None.
+
+        Raise a UsageError if the failure does not depend on the packages.
+        """
         command = [self.uv, *arguments, "-q"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.returncode:
@@ -158,7 +161,7 @@ class Packages(Kind):
             shutil.rmtree(old.parent, ignore_errors=True)
 
     def _group(self, sites: Iterable[Path]) -> None:
-        """Put changes next to each other of which one pins another one."""
+        """Group packages of which one pins another, and place the members of a group together."""
         numbers = {change.name: number for number, change in enumerate(self.changes)}
         group = dict(enumerate(self.groups))
         for package in importlib.metadata.distributions(path=[*map(str, sites)]):
@@ -175,7 +178,7 @@ class Packages(Kind):
         self.groups = tuple(group[number] for number in order)
 
     def _lend(self, place: Path) -> None:
-        """Let an environment import gpuscale and what it needs, but first its own packages."""
+        """Let an environment import gpuscale and its dependencies; its own packages come first."""
         folder = self._folder / "gpuscale_needs"
         with file_errors(folder):
             if not folder.exists():
@@ -189,7 +192,7 @@ class Packages(Kind):
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the files and folders of the packages that gpuscale needs, except those that differ."""
+    """Yield the files and folders of gpuscale's dependencies, except packages that are tried."""
     site = Path(sysconfig.get_path("purelib"))
     waiting, seen = ["gpuscale"], {"gpuscale", *without}
     while waiting:

@@ -24,32 +24,33 @@ from gpuscale.records import Estimate
 from gpuscale.records.bisection import Bisection, Finding, Reason
 
 _AT_FIRST = Limits(slower=0.01, like=0.02)
-"""A smaller loss than the first is not searched; below the second, environments are equal."""
+"""Limits of the first trial: a loss below `slower` is not searched; below `like`, both sides are
+equal."""
 _SLOWER, _LIKE, _EXPLAINED = 0.1, 0.25, 1 / 3
-"""Parts of a loss: the least that a culprit has; what one half may lose and be left out; and what
-may remain once the culprits are taken back."""
+"""Fractions of the loss: minimum for a culprit, maximum in a half that is not searched, and maximum
+that may remain without the culprits."""
 _SPLITS = 6
-"""Places to split tried before changes count as not separable."""
+"""Number of places to split at that are tried before changes count as inseparable."""
 _EXTENSIONS = 6
 _PATIENCE = 2
-"""A proof gets more runs than a step of the search."""
+"""Factor on the maximum number of runs if a trial is to prove a culprit."""
 
 _SURE = 0.99
 
 Steps = Sequence[Step]
 Unit = tuple[int, ...]
-"""Changes that cannot be tried apart; mostly a single one."""
+"""Indices of changes that cannot be tried separately; usually a single one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One bisection; `groups` has a number for each change, equal for those that move together."""
+    """One bisection; changes with the same number in `groups` are applied together."""
 
     turns: Turns
     groups: Sequence[int]
     most_trials: int
     is_ordered: bool = False
-    """True if a change can be applied only after all that come before it."""
+    """True if a change requires all earlier ones to be applied, as with commits."""
     tell: Callable[[int, Sequence[Applied], Steps | None], None]
     """Called after each trial: its number, its environments, and the steps from each to the next;
     None if one of them cannot be measured."""
@@ -58,7 +59,7 @@ class Search:
     _suspects: list[Unit] = field(default_factory=list)
 
     def run(self) -> Bisection | None:
-        """Search and prove the culprits; return None if an end of the range has no number."""
+        """Search and prove the culprits; return None if either end cannot be measured."""
         good, bad = frozenset[int](), frozenset(range(len(self.groups)))
         try:
             ends = self._compare((good, bad), _AT_FIRST)
@@ -104,7 +105,7 @@ class Search:
         return self._result(Finding.SUSPECTED, alone, taken_back, reason="not explained")
 
     def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
-        """Measure the states before and after each culprit in turn, with both ends."""
+        """Prove the culprits of an ordered range, by measuring the states before and after each."""
         units = {(unit[0], unit[-1] + 1): unit for unit in sorted(found)}
         edges = sorted({0, len(bad), *itertools.chain.from_iterable(units)})
         sides = [frozenset(range(edge)) for edge in edges]
@@ -124,7 +125,7 @@ class Search:
         return self._result(Finding.FOUND, [alone], sorted(rest, key=_loss_of)[-1:])
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
-        """Return the changes that make `base` slower when they are applied in their order."""
+        """Return the culprits among changes that are applied to `base` in order, by halving."""
         if len(changes) == 1:
             return [changes]
         limits = self._limits(loss * _LIKE)
@@ -147,7 +148,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield where to split: near the middle, and inside of groups only if there is one."""
+        """Yield indices at which to split, middle first; inside of a group only if it is alone."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]
@@ -157,7 +158,10 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Add what the culprits need, and what they hide; return the proofs of all together."""
+        """Search for further culprits that act only with the others or are hidden by them.
+
+        Return the proofs of all culprits: with them alone, and without them.
+        """
         for _ in range(_EXTENSIONS):
             alone, taken_back = self._proofs(bad, loss)
             applied = _union(found)
@@ -183,7 +187,7 @@ class Search:
         )
 
     def _is_needed(self, unit: Unit, bad: Applied, loss: float) -> bool:
-        """True if a culprit is slower alone, or if taking it back alone is faster."""
+        """True if applying the culprit alone loses speed, or if removing it alone gains speed."""
         limits = self._limits(loss * _LIKE)
         pairs = ((frozenset[int](), frozenset(unit)), (bad.difference(unit), bad))
         tried = (self._compare(pair, limits) for pair in pairs)
@@ -222,7 +226,7 @@ class Search:
 
 
 def _is_followed(step: Step, limits: Limits) -> bool:
-    """True if a half may have a culprit; if the runs do not decide it, their mean does."""
+    """True if a half may contain a culprit; if the runs are undecided, their mean decides."""
     is_open = step.answer is Answer.OPEN and step.difference.value > limits.like
     return step.answer is Answer.SLOWER or is_open
 

@@ -30,7 +30,7 @@ class Side:
     """One of the two environments between which a bisection searches."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
-    """The requirement that installs each package, by the package's name."""
+    """Requirement that installs each package, keyed by the package's name."""
     python: str = ""
     """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
     python_version: str | None = None
@@ -38,7 +38,7 @@ class Side:
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a file, or those that results recorded."""
+    """Environment variables, from a file or as recorded in results."""
 
 
 def uv_program() -> str:
@@ -81,9 +81,9 @@ def side_of(path: Path) -> Side:
 
 
 def differences_elsewhere(good: Side, bad: Side, tried: Collection[str] = ()) -> list[str]:
-    """Return what differs between recorded environments and is no package, such as the driver.
+    """Return the differences between recorded environments other than packages, such as the driver.
 
-    `tried` names variables, which are left out.
+    Variables named in `tried` are left out.
     """
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}

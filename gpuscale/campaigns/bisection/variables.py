@@ -1,4 +1,4 @@
-"""Variables of the environment that differ, as two files or two results have them."""
+"""Environment variables that differ, between two files or between the records of two results."""
 
 import re
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ _LINE = re.compile(r"(?:export +)?([A-Za-z_]\w*)=(.*)")
 _SESSIONS = re.compile(
     r"_|OLDPWD|PWD|SHLVL|HOSTNAME|TERM|TMPDIR|(SLURM|SRUN|PBS|LSB|PMIX?|OMPI|SSH|XDG|LC)_\w*"
 )
-"""Variables of a shell, a login or a job, which `env` prints beside all others."""
+"""Variables that belong to a shell, a login or a job; a bisection ignores them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Variables(Kind):
-    """Variables of two environments; those that are alike in both are set in every trial."""
+    """Variables of two environments; those with the same value in both are set in every trial."""
 
     noun = "variable"
     good: Mapping[str, str]
@@ -78,6 +78,6 @@ def variables_in(path: Path) -> dict[str, str]:
 
 
 def lasting(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that another session or job may have as well."""
+    """Return the variables without those that belong to one session or job."""
     others = JOB_VARIABLES | CACHE_VARIABLES | {*filter(_SESSIONS.fullmatch, variables)}
     return {name: value for name, value in variables.items() if name not in others}
