@@ -214,30 +214,6 @@ class Cluster:
 
 
 @contextmanager
-def slowed_cores(host: Host, *, share: float) -> Iterator[None]:
-    """Give all processes of a host, and those that they start, a share of one core (cgroup v1)."""
-    root = Path("/sys/fs/cgroup/cpu")
-    if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
-        skip_unless_required("no cgroup v1 of CPUs here")
-    group = root / f"gpuscale-{host.name}-{os.getpid()}"
-    group.mkdir()
-    (group / "cpu.cfs_quota_us").write_text(str(round(share * 100_000)))
-    place = Path(f"/proc/{host.pid}/ns/net").readlink()
-    try:
-        for process in (path for path in Path("/proc").iterdir() if path.name.isdecimal()):
-            with contextlib.suppress(OSError):
-                if (process / "ns" / "net").readlink() == place:
-                    (group / "cgroup.procs").write_text(process.name)
-        yield
-    finally:
-        for number in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):
-                (root / "cgroup.procs").write_text(number)
-        with contextlib.suppress(OSError):
-            group.rmdir()
-
-
-@contextmanager
 def cluster_of(
     names: Sequence[str], *, programs: Sequence[str], packages: str, variables: Mapping[str, str]
 ) -> Iterator[tuple[Cluster, ExitStack]]:
