@@ -13,7 +13,7 @@ from gpuscale.records.cause import Beside, ProbeChange
 from gpuscale.records.point import Estimate
 from gpuscale.records.probe import probes_for
 
-_LEAST = 0.02
+_LEAST_LOSS = 0.02
 """Smallest relative loss of a probe that confirms a cause."""
 _SIGNIFICANCE = 0.05
 """Probability that any device of a probe is called slower although none is."""
@@ -69,7 +69,7 @@ def changes_of(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[Prob
             yield ProbeChange(
                 probe=probes[key],
                 change=change,
-                is_slower=change.value < -_LEAST and (change.high or 0.0) < 0,
+                is_slower=change.value < -_LEAST_LOSS and (change.high or 0.0) < 0,
                 beside=Beside.BASELINE if key in then else Beside.OTHER_GPUS,
             )
 
