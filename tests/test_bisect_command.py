@@ -106,21 +106,22 @@ def few(site: Path, *names: str) -> None:
         (site / f"{side}.txt").write_text("".join(f"{name}=={version}\n" for name in names))
 
 
-def environments(site: Path, python: str = sys.executable) -> Packages:
+def environments(site: Path, python: str = sys.executable, *, is_lent: bool = False) -> Packages:
     found = Packages(
         uv=uv_program(),
         python=python,
         good=side_of(site / "good.txt"),
         bad=side_of(site / "bad.txt"),
+        is_lent=is_lent,
         options=("--no-index", "--find-links", str(site / "wheels")),
     )
     found.prepare(site / "environments")
     return found
 
 
-def made_for(packages: Packages, *applied: int, is_command: bool = True) -> Path:
+def made_for(packages: Packages, *applied: int) -> Path:
     """The interpreter of a trial's environment."""
-    setting = packages.setting(frozenset(applied), is_command=is_command)
+    setting = packages.setting(frozenset(applied))
     assert setting.python is not None
     return setting.python
 
@@ -181,8 +182,7 @@ def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> N
 
 
 def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
-    made = environments(site)
-    python = made_for(made, is_command=False)
+    python = made_for(environments(site, is_lent=True))
     code = "import gpuscale.records, pytest, importlib.util as u; print(u.find_spec('hypothesis'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "None\n"
@@ -390,7 +390,7 @@ def test_each_commit_is_tried_in_a_folder_of_its_own(
     ]
     before = git(repository, "worktree", "list")
     for number in (0, 12, 40, *range(20, 30)):
-        folder = made.setting(frozenset(range(number)), is_command=True).folder
+        folder = made.setting(frozenset(range(number))).folder
         assert folder is not None
         assert (folder / "train.py").read_text().startswith(f"# {number}\n")
     # The repository itself knows nothing of them.
@@ -437,7 +437,7 @@ def test_variables_that_differ_are_set_or_removed(tmp_path: Path) -> None:
     assert [change.remedy for change in made.changes] == ["NCCL_ALGO=Tree", "unset NCCL_X"]
     alike = {"OMP_NUM_THREADS": "4"}
     for applied, values in (((), ("Tree", None)), ((0,), ("Ring", None)), ((1,), ("Tree", "a=b"))):
-        setting = made.setting(frozenset(applied), is_command=True)
+        setting = made.setting(frozenset(applied))
         names = ("NCCL_ALGO", "NCCL_X")
         assert setting.variables == {**alike, **dict(zip(names, values, strict=True))}
 

@@ -135,7 +135,14 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
     if not is_command and (good.python_version or here) != here:
         problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
         raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
-    return Packages(uv=uv_program(), python=python, good=good, bad=bad, options=_sources(arguments))
+    return Packages(
+        uv=uv_program(),
+        python=python,
+        good=good,
+        bad=bad,
+        is_lent=not is_command,
+        options=_sources(arguments),
+    )
 
 
 def _searched(

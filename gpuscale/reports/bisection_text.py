@@ -38,11 +38,11 @@ def trial_text(
     before: set[str] = set()
     for names, answer, speed in rows:
         added = [name for name in names if name not in before]
-        words = f"+ {listed(added, 3)}" if added else ""
+        words = f"+ {listed(added, 3)}" if added else "+ nothing"
         if is_ordered and names:
             words = f"up to {names[-1]}"
         elif not lines:
-            words = f"good {words}"
+            words = f"good {words}" if added else "good"
         shown = loss_text(speed) if speed else ""
         lines.append(f"   {answer:<10} {shown:<28} {words}".rstrip())
         before = {*names}
@@ -61,27 +61,22 @@ def bisection_text(
 
     `left` names what differs and was not tried.
     """
-    # Of a long list of suspects only the first are shown.
-    units = [unit[:_MOST_NAMED] for unit in found.culprits]
-    joint = " or " if is_ordered else " with "
-    named = "; ".join(joint.join(changes[at] for at in unit) for unit in units)
-    if not left and found.finding is Finding.SAME:
-        left = ["driver", "firmware", "kernel", "node"]
-    rest = f"; what is left: {listed(left, _MOST_NAMED)}" if left else ""
-    why = "" if found.reason is None else _WHY[found.reason]
-    proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)
-    lines = []
+    rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is Finding.SAME:
-        lines = [f"SAME   both run alike here and now, {loss_text(found.loss)}{rest}"]
-    elif found.finding is Finding.UNDECIDED:
-        lines = ["UNDECIDED", f"next   {why}{rest}"]
-    elif found.finding is Finding.SUSPECTED:
-        lines = [f"SUSPECTED  {named}", *proofs, f"next   {why}{rest}"]
+        rest = rest or "what is left: driver, firmware, kernel, node"
+        said = f"SAME   both run alike here and now, {loss_text(found.loss)}"
+        return f"{said}\nnext   these changes are not it; {rest}"
+    loss = [f"loss   {loss_text(found.loss)} in the bad environment"] if found.loss else []
+    if found.finding is Finding.UNDECIDED:
+        heading = "UNDECIDED"
     else:
-        lines = [f"FOUND  {named}", *proofs, f"next   {remedy}"]
-    if found.loss is not None:
-        lines.insert(0, f"loss   {loss_text(found.loss)} in the bad environment")
-    return "\n".join(lines)
+        joint = " or " if is_ordered else " with "
+        units = ([changes[at] for at in unit] for unit in found.culprits)
+        named = "; ".join(listed(unit, 4, joint) for unit in units)
+        heading = f"{found.finding.name}  {named}"
+    why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
+    proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)
+    return "\n".join((*loss, heading, *proofs, f"next   {why}"))
 
 
 def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:

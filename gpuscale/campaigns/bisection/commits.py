@@ -65,9 +65,8 @@ class Commits(Kind):
         """Return the hash of the last commit applied."""
         return self._commits[len(applied)]
 
-    def setting(self, applied: Applied, *, is_command: bool) -> Setting:
+    def setting(self, applied: Applied) -> Setting:
         """Return the setting for the last commit applied; check it out unless its folder exists."""
-        del is_command
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

@@ -48,7 +48,12 @@ class Step:
     difference: Difference
 
     @property
-    def speed(self) -> Estimate | None:
+    def loss(self) -> float:
+        """The difference itself, positive if the environment is slower."""
+        return self.difference.value
+
+    @property
+    def speed(self) -> Estimate:
         """The environment's speed relative to the one before it."""
         return (-self.difference).relative_change()
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -73,7 +73,7 @@ class Kind(ABC):
         return hashlib.sha256(repr(self.content(applied)).encode()).hexdigest()[:12]
 
     @abstractmethod
-    def setting(self, applied: Applied, *, is_command: bool) -> Setting:
+    def setting(self, applied: Applied) -> Setting:
         """Return how to start runs in an environment, after making it if necessary.
 
         Raise a CannotBeMadeError if it cannot be made.
@@ -82,5 +82,4 @@ class Kind(ABC):
 
 def last_line(text: str) -> str:
     """Return the last line that is not blank, cut to 200 characters."""
-    lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return visible(lines[-1][:200]) if lines else "it said nothing"
+    return visible((text.strip() or "it said nothing").splitlines()[-1].strip()[:200])

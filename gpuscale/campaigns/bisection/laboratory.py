@@ -72,7 +72,7 @@ class Laboratory:
     def _measure(self, applied: Applied, path: Path) -> None:
         log = path.with_suffix(".log")
         try:
-            setting = self.kind.setting(applied, is_command=self.is_command)
+            setting = self.kind.setting(applied)
         except CannotBeMadeError as error:
             log.write_text(str(error))
             return

@@ -44,6 +44,8 @@ class Packages(Kind):
     python: str
     good: Side
     bad: Side
+    is_lent: bool
+    """True if the interpreters of trials train cases, and so need to import gpuscale."""
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
     _common: tuple[str, ...] = ()
@@ -77,10 +79,10 @@ class Packages(Kind):
     def _ends(self) -> list[Path]:
         return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
 
-    def setting(self, applied: Applied, *, is_command: bool) -> Setting:
+    def setting(self, applied: Applied) -> Setting:
         """Make an environment if needed; return its setting. Cases can import gpuscale in it."""
         place = self._made(applied)
-        if not is_command:
+        if self.is_lent:
             self._lend(place)
         path = f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         variables = {"VIRTUAL_ENV": str(place), "PATH": path, "PYTHONHOME": None}

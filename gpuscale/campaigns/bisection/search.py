@@ -10,6 +10,7 @@ repeated without them, which finds those that they hide. Culprits that are not n
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gpuscale.analysis.statistics.estimates import Difference
 from gpuscale.campaigns.bisection.decision import (
@@ -20,7 +21,6 @@ from gpuscale.campaigns.bisection.decision import (
     Step,
     Turns,
 )
-from gpuscale.records import Estimate
 from gpuscale.records.bisection import Bisection, Finding, Reason
 
 _AT_FIRST = Limits(slower=0.01, like=0.02)
@@ -121,8 +121,8 @@ class Search:
             return self._result(Finding.SUSPECTED, reason="not explained")
         self._suspects = [units[at] for at in slower]
         # The weakest of the culprits, and the largest loss of what is left.
-        alone = min((spans[at] for at in slower), key=_loss_of)
-        return self._result(Finding.FOUND, [alone], sorted(rest, key=_loss_of)[-1:])
+        alone = min((spans[at] for at in slower), key=attrgetter("loss"))
+        return self._result(Finding.FOUND, [alone], sorted(rest, key=attrgetter("loss"))[-1:])
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
         """Return the culprits among changes that are applied to `base` in order, by halving."""
@@ -138,7 +138,7 @@ class Search:
                 continue
             parts = ((base, changes[:at]), (middle, changes[at:]))
             followed = [
-                (start, part, step.difference.value)
+                (start, part, step.loss)
                 for (start, part), step in zip(parts, steps, strict=True)
                 if _is_followed(step, limits)
             ]
@@ -169,9 +169,9 @@ class Search:
             more: list[Unit] = []
             # Searched only if a large part is missing, of which each culprit has some.
             if rest and alone and alone[1].answer is Answer.SLOWER:
-                more = self._halved(applied, rest, alone[1].difference.value)
+                more = self._halved(applied, rest, alone[1].loss)
             elif rest and taken_back and taken_back[0].answer is Answer.SLOWER:
-                more = self._halved(frozenset(), rest, taken_back[0].difference.value)
+                more = self._halved(frozenset(), rest, taken_back[0].loss)
             if not more:
                 break
             found = [*found, *more]
@@ -218,8 +218,8 @@ class Search:
             finding=finding,
             loss=None if self._loss is None else (-self._loss).relative_change(),
             culprits=tuple(sorted(self._suspects)),
-            alone=_speed_after(alone),
-            taken_back=_speed_after(taken_back),
+            alone=alone[0].speed if alone else None,
+            taken_back=taken_back[0].speed if taken_back else None,
             trials=self.trials,
             reason=reason,
         )
@@ -227,16 +227,8 @@ class Search:
 
 def _is_followed(step: Step, limits: Limits) -> bool:
     """True if a half may contain a culprit; if the runs are undecided, their mean decides."""
-    is_open = step.answer is Answer.OPEN and step.difference.value > limits.like
+    is_open = step.answer is Answer.OPEN and step.loss > limits.like
     return step.answer is Answer.SLOWER or is_open
-
-
-def _speed_after(steps: Steps | None) -> Estimate | None:
-    return steps[0].speed if steps else None
-
-
-def _loss_of(step: Step) -> float:
-    return step.difference.value
 
 
 def _union(units: Sequence[Unit]) -> Applied:

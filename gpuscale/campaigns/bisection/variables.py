@@ -46,18 +46,14 @@ class Variables(Kind):
 
     def content(self, applied: Applied) -> object:
         """Return the values of all variables."""
-        return sorted(self._values(applied).items())
+        return sorted(self.setting(applied).variables.items())
 
-    def setting(self, applied: Applied, *, is_command: bool) -> Setting:
+    def setting(self, applied: Applied) -> Setting:
         """Return the values of all variables."""
-        del is_command
-        return Setting(variables=self._values(applied))
-
-    def _values(self, applied: Applied) -> dict[str, str | None]:
         values: dict[str, str | None] = {**self.good}
         for number, change in enumerate(self.changes):
             values[change.name] = (self.bad if number in applied else self.good).get(change.name)
-        return values
+        return Setting(variables=values)
 
 
 def variables_in(path: Path) -> dict[str, str]:
