@@ -1,6 +1,7 @@
-"""A sweep over the nodes of a cluster that is under way: which job is next, and what became of it.
+"""Run a sweep over the nodes of a cluster: choose and submit jobs, and record their outcomes.
 
-Every job is on record before Slurm knows it, so that a sweep can end at any moment and go on later.
+Every job is recorded before it is submitted, so that a sweep can stop at any moment and go on
+later.
 """
 
 import re
@@ -36,14 +37,15 @@ from gpuscale.store.sweep import (
 
 _POLL_S = 2.0
 _MOST_UNKNOWN = 15
-"""Number of successive polls after which a job that Slurm does not know is given up."""
+"""Number of successive polls that may fail to find a job in Slurm before the job counts as lost."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
-"""Number of nodes that are controls in turn, and of jobs after which one is measured again."""
+"""Number of control nodes, which are measured in turn, and of jobs between two such measurements.
+"""
 
 
 class Sweep:
-    """A sweep that is under way; its folder always holds its state."""
+    """A sweep in progress; its folder always holds its current state."""
 
     def __init__(
         self,
@@ -54,11 +56,11 @@ class Sweep:
         most_queued: int,
         patience_s: float,
     ) -> None:
-        """Take a function that submits a job by a name and returns the job's number."""
+        """`submit` submits a job under a name and returns the number of the scheduler's job."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued, self._patience_s = most_queued, patience_s
         self._given_up: set[str] = set()
-        """Nodes whose job measured nothing since this process began."""
+        """Nodes with a job that measured nothing since this process began."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
         self._visits, self._past = visits_of(folder, record), past_visits(folder, record)
@@ -66,7 +68,7 @@ class Sweep:
         """Nodes that need a second job; None if nodes were measured since the last judgement."""
 
     def run(self) -> None:
-        """Measure until no node is left to be measured."""
+        """Submit and follow jobs until all nodes are done."""
         gone, was_silent = ClusterNode("", "", "down (unknown to Slurm)", ""), False
         while True:
             nodes, queue = cluster_nodes(self.record.partition), queued_jobs()
@@ -85,7 +87,7 @@ class Sweep:
         self._keep(replace(self.record, states=states))
 
     def _name_of(self, job: SweepJob) -> str:
-        """Return the name of a job in the queue, which no job of another sweep has."""
+        """Return the name of a job in the queue; it is unique among all sweeps."""
         moment = re.sub(r"\D", "", self.record.created_at)[:14]
         return f"gpuscale-fleet-{moment}-{job.node}-{job.number}"
 
@@ -93,7 +95,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Note what became of a job since the last poll."""
+        """Record what happened to a job since the last poll."""
         if queued is not None:
             if job.job != queued.number:
                 # This process, or the one before it, ended while it submitted the job.
@@ -115,7 +117,7 @@ class Sweep:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:
-        """Note whether a job that has ended measured its node, or else why not."""
+        """Record whether a job that has ended measured its node, or the reason why not."""
         job = self._note(job, ended_at=_now())
         problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
         try:
@@ -145,7 +147,7 @@ class Sweep:
         self._say(f"{job.node} {again}{outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
-        """Submit jobs up to the limit; return False if nothing waits, runs or is left to do."""
+        """Submit jobs up to the limit; return False if no job is open and none is left to start."""
         while len(self._open()) < self._most_queued:
             following = next(self._next(known), None)
             if following is None:
@@ -155,7 +157,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield nodes to measure next, idle ones first, each with whether it is a control."""
+        """Yield the nodes to measure next, idle ones first, each with True if it is a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}
@@ -179,7 +181,7 @@ class Sweep:
         yield from ((name, False) for name in (*idle, *again, *fresh))
 
     def _start(self, node: str, is_control: bool) -> bool:
-        """Submit a job; return False if Slurm refuses it."""
+        """Submit a job; return False if Slurm rejects it."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
         job = SweepJob(node=node, number=number, is_control=is_control, submitted_at=_now())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))
@@ -195,7 +197,7 @@ class Sweep:
         return True
 
     def _note(self, job: SweepJob, /, **fields: Any) -> SweepJob:
-        """Replace a job in the record."""
+        """Change fields of a job in the record, and return the changed job."""
         new = replace(job, **fields)
         jobs = tuple(new if each is job else each for each in self.record.jobs)
         self._keep(replace(self.record, jobs=jobs))

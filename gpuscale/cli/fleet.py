@@ -45,7 +45,7 @@ from gpuscale.store.sweep import (
 )
 
 RESULTS = "GPUSCALE_FLEET_RESULTS"
-"""Environment variable with the results file that a job of a sweep writes."""
+"""Environment variable with the path of the results file that a job of a sweep must write."""
 _JOB_OPTIONS = ("--partition", "--account", "--time", "--modules", "--gpus-per-node", "--runs")
 _SCRIPT = "visit.sbatch"
 _FEWEST_RUNS = 3
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run or continue a sweep, or show one; return the exit code of the judgement."""
+    """Run, continue or show a sweep; return the exit code of its verdict."""
     if arguments.action == "show":
         view = view_of_sweep(arguments.folder or _newest())
         _say(FLEET_FORMATS[arguments.format](view))
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _newest() -> Path:
-    """Return the folder of the newest sweep here."""
+    """Return the folder of the newest sweep below the current folder."""
     found = sorted(SWEEPS.glob(f"*/{RECORD}"), key=lambda path: path.parent.name[-17:])
     if not found:
         raise UsageError(f"there is no sweep in {SWEEPS}; begin one with 'gpuscale fleet run'")
@@ -258,7 +258,7 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 
 
 def view_of_sweep(folder: Path) -> SweepView:
-    """Judge the sweep in a folder, beside earlier sweeps that measured the same."""
+    """Judge the sweep in a folder, also by comparison with earlier sweeps of the same kind."""
     record = read_sweep(folder)
     verdict = judge(
         visits_of(folder, record),

@@ -31,31 +31,32 @@ from gpuscale.records.fleet import (
 )
 
 FEWEST_NODES = 4
-"""Minimum number of nodes of a kind, without which a node is not judged."""
+"""Minimum number of nodes of a kind that are needed to judge nodes of this kind."""
 SMALLEST_LOSS = math.log(1.015)
-"""Losses below this are not called sick, however alike the healthy nodes are."""
-_NEVER_PASSED = math.log(1.5)
-"""Loss that, if any job shows it, is at least unclear, however much the other nodes differ."""
+"""Nodes with a smaller loss (log step time) are never called sick."""
+_NEVER_HEALTHY = math.log(1.5)
+"""A node is at least unclear if any of its jobs shows a larger loss than this."""
 _ERROR = 0.05
 """Probability that a sweep calls any healthy node sick."""
 _SUSPICIOUS = 0.005
-"""One-sided p-value, not corrected, below which a node is measured in a second job."""
-_SEEN_AGAIN = 0.001
-"""One-sided p-value, not corrected, that the later jobs must reach by themselves."""
+"""One-sided p-value, uncorrected, below which a node needs a second job."""
+_CONFIRMATION_P = 0.001
+"""One-sided p-value, uncorrected, that the later jobs alone must reach to confirm a loss."""
 _STATES = list(NodeState)
 
 _Key = tuple[str, FleetRow]
-"""A node and a row of it."""
+"""A node, and one of the rows that are measured on it."""
 _Group = tuple[str, int, bool]
-"""Kind, number of GPUs, and whether they are all GPUs of a node."""
+"""Rows that are judged together, identified by kind of node, number of GPUs, and True for rows that
+use all GPUs of a node."""
 
 
 class _Job(NamedTuple):
-    """One job's log step time of a row, relative to its kind at that time."""
+    """Log step time of a row in one job, without the drift of the machine."""
 
     deviation: float
     variance: float
-    """Variance of the deviation about the level of the node's row."""
+    """Variance of `deviation` due to differences between runs."""
 
 
 _Jobs = Mapping[_Key, Sequence[_Job]]
@@ -63,17 +64,17 @@ _Jobs = Mapping[_Key, Sequence[_Job]]
 
 
 class _Scale(NamedTuple):
-    """Persistent differences between healthy nodes, or between sweeps of a healthy node."""
+    """Distribution of healthy nodes, or of the changes of healthy nodes since earlier sweeps."""
 
     centre: float
     between: float
-    """Variance between healthy nodes, without that of runs."""
+    """Variance between healthy nodes, without the variance of runs."""
     centre_variance: float
     df: float
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the scale from the first job of each row, since suspicion selects the others."""
+        """Estimate the scale from the first job of each row; later jobs are made on suspicion."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -87,15 +88,15 @@ class _Scale(NamedTuple):
         return statistics.fmean(job.deviation for job in jobs) - self.centre
 
     def count_large(self, jobs: Sequence[_Job]) -> int:
-        """Return how many of the jobs show a loss that is never passed."""
-        return sum(self.loss([job]) > _NEVER_PASSED for job in jobs)
+        """Return the number of jobs whose loss is too large to be called healthy."""
+        return sum(self.loss([job]) > _NEVER_HEALTHY for job in jobs)
 
     def error(self, jobs: Sequence[_Job]) -> float:
-        """Return the variance of the loss about the persistent loss of the row."""
+        """Return the variance of the measured loss about the true loss of the row."""
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
     def ratio(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the loss in multiples of that which a healthy row exceeds with a probability."""
+        """Return the loss divided by that which healthy rows exceed with probability `p_value`."""
         deviation = math.sqrt(self.between + self.error(jobs))
         return self.loss(jobs) / max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
 
@@ -105,7 +106,7 @@ class _Finding(NamedTuple):
 
     state: NodeState
     ratio: float
-    """Loss over all jobs, in multiples of the largest that a healthy row has."""
+    """Loss over all jobs, relative to the largest loss that is expected of a healthy row."""
     row: FleetRow
     against: Reference
     past: float | None
@@ -113,7 +114,7 @@ class _Finding(NamedTuple):
     jobs: Sequence[_Job]
 
     def verdict(self, node: str, kind: str) -> NodeVerdict:
-        """Return the verdict on a node of which this is the finding that says most."""
+        """Return the verdict on a node, based on this finding."""
         # The job that raised suspicion was the slowest of many, so that it overstates the loss.
         later = self.jobs[1:] or self.jobs
         doubt: Doubt = "not seen again" if self.jobs[1:] else "one job"
@@ -137,7 +138,7 @@ class _Finding(NamedTuple):
 def to_repeat(
     visits: Sequence[NodeVisit], past: Sequence[Sequence[NodeVisit]] = ()
 ) -> tuple[str, ...]:
-    """Return the nodes that a second job must measure before they are judged, the worst first."""
+    """Return the nodes that need a second job before they can be judged, worst first."""
     return tuple(node.node for node in judge(visits, past).nodes if node.doubt == "one job")
 
 
@@ -148,7 +149,7 @@ def judge(
 ) -> FleetVerdict:
     """Judge each node of a sweep against its kind, and against itself in earlier sweeps.
 
-    `not_measured` has the nodes that were asked for but have no visit, each with the reason.
+    `not_measured` has the reason for each requested node without a visit.
     """
     measured, unmeasured = _measured(visits), NodeState.NOT_MEASURED
     findings, rows = _findings(measured, past), _rows(visits)
@@ -160,7 +161,7 @@ def judge(
     for (kind, node), own in rows.items():
         verdict = NodeVerdict(node=node, kind=kind, state=unmeasured, reason="none alike")
         if node in findings:
-            verdict = _telling(findings[node]).verdict(node, kind)
+            verdict = _finding_to_report(findings[node]).verdict(node, kind)
         if len(own) < most[kind] and verdict.state is not NodeState.SICK:
             verdict = replace(verdict, state=unmeasured, doubt=None, reason="row missing")
         verdicts.append(verdict)
@@ -177,8 +178,8 @@ def _kind_spread(kind: str, gpus: int, jobs: _Jobs) -> KindSpread:
     )
 
 
-def _telling(findings: Sequence[_Finding]) -> _Finding:
-    """Return the finding that says most: a GPU by itself, unless most of the GPUs are slow."""
+def _finding_to_report(findings: Sequence[_Finding]) -> _Finding:
+    """Return the finding to report for a node: a slow GPU, unless most of its GPUs are slow."""
     worst = min((finding.state for finding in findings), key=_STATES.index)
     found = [finding for finding in findings if finding.state is worst]
     alone = [finding for finding in found if finding.row.device is not None]
@@ -187,7 +188,7 @@ def _telling(findings: Sequence[_Finding]) -> _Finding:
 
 
 def _rows(visits: Iterable[NodeVisit]) -> dict[tuple[str, str], set[FleetRow]]:
-    """Return the rows that were measured, by kind and node."""
+    """Return the rows that were measured, keyed by kind and node."""
     rows: dict[tuple[str, str], set[FleetRow]] = {}
     for visit in visits:
         measured = (row for row, _ in visit.step_times_s)
@@ -198,7 +199,10 @@ def _rows(visits: Iterable[NodeVisit]) -> dict[tuple[str, str], set[FleetRow]]:
 def _findings(
     now: Mapping[_Group, _Jobs], past: Iterable[Sequence[NodeVisit]]
 ) -> dict[str, list[_Finding]]:
-    """Judge every row of every node against every reference, corrected for their number."""
+    """Judge every row against each reference; p-values are corrected for the number of tests.
+
+    Return the findings by node.
+    """
     levels: dict[_Key, list[float]] = {}
     for jobs in (jobs for sweep in past for jobs in _measured(sweep).values()):
         centre = statistics.median(own[0].deviation for own in jobs.values())
@@ -234,9 +238,9 @@ def _findings(
 
 
 def _state(scale: _Scale, jobs: Sequence[_Job], p_value: float) -> NodeState:
-    """Return sick if all jobs together show the loss, and those after the first show it again."""
+    """Return the state: sick only if all jobs show a loss and the later ones alone confirm it."""
     together, later = scale.ratio(jobs, p_value), jobs[1:]
-    if together > 1 and later and scale.ratio(later, _SEEN_AGAIN) > 1:
+    if together > 1 and later and scale.ratio(later, _CONFIRMATION_P) > 1:
         return NodeState.SICK
     # Without a second job, a suspicion is enough; with it, only a proof that is not confirmed.
     single = max(scale.ratio([job], p_value if later else _SUSPICIOUS) for job in jobs)
@@ -248,7 +252,7 @@ def _count(jobs: _Jobs) -> int:
 
 
 def _measured(visits: Iterable[NodeVisit]) -> dict[_Group, _Jobs]:
-    """Return the jobs of each group of rows, without the drift of the machine."""
+    """Return the jobs of each group of rows, with the drift of the machine removed."""
     groups: dict[_Group, list[tuple[NodeVisit, dict[FleetRow, list[float]]]]] = {}
     for visit in sorted(visits, key=lambda visit: (visit.measured_at_s, visit.job)):
         of_visit: dict[_Group, dict[FleetRow, list[float]]] = {}

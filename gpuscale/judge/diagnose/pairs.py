@@ -21,19 +21,19 @@ SLOW_LINK = 1.5
 SLOW_COMPUTATION = 1.2
 """Slowdown above which a GPU is called slow; GPUs of one model differ by 8% (arXiv 2208.11035)."""
 _ALL_MEET = 8
-"""Number of nodes up to which each exchanges messages with every other."""
+"""Up to this number of nodes, every node exchanges messages with every other node."""
 _PARTNERS = 3
-"""Number of healthy nodes with which a suspect is looked at again."""
+"""Number of healthy nodes with which a suspected node is tested again."""
 
 Pair = tuple[int, int]
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """A finding on a node: it, a link or a port is slow, or a port is down, or CPUs are far."""
+    """A fault: a slow node, switch, link or port, a port that is down, or distant CPUs."""
 
     kind: Literal["computation", "node links", "switch", "link", "direction", "port", "binding"]
     hosts: tuple[str, ...]
-    """The slow node, or the two nodes that the link connects."""
+    """The faulty nodes; for a link, the two nodes that it connects."""
     slower: float
     """Ratio of the time taken to the typical time; 1 if nothing was timed."""
     text: str
@@ -43,7 +43,7 @@ class NodeFinding(msgspec.Struct, frozen=True):
 def tournament(nodes: int) -> tuple[Pairs, ...]:
     """Arrange pairs of nodes in rounds in which no node occurs twice (the circle method).
 
-    Up to eight nodes all pairs meet; of more, each node meets log₂ N others, near and far.
+    Up to eight nodes, all pairs occur; beyond that, each node meets log₂ N others, near and far.
     """
     places = [*range(nodes), *([-1] if nodes % 2 else [])]
     table = []
@@ -57,7 +57,7 @@ def tournament(nodes: int) -> tuple[Pairs, ...]:
 
 
 def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
-    """Arrange pairs of the suspects: with healthy partners, with one another, and slow links."""
+    """Pair suspected nodes with healthy ones and one another, and repeat slow links, in rounds."""
     seen = _slowness(nodes)
     slow = {pair for pair, slower in seen.items() if slower > SLOW_LINK}
     sick = _nodes_of_slow_links(slow, seen)
@@ -75,7 +75,7 @@ def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
 
 
 def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
-    """Find slow nodes, links and directions, worst first; none if the job has a single node."""
+    """Find slow nodes, links and directions, worst first; empty if the job has a single node."""
     if len(probes) < 2:
         return ()
     found = [*_slow_computation(probes), *_slow_links(probes)]
@@ -101,13 +101,13 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
-    """Return the devices of a node, and the time that each takes for an amount of products."""
+    """Return each device of a node, and its time for a fixed amount of matrix multiplication."""
     found = [probe for probe in node.probes if probe.name == MATRIX]
     return [(probe.device, 1 / statistics.median(probe.rates)) for probe in found]
 
 
 def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
-    """Tell a bad node from a bad link, and from a switch through which several nodes are slow."""
+    """Yield slow nodes, slow links, and groups of nodes behind a slow switch."""
     if len(nodes) == 2:
         yield from _slow_direction(nodes)
         return
@@ -148,9 +148,10 @@ def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return the slowdown of each pair: the largest over messages, ways, and best and worst.
+    """Return the slowdown of each pair of nodes, relative to typical pairs.
 
-    A flapping link is fast at its best; of ten repetitions a single hiccup does not count.
+    It is the largest over message sizes, directions, and best and worst repetitions: a flapping
+    link is fast at its best. A single slow one of ten repetitions is ignored.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
     times_s: dict[object, dict[Pair, float]] = defaultdict(dict)
@@ -170,7 +171,7 @@ def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
 
 
 def _nodes_of_slow_links(slow: Collection[Pair], seen: Collection[Pair]) -> set[int]:
-    """Return the fewest faulty nodes that explain the slow links; most links of each are slow."""
+    """Return a small set of nodes that explains the slow links; most links of each are slow."""
     sick: set[int] = set()
     while True:
         # Links to faulty nodes show nothing about the others.
@@ -185,7 +186,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], seen: Collection[Pair]) -> set[
 
 
 def _slow_direction(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
-    """Compare the two directions of the only link between two nodes."""
+    """Yield a finding if one direction of the only link between two nodes is slow."""
     sends = [[probe for probe in node.probes if probe.name == SEND] for node in nodes]
     if not all(sends):
         return

@@ -1,4 +1,4 @@
-"""Compare probes with those of the baseline, and say whether they confirm a cause."""
+"""Compare probes with those of the baseline, and decide whether they confirm a cause."""
 
 import math
 import statistics
@@ -14,16 +14,16 @@ from gpuscale.records.point import Estimate
 from gpuscale.records.probe import probes_for
 
 _LEAST_LOSS = 0.02
-"""Smallest relative loss of a probe that confirms a cause."""
+"""Smallest relative loss of a probe's rate that confirms a cause."""
 _SIGNIFICANCE = 0.05
-"""Probability that any device of a probe is called slower although none is."""
+"""Probability of calling any device slower in a probe if none of them is."""
 _MOST_SHOWN = 3
 
 _Key = tuple[str | int | None, ...]
 
 
 def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:
-    """Add what the probes say of a cause to its evidence; nothing if they cannot be compared."""
+    """Return the cause with the probes' changes as evidence; unchanged if none can be compared."""
     names = probes_for(cause.code)
     wanted = [probe for probe in after if probe.name in names]
     changes = [*changes_of(before, wanted)]
@@ -36,9 +36,9 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 
 
 def changes_of(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
-    """Yield the change of each probe against its own past, or else against its likes in the past.
+    """Yield the change of each probe since the same probe, or else similar ones, in the baseline.
 
-    Repetitions of one thing scatter alike on all devices, so their variance is pooled.
+    Repetitions of a probe scatter equally on all devices, so their variance is pooled.
     """
     old, new = _logs(before), _logs(after)
     probes = {probe.identity: probe for probe in after}
