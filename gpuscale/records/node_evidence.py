@@ -7,16 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.port_counters import MOST_GROWTH, PortKind
-from gpuscale.records.record import (
-    Count,
-    Line,
-    Name,
-    Number,
-    PositiveCount,
-    Record,
-    Seconds,
-    Share,
-)
+from gpuscale.records.record import Count, Line, Name, Number, PositiveCount, Record, Seconds, Share
 from gpuscale.records.software import Library
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]

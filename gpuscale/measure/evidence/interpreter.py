@@ -114,7 +114,7 @@ def software_of(
             absent = _refusal(process, error)
     software = without_software(None if files else absent)
     # The ranks import at least what a starter such as torchrun imports.
-    by_packages = sorted(files, key=lambda process: -len([*_packages_in(files[process])]))
+    by_packages = sorted(files, key=lambda process: -len(_packages_in(files[process])))
     for process in by_packages if with_packages else ():
         try:
             software = _software(process, files[process], root)
@@ -125,10 +125,7 @@ def software_of(
     libraries = libraries_among([file for mapped in files.values() for file in mapped])
     cpus = {allowed_cpus(process, root) for process in files}
     return ProcessSoftware(
-        host=socket.gethostname(),
-        libraries=libraries,
-        cpus=tuple(sorted(cpus)),
-        software=software,
+        host=socket.gethostname(), libraries=libraries, cpus=tuple(sorted(cpus)), software=software
     )
 
 
@@ -151,11 +148,9 @@ def _without_forks(processes: Collection[int], root: Path) -> Iterator[int]:
             yield process
 
 
-def _packages_in(files: Sequence[str]) -> Iterator[str]:
-    """Yield the folder of packages of each file that lies in one."""
-    for file in files:
-        if found := _PACKAGES.match(file):
-            yield found[0]
+def _packages_in(files: Sequence[str]) -> list[str]:
+    """Return the folder of packages of each file that lies in one."""
+    return [found[0] for found in map(_PACKAGES.match, files) if found]
 
 
 def _software(process: int, files: Sequence[str], root: Path) -> Environment:
@@ -167,14 +162,12 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
     packages = installed_packages(folders)
     if not packages:
         return without_software(f"{clean(program)} has no packages that can be seen")
-    torch = told_by(folders, "torch")
+    torch, vision = told_by(folders, "torch"), told_by(folders, "torchvision")
     return Environment(
         device=UNRECORDED,
         python_version=python and python[1],
         torch_version=torch.get("__version__", packages.get("torch")),
-        torchvision_version=told_by(folders, "torchvision").get(
-            "__version__", packages.get("torchvision")
-        ),
+        torchvision_version=vision.get("__version__", packages.get("torchvision")),
         lightning_version=packages.get("lightning"),
         cuda_version=torch.get("cuda"),
         rocm_version=torch.get("hip"),
@@ -208,7 +201,6 @@ def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
     """Return the constants of a package's `version.py`, which has more than its metadata."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
-            return {
-                name: clean(value) for name, value in _TOLD.findall(file.read(_HEAD_CHARACTERS))
-            }
+            found = _TOLD.findall(file.read(_HEAD_CHARACTERS))
+            return {name: clean(value) for name, value in found}
     return {}

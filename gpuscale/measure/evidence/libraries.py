@@ -3,10 +3,12 @@
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuscale.base.printable import clean
 from gpuscale.records.software import Library, merged
@@ -26,11 +28,8 @@ def _stored(symbol: str, library: ctypes.CDLL, *arguments: int) -> int:
 
 def _parts(number: int, *factors: int) -> str:
     """Split a number such as 22803 by the factors 10000, 100 and 1 into `2.28.3`."""
-    found = []
-    for factor in factors:
-        part, number = divmod(number, factor)
-        found.append(str(part))
-    return ".".join(found)
+    wholes = (sys.maxsize, *factors)
+    return ".".join(str(number % whole // factor) for whole, factor in pairwise(wholes))
 
 
 def _number(symbol: str, *factors: int) -> Callable[[ctypes.CDLL], str]:
@@ -67,8 +66,7 @@ def _fabric(library: ctypes.CDLL) -> str:
     return f"{number >> 16 & 0xFFFF}.{number & 0xFFFF}"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLibrary:
+class KnownLibrary(NamedTuple):
     """A library that bears on performance."""
 
     name: str

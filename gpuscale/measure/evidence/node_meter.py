@@ -125,21 +125,13 @@ def _ticks(root: Path) -> tuple[int, int] | None:
 class NodeMeter:
     """Takes the evidence of this node from the creation of the meter until the call of `read`."""
 
-    def __init__(
-        self,
-        gpu_processes: int | None = None,
-        *,
-        began_s: float,
-        logs: Path,
-        root: Path = Path("/"),
-    ) -> None:
+    def __init__(self, gpu_processes: int | None, *, began_s: float, logs: Path) -> None:
         """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node.
 
         `began_s` is when the keeper began to take evidence, by the monotonic clock.
         """
-        self._load = HostLoadMeter(gpu_processes, root=root)
-        self._network = NetworkMeter(root=root)
-        self._logs, self._root = logs, root
+        self._load = HostLoadMeter(gpu_processes)
+        self._network, self._logs = NetworkMeter(), logs
         with suppress(OSError):
             logs.mkdir(mode=0o700, exist_ok=True)
         self.variables = log_variables(logs, os.environ)
@@ -148,8 +140,8 @@ class NodeMeter:
 
     def read(self) -> NodeEvidence:
         """Return the evidence since the meter was created."""
-        began_s = time.monotonic()
-        settings, absent = read_settings(self._root)
+        self._cost_s -= time.monotonic()
+        settings, absent = read_settings()
         host = socket.gethostname()
         connections, problem = read_logs(self._logs, host)
         with suppress(OSError):
@@ -162,5 +154,5 @@ class NodeMeter:
             ports=ports,
             connections=connections,
             absent=absent if problem is None else {**absent, "nccl": problem},
-            cost_s=round(self._cost_s + time.monotonic() - began_s, 6),
+            cost_s=round(self._cost_s + time.monotonic(), 6),
         )

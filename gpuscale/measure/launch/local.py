@@ -54,11 +54,7 @@ class LocalLauncher(Launcher):
             file = directory.environment(_HERE)
             # A process that may touch CUDA, as this one may not.
             outcome = self._keeper_with(None).perform(
-                "describe",
-                directory,
-                {0: ((0, 0),)},
-                timeout_s=_DESCRIBE_S,
-                device=self._device,
+                "describe", directory, {0: ((0, 0),)}, timeout_s=_DESCRIBE_S, device=self._device
             )
             if outcome.timed_out:
                 raise MachineError(

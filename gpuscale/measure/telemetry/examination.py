@@ -129,12 +129,11 @@ def examine() -> Machine:
 def _examined(number: int, device: Device | DeviceAbsentError) -> ExaminedGpu:
     if isinstance(device, DeviceAbsentError):
         return ExaminedGpu(number=number, unreachable=str(device))
-    reading = device.inspect(device.read())
     return ExaminedGpu(
         number=number,
         name=device.name,
         uuid=device.uuid,
-        reading=reading,
+        reading=device.inspect(device.read()),
         firmware=device.firmware,
         numa_node=gpu_numa_node(device.pci_address) if device.pci_address else None,
     )

@@ -14,15 +14,8 @@ import torch.distributed as dist
 
 from gpuscale.base.cpus import gpu_numa_node
 from gpuscale.base.devices import is_gpu
-from gpuscale.base.errors import (
-    DeviceAbsentError,
-    DriverAbsentError,
-    GpuscaleError,
-    QueryError,
-)
-from gpuscale.base.host import (
-    JOB_VARIABLES,
-)
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, GpuscaleError, QueryError
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.measure.smi import open_smi
 from gpuscale.records import GpuDevice
 
