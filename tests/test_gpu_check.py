@@ -23,6 +23,8 @@ from ci.gpu_check import (
     check_telemetry,
 )
 from ci.gpu_report import About, Finding, Report, make_checks
+from gpuscale.base.errors import GpuscaleError
+from gpuscale.cli.selftest import load_case_class
 from gpuscale.measure.evidence.interpreter import installed_packages
 from gpuscale.records import NodeEvidence
 from gpuscale.records.software import Library
@@ -105,6 +107,39 @@ def test_implausible_counters_fail(wrong: dict[str, float | None], problem: str 
     elsewhere = replace(measured, ranks=(replace(rank, device_uuids=("another",)),))
     assert not check_telemetry(elsewhere).passed
     assert not check_telemetry(replace(measured, gpu_summaries=())).passed
+
+
+def test_half_a_module_of_amd_is_judged_without_its_power() -> None:
+    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
+    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
+    half = with_values(summary, energy_j=None, power_mean_w=None, memory_used_peak_bytes=2.0**31)
+    half = replace(half, absent=("power: measured only for the whole module, whose other device",))
+    ranks = (replace(rank, device_uuids=(summary.uuid,)),)
+    finding = check_telemetry(replace(measured, gpu_summaries=(half,), ranks=ranks))
+    assert finding.passed, finding.said
+    assert finding.said.startswith("98% busy, power of the whole module alone, 2048 MiB in use")
+    idle = with_values(half, utilization_mean=0.01)
+    assert not check_telemetry(replace(measured, gpu_summaries=(idle,), ranks=ranks)).passed
+
+
+def test_a_small_size_holds_for_the_bare_loop_and_the_overhead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def command(checks: Checks, *words: str, variables: object = None) -> tuple[int, str]:
+        asked.append(words)
+        return 1, "an Error"
+
+    monkeypatch.setattr(Checks, "command", command)
+    checks = Checks("rocm", tmp_path, size="smoke")
+    assert [finding.passed for finding in checks.bare_loop()] == [False, False]
+    with pytest.raises(GpuscaleError):
+        list(checks.overhead())
+    assert [words[-4:-2] for words in asked[:2]] == [("--size", "smoke")] * 2
+    small = f"{tmp_path / 'small.py'}::Small"
+    assert small in asked[2]
+    assert load_case_class(small, "rocm")().named_size("full").batch == 16
 
 
 def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:

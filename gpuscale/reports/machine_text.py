@@ -131,13 +131,11 @@ def overhead_text(report: OverheadReport) -> str:
 
 
 def _evidence_text(result: OverheadResult) -> str:
-    log = "NCCL left no log"
-    if result.log_bytes is not None:
-        log = f"NCCL's log grew by {format_bytes(result.log_bytes)} in the windows"
+    usual, most = format_seconds(result.evidence_s), format_seconds(result.most_evidence_s)
+    grown = "no log" if result.log_bytes is None else f"+{format_bytes(result.log_bytes)}"
     return (
-        f"{gpus_text(result.gpus)}: evidence of the node outside of windows "
-        f"{format_seconds(result.evidence_s)} a run, at most "
-        f"{format_seconds(result.most_evidence_s)}; {log}"
+        f"{gpus_text(result.gpus)}: evidence of the node {usual} a run outside of windows, at most "
+        f"{most}; in windows NCCL's log {grown}"
     )
 
 

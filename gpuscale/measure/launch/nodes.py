@@ -162,11 +162,8 @@ class NodesLauncher(Launcher):
             slots = max(1, gpus // gpus_per_process)
         hosts, first = self._each_host.hosts, 0 if request.launch == "once" else request.index - 1
         placement = place(request.processes, hosts, slots=slots, first=first)
-        if request.launch == "once":
-            # All cores, which processes of the command may share.
-            return placement
-        if is_map(request.cpu_bind):
-            # All cores, among which are those of the map.
+        if request.launch == "once" or is_map(request.cpu_bind):
+            # All cores, which processes of the command may share, and a map chooses from.
             return placement
         oversubscribed = placement.ranks_per_host * cores_per_rank > cores
         return replace(
