@@ -132,10 +132,10 @@ def overhead_text(report: OverheadReport) -> str:
 
 def _evidence_text(result: OverheadResult) -> str:
     usual, most = format_seconds(result.evidence_s), format_seconds(result.most_evidence_s)
-    grown = "no log" if result.log_bytes is None else f"+{format_bytes(result.log_bytes)}"
+    grown = "none" if result.log_bytes is None else f"+{format_bytes(result.log_bytes)}"
     return (
         f"{gpus_text(result.gpus)}: evidence of the node {usual} a run outside of windows, at most "
-        f"{most}; in windows NCCL's log {grown}"
+        f"{most}; NCCL's log in windows: {grown}"
     )
 
 
