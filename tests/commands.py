@@ -37,7 +37,7 @@ def request_for(
     script: str,
     *,
     gpus: int = 1,
-    timeout_s: float = 60,
+    timeout_s: float = 240,
     nodes: int = 0,
     **attributes: object,
 ) -> RunRequest:

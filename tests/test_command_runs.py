@@ -331,8 +331,9 @@ def test_ranks_that_processes_show_are_held_against_the_gpus_of_the_run(
 ) -> None:
     command = f"{sys.executable} {tmp_path}/train.py {words}"
     request = replace(request_for(tmp_path, RANKS, gpus=gpus, command=command), devices=devices)
-    assert watch(tmp_path, request).wait() == is_refused
+    code = watch(tmp_path, request).wait()
     failures = RunDirectory(path=tmp_path / "run").failures()
+    assert code == is_refused, failures
     assert all(f"in a run on {gpus}" in report.failure.message for report in failures)
 
 

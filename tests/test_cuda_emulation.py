@@ -180,7 +180,7 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     fleet = [mi250x(0xC6, is_first=False), mi250x(0xC1, is_first=True)]
     table = write_fleet(tmp_path / "fleet", layouts, fleet)
     there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
-    options = ("--gpus", "2", "--run-seconds", "1", "--device", "rocm")
+    options = ("--gpus", "2", "--run-seconds", "4", "--device", "rocm")
     made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="")
     assert made.exit_code == 0, made.output
     found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
