@@ -1,4 +1,4 @@
-"""`gpuscale import`: make nights of what other tools have recorded."""
+"""`gpuscale import`: convert results that other tools recorded into nightly runs."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recorded(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what a tool's records leave open."""
+    """Add the options that supply what a tool's records lack."""
     text = "the system (and partition) to import, if the files are of several"
     parser.add_argument("--system", metavar="NAME", help=text)
     text = "which way of a metric is better, if nothing else says so; may be given several times"
@@ -84,7 +84,7 @@ class _Found:
 def _import(
     path: Path, source: Source, folder: ImportFolder, found: _Found, system: str | None
 ) -> None:
-    """Import one file; name it if it cannot be read."""
+    """Import one file; if it cannot be read, print its name and the problem."""
     found.files += 1
     try:
         sessions = sessions_of(path, source)
@@ -103,7 +103,7 @@ def _import(
 
 
 def paths_of(given: Sequence[str], source: Source) -> list[Path]:
-    """Return the files given, and those of a source in given folders; raise if there are none."""
+    """Return the given files, and a source's files in given folders; FileError if none exist."""
     paths = [path for text in given for path in _files(Path(text), source)]
     if not paths:
         named = " or ".join(source.endings)
@@ -112,7 +112,7 @@ def paths_of(given: Sequence[str], source: Source) -> list[Path]:
 
 
 def sessions_of(path: Path, source: Source) -> list[Session]:
-    """Return the sessions in a file of a source."""
+    """Return the sessions in a file that one of the sources wrote."""
     return read_with(path, lambda text: [*source.sessions(path, text)])
 
 

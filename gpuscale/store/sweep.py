@@ -1,4 +1,4 @@
-"""The folder of a sweep over the nodes of a cluster: its plan and jobs, and what they measured."""
+"""The folder of a sweep over the nodes of a cluster: its plan, its jobs and their results."""
 
 import math
 import statistics
@@ -18,9 +18,9 @@ from gpuscale.store.results import read_results
 SWEEPS = Path(".gpuscale") / "fleet"
 RECORD = "sweep.json"
 _CLOCKS_DIFFER_S = 60.0
-"""Largest difference between the clocks of two hosts that changes no verdict."""
+"""Clock differences up to this are ignored, since they change no verdict."""
 _MOST_PAST = 5
-"""Number of earlier sweeps beside which a node is compared with itself."""
+"""Maximum number of earlier sweeps with which a node is compared."""
 
 
 class SweepJob(Record, frozen=True, kw_only=True):
@@ -28,18 +28,18 @@ class SweepJob(Record, frozen=True, kw_only=True):
 
     node: Name
     number: PositiveCount
-    """Number of the job among those of its node, from 1."""
+    """Number of the job among the jobs of its node, from 1."""
     is_control: bool = False
-    """True if the node is measured again to see the machine drift, not on suspicion."""
+    """True if the node is measured repeatedly to observe the machine's drift, not on suspicion."""
     job: Line | None = None
-    """Number of the scheduler's job; None until the scheduler has said it."""
+    """The scheduler's job number; None until the scheduler has reported it."""
     submitted_at: Moment
     ended_at: Moment | None = None
-    """When the sweep saw that the job had ended, by the clock of `submitted_at`."""
+    """Time at which the sweep noticed the end of the job, by the same clock as `submitted_at`."""
     outcome: NotMeasured | Literal["measured"] | None = None
-    """Why the job measured nothing, or `measured`; None if it has not ended."""
+    """`measured`, or the reason why the job measured nothing; None if it has not ended."""
     detail: Line = ""
-    """The outcome in words of the scheduler, or of the first run that failed."""
+    """Details of the outcome, from the scheduler or from the first failed run."""
 
     @property
     def results_name(self) -> str:
@@ -47,7 +47,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the least by which the node's clock is ahead; less than 0 if it is behind."""
+        """Return the least clock error of the node that explains its times; negative if behind."""
         begun, ended = (
             math.inf if moment is None else datetime.fromisoformat(moment).timestamp()
             for moment in (self.submitted_at, self.ended_at)
@@ -58,7 +58,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
 
 
 class SweepRecord(Record, frozen=True, kw_only=True):
-    """The plan of a sweep, and its jobs so far; the contents of `sweep.json`."""
+    """The plan of a sweep and its jobs so far, as stored in `sweep.json`."""
 
     format: Literal["gpuscale-sweep"] = "gpuscale-sweep"
     version: Literal[1] = 1
@@ -70,7 +70,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
     gpus: tuple[Gpus, ...]
     """Numbers of GPUs on which each node is measured."""
     job_s: Seconds
-    """Estimated time of a job."""
+    """Estimated duration of a job."""
     created_at: Moment
     on_verdict: Line | None = None
     jobs: tuple[SweepJob, ...] = ()
@@ -78,14 +78,14 @@ class SweepRecord(Record, frozen=True, kw_only=True):
     """State of each node that was out of service when the sweep last ended."""
 
     def precedes(self, later: "SweepRecord") -> bool:
-        """True if this sweep was begun before another one, and measured the same there."""
+        """True if this sweep began before another one and has the same plan."""
         mine, others = (
             (each.cluster, each.partition, each.case, each.gpus) for each in (self, later)
         )
         return mine == others and self.created_at < later.created_at
 
     def not_measured(self) -> dict[str, tuple[NotMeasured, str]]:
-        """Return why nodes were not measured, in a word and in detail, by node."""
+        """Return the reason why each node was not measured, as a keyword and in detail, by node."""
         found: dict[str, tuple[NotMeasured, str]] = dict.fromkeys(self.nodes, ("not reached", ""))
         found |= {name: ("down", state) for name, state in self.states.items()}
         for job in self.jobs:
@@ -96,7 +96,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """Read the record of a sweep; raise a UsageError if the folder is none of a sweep."""
+    """Read the record of a sweep; raise a UsageError if the folder does not contain one."""
     if not (folder / RECORD).is_file():
         problem = f"{folder} is no folder of a sweep (it has no {RECORD})"
         raise UsageError(f"{problem}; name one in {SWEEPS}, or begin one with 'gpuscale fleet run'")
@@ -110,13 +110,13 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, 
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
-    """Return what all jobs of a sweep measured, for the judgement."""
+    """Return the visits of all jobs that measured their nodes."""
     read = results_of_sweep(folder, record)
     return [visit_of(job, results, record.partition) for job, results in read]
 
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
-    """Return the visits of the latest sweeps beside one that measured the same before it."""
+    """Return the visits of the latest earlier sweeps with the same plan, beside this sweep."""
     beside = (path.parent for path in folder.absolute().parent.glob(f"*/{RECORD}"))
     found = [(read_sweep(place), place) for place in beside]
     earlier = [each for each in found if each[0].precedes(record)]
@@ -125,7 +125,7 @@ def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
 
 
 def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
-    """Return what a job measured on its node, for the judgement."""
+    """Return the visit that a job made to its node."""
     where, runs = results.environment, [run for run in results.runs if run.is_valid]
     model = " + ".join(where.gpu_names) or where.cpu_model or where.device
     times_s: dict[FleetRow, list[float]] = {}
@@ -148,5 +148,5 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
 
 
 def _middle_s(results: Results) -> float:
-    """Return the middle of the valid runs, by the clock of the node."""
+    """Return the median start time of the valid runs, by the clock of the node."""
     return statistics.median(run.started_at_s or 0.0 for run in results.runs if run.is_valid)

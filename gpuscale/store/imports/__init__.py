@@ -1,4 +1,4 @@
-"""Records of other tools, as sessions of values; `SOURCES` has a module for each tool."""
+"""Import the records of other tools as sessions; `SOURCES` has a module for each tool."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,9 +13,10 @@ class Source(NamedTuple):
 
     words: str
     sessions: Callable[[Path, str], Iterator[Session]]
-    """Function that reads a file's text; raises a DecodeError if the tool writes no such files."""
+    """Function that yields the sessions in a file's text; DecodeError if the file is not the
+    tool's."""
     endings: tuple[str, ...]
-    """Endings of the files that are looked for in folders."""
+    """Suffixes by which the tool's files are found in folders."""
 
 
 SOURCES: Mapping[str, Source] = {

@@ -1,4 +1,4 @@
-"""A folder of imported nights, which knows what was imported into it before."""
+"""A folder of imported nights, which records what has been imported."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ _STATE = "import.json"
 
 
 class _State(msgspec.Struct):
-    """Contents of `import.json`, which lies beside the nights."""
+    """Contents of `import.json` in the folder of imported nights."""
 
     system: str | None = None
     more_is_better: dict[str, bool] = {}
-    """Direction of each metric, by name."""
+    """Direction of each metric by name: True if more is better."""
     units: dict[str, list[str]] = {}
     """Units of each row's metric, in the order in which they were imported."""
     files: dict[str, tuple[int, int]] = {}
@@ -32,15 +32,15 @@ class _State(msgspec.Struct):
 
 
 class ImportFolder:
-    """Writes sessions as nights; entering reads what is known, and leaving writes it."""
+    """Context manager that writes sessions as nights; it reads and writes the folder's state."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Take the folder, and directions of metrics that replace the known ones."""
+        """`better` has directions of metrics, which override the directions in the folder."""
         self._path, self._better = path, better
         self._state = _State()
         self._directions = Directions(better)
         self.several_units: dict[str, list[str]] = {}
-        """Units of each metric for which a further one was imported."""
+        """Units of each metric that was imported in more than one unit."""
 
     def __enter__(self) -> Self:
         with file_errors(self._path, WRITE_PROBLEMS):
@@ -66,7 +66,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session) -> bool:
-        """Write a session, unless the folder has it; return True if it was written.
+        """Write a session as a night; return False if the folder already has it.
 
         Raise a UsageError for a session of another system, or a metric of unknown direction.
         """

@@ -1,4 +1,4 @@
-"""Result files of MLPerf Training (`:::MLLOG` lines), as the time that a training took."""
+"""Import training times from result files of MLPerf Training (`:::MLLOG` lines)."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from gpuscale.workload.benchmark_output import Mlperf, positive
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield the session of a result file, which holds one training."""
+    """Yield the session of a result file, which contains a single training."""
     reader = Mlperf()
     found = [*(each for line in text.splitlines() for each in reader.figures(line).items())]
     if (at_s := reader.began_at_s) is None:

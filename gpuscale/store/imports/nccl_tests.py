@@ -1,4 +1,4 @@
-"""Logs of nccl-tests and rccl-tests, as the bus bandwidth of each collective and size."""
+"""Import the bus bandwidth of each collective and size from logs of nccl-tests and rccl-tests."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.* on\s+(\S+) device")
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield the session of a log, which has no time of its own: that of the file counts."""
+    """Yield the session of a log; it has no timestamp, so the time of the file is used."""
     reader = NcclTests(path.stem.removesuffix("_perf"))
     lines, at_s = text.splitlines(), path.stat().st_mtime
     hosts = {int(found[1]): found[2] for found in filter(None, map(_RANK.match, lines))}

@@ -1,4 +1,4 @@
-"""JSON files of pytest-benchmark, each of which becomes one run of every benchmark in it."""
+"""Import JSON files of pytest-benchmark; every benchmark in a file becomes one run."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ class _File(msgspec.Struct):
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield the session of a file; rounds within it are no restarts, so it is a single run."""
+    """Yield the session of a file; rounds are not restarts, so a benchmark is a single run."""
     file = from_json(_File, text)
     at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
     yield Session(

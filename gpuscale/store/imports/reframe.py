@@ -1,4 +1,4 @@
-"""Run reports and performance logs of ReFrame (data versions 2 to 4), as sessions of values."""
+"""Import run reports and performance logs of ReFrame (data versions 2 to 4)."""
 
 import csv
 import math
@@ -24,7 +24,7 @@ _NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 class _Case(
     msgspec.Struct, rename={"nodes": "job_nodelist", "ended_s": "job_completion_time_unix"}
 ):
-    """A test case of a report, or a line of a log; the schema asks for few of its fields."""
+    """A test case in a report, or a line of a log; most fields of the schema are optional."""
 
     name: str
     result: str = "pass"
@@ -49,7 +49,7 @@ class _Case(
 
     @property
     def gpus(self) -> int:
-        """GPUs that the test asked for, else its tasks; an unknown number counts 1."""
+        """Number of GPUs that the test requested, else number of its tasks; 1 if unknown."""
         tasks = max(1, self.num_tasks or 1)
         if not self.num_gpus_per_node:
             return tasks
@@ -87,7 +87,7 @@ class _Case(
 
 
 def _reference(expected: Any, lower: Any, upper: Any) -> Reference | None:
-    """Return the reference; None for 0, which is ReFrame's word for none, and below."""
+    """Return the reference; None if it is not positive (0 means that ReFrame has no reference)."""
     value = positive(expected)
     lower, upper = (None if each in _NONE else float(each) for each in (lower, upper))
     return None if value is None else Reference(value, lower, upper)
@@ -161,7 +161,7 @@ def _session(
 
 
 def _logged(path: Path, text: str) -> Iterator[_Case]:
-    """Yield the test of each line of a log, in the form that it has in a report."""
+    """Convert each line of a log to the form of a test case in a report."""
     lines = text.splitlines()
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")

@@ -1,4 +1,4 @@
-"""Values that another tool recorded, and the results that are made of them."""
+"""Values that another tool recorded, and their conversion to results."""
 
 import re
 from collections import Counter
@@ -17,14 +17,14 @@ from gpuscale.records.tolerances import ToleranceOverride
 
 
 class Reference(NamedTuple):
-    """The value that a tool expected, with its thresholds as fractions of it."""
+    """The value that a tool expected; the thresholds are fractions of it."""
 
     value: float
     lower: float | None
     upper: float | None
 
     def tolerance(self, metric: OpenMetric) -> float | None:
-        """Return the loss of speed that the thresholds allow; None without one to the worse."""
+        """Return the loss of speed that the thresholds allow; None if they do not limit it."""
         if metric.more_is_better:
             return None if self.lower is None else -self.lower
         return None if self.upper is None else 1 - 1 / (1 + self.upper)
@@ -32,7 +32,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedValue:
-    """One value of one test, as another tool recorded it; a field is None if it did not."""
+    """One value of a test, as another tool recorded it; a field is None if it was not recorded."""
 
     case: str
     metric: str
@@ -50,7 +50,7 @@ class Session:
     """Everything that a tool recorded in one session on one system; it becomes one night."""
 
     key: str
-    """Identifier that the tool gave the session, by which it is imported only once."""
+    """The tool's identifier of the session; sessions with the same key are imported only once."""
     began_at: datetime
     system: str | None = None
     """Name of the system and its partition, such as `lumi:gpu`."""
@@ -61,26 +61,26 @@ class Session:
 
     @property
     def file_name(self) -> str:
-        """Name of the results file; the names of a folder sort by age."""
+        """Name of the results file, sorted by age within its folder."""
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
 
 
 class Directions:
-    """The better direction of each metric: as given, as the tool says, or by the unit."""
+    """The better direction of each metric, as given, as recorded by the tool, or by its unit."""
 
     def __init__(self, given: Mapping[str, bool]) -> None:
-        """Take the known directions by name of metric; True if more is better."""
+        """`given` has the known directions by name of metric; True if more is better."""
         self.known = dict(given)
 
     def metric_of(self, value: RecordedValue) -> OpenMetric:
-        """Return the metric of a value, whose direction is known."""
+        """Return the metric of a value; its direction must be known."""
         more = self.known[value.metric]
         metric = described(value.metric, value.unit, more_is_better=more)
         assert metric is not None
         return metric
 
     def learn(self, values: Iterable[RecordedValue]) -> None:
-        """Find the directions of new metrics; raise a UsageError that names all unknown ones."""
+        """Add the directions of new metrics; raise a UsageError that names those still unknown."""
         unknown: dict[str, RecordedValue] = {}
         for value in values:
             metric = described(value.metric, value.unit, more_is_better=value.more_is_better)
@@ -101,7 +101,7 @@ class Directions:
 def published(
     value: RecordedValue, metric: OpenMetric
 ) -> tuple[PublishedFigure, ToleranceOverride | None]:
-    """Return the reference of a value as a published figure, and the limit that it sets."""
+    """Return a value's reference as a published figure, with the allowed loss if it sets one."""
     assert value.reference is not None, "only values with a reference are published"
     figure = PublishedFigure(
         case=value.case,

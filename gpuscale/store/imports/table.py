@@ -1,4 +1,4 @@
-"""CSV files with a column of times and columns of values, such as those that Otava reads."""
+"""Import CSV files with a column of times and columns of values, such as those that Otava reads."""
 
 import csv
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
 
 
 def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield a session for each moment; every column of positive numbers is a metric."""
+    """Yield a session for each time; every column of positive numbers becomes a metric."""
     lines = csv.DictReader(text.splitlines())
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
@@ -38,7 +38,7 @@ def sessions(path: Path, text: str) -> Iterator[Session]:
 
 
 def _moment(text: str, line: int) -> datetime:
-    """Return a time given in ISO 8601 or in Unix seconds; without an offset it is in UTC."""
+    """Parse a time in ISO 8601 or Unix seconds; a time without an offset is in UTC."""
     seconds = positive(text)
     try:
         if seconds is not None:
