@@ -442,13 +442,15 @@ def test_variables_that_differ_are_set_or_removed(tmp_path: Path) -> None:
         assert setting.variables == {**alike, **dict(zip(names, values, strict=True))}
 
 
-def recorded(path: Path, variables: Mapping[str, str], python: str = "3.11.2") -> None:
+def recorded(
+    path: Path, variables: Mapping[str, str], python: str = "3.11.2", lens: str = "1"
+) -> None:
     """Write results with these variables, of two packages."""
     content = measured({1: [0.01]})
     environment = msgspec.structs.replace(
         content.environment,
         variables=variables,
-        packages={"codec": "1", "lens": "1"},
+        packages={"codec": "1", "lens": lens},
         packages_absent=None,
         python_version=python,
         kernel=f"Linux {len(variables)}",
@@ -477,6 +479,11 @@ def test_results_of_two_pythons_are_refused(site: Path) -> None:
     found = bisect(site, good="good.jsonl", bad="bad.jsonl")
     assert (found.returncode, found.stdout) == (2, "")
     assert "of Python 3.11 and 3.9" in found.stderr
+    # A Python that is not here, of which another patch would do.
+    for side in ("good", "bad"):
+        recorded(site / f"{side}.jsonl", {}, python="3.1.4", lens=side)
+    found = bisect(site, good="good.jsonl", bad="bad.jsonl")
+    assert "uv finds no Python 3.1 for" in found.stderr
 
 
 def test_without_the_index_or_room_on_the_disk_one_line_says_what_to_do(

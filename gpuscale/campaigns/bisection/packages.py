@@ -97,12 +97,12 @@ class Packages(Kind):
             shutil.rmtree(place, ignore_errors=True)
             self._folder.mkdir(parents=True, exist_ok=True)
             version = ["--python", self.python] if self.python else []
-            refusal = self._uv("venv", "--no-python-downloads", *version, str(place))
-            if refusal is None:
-                pins = place / "packages.txt"
-                pins.write_text("".join(f"{line}\n" for line in self._lines(applied)))
-                python = str(place / "bin" / "python")
-                refusal = self._install("--python", python, "-r", str(pins))
+            if self._uv("venv", "--no-python-downloads", *version, str(place)) is not None:
+                problem = f"uv finds no Python {self.python} for the environments"
+                raise UsageError(f"{problem}; install it, or name an environment that has it")
+            pins = place / "packages.txt"
+            pins.write_text("".join(f"{line}\n" for line in self._lines(applied)))
+            refusal = self._install("--python", str(place / "bin" / "python"), "-r", str(pins))
             if refusal is not None:
                 raise CannotBeMadeError(f"uv cannot make the environment: {refusal}")
         complete.touch()

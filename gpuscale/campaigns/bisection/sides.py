@@ -68,12 +68,14 @@ def side_of(path: Path) -> Side:
         else (*content.environments.values(),)
     )
     last = environments[-1] if environments else without_software()
-    packages, version = last.packages, last.python_version
+    packages = last.packages
+    minor = ".".join((last.python_version or "").split(".")[:2])
     foreign = {name for name, version in packages.items() if set(version) & set(" ,")}
     return Side(
         pins={name: f"{name}=={packages[name]}" for name in packages if name not in foreign},
-        python=version or "",
-        python_version=version and _minor(version),
+        # Another patch of that Python will do.
+        python=minor,
+        python_version=minor or None,
         not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
         recorded=environments,
         variables=lasting(last.variables),
@@ -148,7 +150,3 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
         found[normalised(name)] = text
     found.pop("gpuscale", None)
     return found
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
