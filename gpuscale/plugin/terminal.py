@@ -1,4 +1,4 @@
-"""Lines of a session on the machine and on its progress, and what pytest-benchmark gets."""
+"""Lines on the machine and on the progress of a session, and its data for pytest-benchmark."""
 
 import os
 import sys
@@ -106,7 +106,7 @@ def relative(path: Path) -> str:
 
 
 _SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")
-"""Options of pytest-benchmark that need its tables, without `--benchmark-`."""
+"""Options of pytest-benchmark (without `--benchmark-`) with which users ask for its tables."""
 
 
 _Group = tuple[str | None, list[dict[str, Any]]]
@@ -114,7 +114,7 @@ _Group = tuple[str | None, list[dict[str, Any]]]
 
 
 class _WindowClock:
-    """Timer for pytest-benchmark that advances only by the seconds that the ranks measured."""
+    """Timer for pytest-benchmark that counts only the durations measured by the ranks."""
 
     now_s = 0.0
 
@@ -154,7 +154,7 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
 
 
 def of_other_tests(groups: Sequence[_Group], config: pytest.Config) -> list[_Group]:
-    """Return pytest-benchmark's tables without gpuscale's runs, all if an option asks for them."""
+    """Return pytest-benchmark's tables without gpuscale's runs, unless an option asks for all."""
     if any(getattr(config.option, f"benchmark_{name}", None) for name in _SHOW_TABLES):
         return [*groups]
     others = (

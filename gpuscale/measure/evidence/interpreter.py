@@ -53,7 +53,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
 def _version(metadata: Path, rest: str, file_name: str) -> str:
     """Return a version such as `2.11.0`, `0.1 (editable, folder site)` or `1.2 (no METADATA)`.
 
-    `rest` is the part of the folder's name after the package: a version, or nothing.
+    `rest` is the part of the metadata folder's name after the package: a version, or empty.
     """
     # An .egg-info may be a file, and its name may contain the version of Python.
     version, _, _ = rest.partition("-py")
@@ -72,9 +72,10 @@ def _version(metadata: Path, rest: str, file_name: str) -> str:
 
 
 def _origin(file: Path) -> list[str]:
-    """Describe where a package came from if not from an index, without names and passwords.
+    """Describe where a package came from unless from an index, without names and passwords.
 
-    Of local paths only the last part is kept: the others differ between jobs of one setup.
+    Only the last part of a local path is kept: other parts differ between jobs with the same
+    set-up.
     """
     try:
         told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -102,7 +103,7 @@ def software_of(
 ) -> ProcessSoftware:
     """Return the libraries of these processes, and the software of the interpreter among them.
 
-    The reason for what cannot be read is in `packages_absent` of the software.
+    If the software cannot be read, its `packages_absent` has the reason.
     """
     files: dict[int, list[str]] = {}
     absent: str | None = "no process of the command was left"
@@ -149,7 +150,7 @@ def _without_forks(processes: Collection[int], root: Path) -> Iterator[int]:
 
 
 def _packages_in(files: Sequence[str]) -> list[str]:
-    """Return the folder of packages of each file that lies in one."""
+    """Return the `site-packages` folder of each file that lies in one."""
     return [found[0] for found in map(_PACKAGES.match, files) if found]
 
 
@@ -198,7 +199,7 @@ def _import_folders(place: Path, program: str, python: re.Match[str] | None) -> 
 
 
 def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
-    """Return the constants of a package's `version.py`, which has more than its metadata."""
+    """Return the constants in a package's `version.py`, which has more than its metadata."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
             found = _TOLD.findall(file.read(_HEAD_CHARACTERS))

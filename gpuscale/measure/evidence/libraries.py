@@ -1,4 +1,4 @@
-"""Libraries that a process has loaded, by `/proc/PID/maps`, and what they say of themselves."""
+"""Find the libraries that a process has loaded in `/proc/PID/maps`, and ask for their versions."""
 
 import ctypes
 import os
@@ -73,7 +73,7 @@ class KnownLibrary(NamedTuple):
     stem: str
     """Regular expression for the part of the file name between `lib` and `.so`."""
     version: Callable[[ctypes.CDLL], str] | None = None
-    """Function that asks the loaded library; None if the library cannot be asked."""
+    """Function that queries the loaded library's version; None if the library has no such query."""
     parts: str = ""
     """Part of the paths of files that the library has loaded once it is used. An unused library is
     not asked, since it would load them to answer."""
@@ -122,7 +122,7 @@ def own_libraries() -> tuple[Library, ...]:
 
 
 def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files; only those of this process can be asked."""
+    """Return the known libraries among mapped files; only those of this process report versions."""
     found = []
     for file in files:
         path = file.removesuffix(_DELETED)
@@ -135,7 +135,7 @@ def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Lib
 
 
 def _version(known: KnownLibrary, path: str) -> str | None:
-    """Ask a library that this process has loaded; this loads nothing."""
+    """Return the version that a loaded library reports; None if unknown. This loads nothing."""
     # A build may lack the function, and the call may fail.
     with suppress(OSError, AttributeError):
         loaded = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -1,7 +1,7 @@
-"""The log of NCCL or RCCL, in which the library says how it connects the ranks.
+"""Read the log of NCCL or RCCL, which shows how the library connects the ranks.
 
-The patterns are those of the lines that NCCL 2.4 to 2.30 and RCCL 2.18 to 2.21 write with
-`NCCL_DEBUG=INFO`, and that plugins for libfabric write through them. Other lines are passed over.
+The patterns match the lines that NCCL 2.4 to 2.30 and RCCL 2.18 to 2.21 write with
+`NCCL_DEBUG=INFO`, and that plugins for libfabric write through them. Other lines are ignored.
 """
 
 import os
@@ -46,8 +46,8 @@ _ADDRESS = re.compile(r":.*<\d+>$")
 def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make NCCL write its logs into a folder on the node.
 
-    There are none if the user has set any of them, or if there is no such folder. Ranks on CPUs get
-    them too: gloo ignores them, and so the tests need no GPU.
+    Return none if the user has set any of them, or if the folder does not exist. Ranks on CPUs get
+    them too: gloo ignores them, so the tests need no GPU.
     """
     if any(name in variables for name in _USERS) or not folder.is_dir():
         return {}
@@ -66,7 +66,7 @@ def own_log_bytes() -> int | None:
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Return what the host's logs in a folder say, or why it is unknown; remove the logs.
+    """Return the facts in a host's logs, and the reason if there are none; delete the logs.
 
     Nodes may share the folder, as nodes without disks do.
     """
@@ -83,10 +83,10 @@ def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
-    """Return what the logs of a node's processes say, in words of NCCL; empty if nothing is known.
+    """Return the facts in the logs of a node's processes, in NCCL's terms; empty if none is known.
 
     If there are several communicators, the numbers are those of the one with the most ranks. A
-    process may make several at a time, each in a thread.
+    process may create several at a time, each in a thread.
     """
     said: dict[str, set[str]] = defaultdict(set)
     ways = set[str]()
@@ -123,7 +123,7 @@ def connections_in(logs: Iterable[str]) -> dict[str, str]:
 
 
 def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> None:
-    """Add what a line says about the library, its plugin and its adapters."""
+    """Add the library, plugin and adapters that a line names to `said`."""
     if "version" in parts:
         said["library"].add(f"{parts['library']} {parts['version']}")
     if "plugin" in parts:
@@ -134,7 +134,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return what a line says about the communicator that its thread makes."""
+    """Return the numbers in a line about the communicator that its thread creates."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

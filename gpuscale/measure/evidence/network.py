@@ -1,6 +1,6 @@
 """Read the network ports of this node below `/sys/class`, and TCP's counters in `/proc/net`.
 
-The counters of ports are of the whole host, those of TCP of this process's network namespace.
+Counters of ports cover the whole host; those of TCP cover this process's network namespace.
 """
 
 import re
@@ -20,7 +20,7 @@ _ETHERNET = "1"
 
 
 class _Fact(NamedTuple):
-    """A field of a port that is unknown unless the text of a file begins with the pattern."""
+    """How a field of a port is read from a file; it is unknown if the pattern does not match."""
 
     field: str
     file: str
@@ -70,8 +70,8 @@ _PLACES: Mapping[str, PortKind] = {
 """Kinds of ports by their folders below `/sys/class`."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
-"""Each port with the values of its counters, or the reasons why they cannot be read, by name and
-PCI address: after a hotplug another adapter may have the name."""
+"""Each port with the values of its counters, or the reasons why they cannot be read, keyed by name
+and PCI address, since another adapter may take over a name after a hotplug."""
 _GONE = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port vanished during the run")
 _NEW = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port appeared during the run")
 
@@ -93,7 +93,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield the ports with the growth of their counters, and the lower of their rates."""
+    """Yield the ports with the growth of their counters, and the lower of their two data rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -141,7 +141,7 @@ def _port(kind: PortKind, folder: Path) -> Port:
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
-    """True for an interface of an adapter, and for a virtual one that carries traffic itself."""
+    """True for interfaces of adapters, and for virtual interfaces that carry traffic themselves."""
     if text_of(folder / "type") != _ETHERNET:
         return False
     # A virtual interface that belongs to a bridge passes on what the bridge counts.

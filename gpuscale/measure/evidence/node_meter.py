@@ -1,4 +1,4 @@
-"""Take the evidence of a node: other work on it, its settings and its network."""
+"""Collect the evidence of a node: load from other processes, settings and network."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from gpuscale.records import HostLoad, NodeEvidence
 
 _LONGEST_QUESTION_BYTES = 65536
 _PATIENCE_S = 10.0
-"""Without its persistence mode, a driver takes seconds to wake the GPUs of a node."""
+"""Time limit for an answer: without persistence mode, a driver takes seconds to wake the GPUs."""
 
 
 class DriverProcess:
@@ -47,7 +47,7 @@ class DriverProcess:
     def count_foreign_processes(self, addresses: Mapping[str, str | None]) -> int | None:
         """Count the processes that compute on these GPUs before a run; None if unknown.
 
-        `addresses` are those of the GPUs by UUID.
+        `addresses` has the PCI address of each GPU by UUID.
         """
         answer = b""
         with suppress(OSError):
@@ -123,7 +123,7 @@ def _ticks(root: Path) -> tuple[int, int] | None:
 
 
 class NodeMeter:
-    """Takes the evidence of this node from the creation of the meter until the call of `read`."""
+    """Collects the evidence of this node from the creation of the meter until `read` is called."""
 
     def __init__(self, gpu_processes: int | None, *, began_s: float, logs: Path) -> None:
         """Start to measure; NCCL leaves logs about the run's GPUs in a folder on this node.

@@ -1,4 +1,4 @@
-"""Settings of a node that bear on its speed: clocks, memory, kernel options and container."""
+"""Settings of a node that affect its speed: clocks, memory, kernel options and container."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Read what the pattern's group matches in these files: `a`, or `a on 3, b on 1`."""
+    """Return a function that reads a value from these files: `a`, or `a on 3, b on 1`."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
@@ -48,7 +48,7 @@ def _in_files(files: str, pattern: str) -> _Reader:
 
 
 def _matched(path: Path, pattern: str) -> str:
-    """Return what the pattern's group matches in a file; ValueError if the pattern does not."""
+    """Return the match of the pattern's group in a file; ValueError if there is no match."""
     with path.open("rb") as file:
         text = file.read(_READ_BYTES).decode(errors="replace")
     if (found := re.match(pattern, text, re.DOTALL)) is None:
