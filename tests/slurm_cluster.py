@@ -32,7 +32,7 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
-SlurmdTimeout=10
+SlurmdTimeout={down_after_s}
 MpiDefault=none
 ReturnToService=2
 KillWait=2
@@ -50,6 +50,7 @@ def slurm_cluster(
     gpus: int = 2,
     partitions: Sequence[str] = ("main Nodes=ALL Default=YES",),
     task_plugin: str = "task/none",
+    down_after_s: int = 10,
 ) -> Iterator[Cluster]:
     """A running Slurm, whose daemons and jobs end with the block.
 
@@ -58,13 +59,20 @@ def slurm_cluster(
         gpus: Of each node, four at most.
         partitions: Each with its name and what `slurm.conf` says of it.
         task_plugin: What binds tasks to CPUs, such as `task/affinity`.
+        down_after_s: Without an answer from a host; on a busy machine a healthy one takes long.
     """
     variables = {"SLURM_CONF": "{directory}/slurm.conf"}
     with cluster_of(
         list(nodes), programs=_PROGRAMS, packages="slurm-wlm munge", variables=variables
     ) as (cluster, stack):
         directory = cluster.directory
-        _configure(cluster, nodes, gpus, partitions, task_plugin)
+        common = _SLURM_CONF.format(
+            directory=directory,
+            address=cluster.login.address,
+            task_plugin=task_plugin,
+            down_after_s=down_after_s,
+        )
+        _configure(cluster, nodes, gpus, partitions, common)
         cluster.daemon(stack, cluster.login, *_munged(directory))
         cluster.wait_until_ready((directory / "munge.socket").exists)
         cluster.daemon(stack, cluster.login, "slurmctld", "-D")
@@ -79,7 +87,7 @@ def _configure(
     nodes: Mapping[str, str],
     gpus: int,
     partitions: Sequence[str],
-    task_plugin: str,
+    common: str,
 ) -> None:
     directory = cluster.directory
     (directory / "state").mkdir()
@@ -90,9 +98,6 @@ def _configure(
         ),
         *(f"PartitionName={partition} MaxTime=24:00:00 State=UP" for partition in partitions),
     ]
-    common = _SLURM_CONF.format(
-        directory=directory, address=cluster.login.address, task_plugin=task_plugin
-    )
     (directory / "slurm.conf").write_text(common + "\n".join(lines) + "\n")
     devices = ",".join(_DEVICES[:gpus])
     gres = f"NodeName={','.join(nodes)} Name=gpu File={devices}\n"

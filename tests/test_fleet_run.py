@@ -53,7 +53,7 @@ NODES = {**{f"n{number}": "CPUs=2" for number in range(1, 6)}, "big": "CPUs=4"}
 def cluster() -> Iterator[Cluster]:
     """Five alike nodes and a larger one, which end with the tests of this file."""
     partitions = ("main Nodes=n[1-5],big Default=YES", "test Nodes=n1,n2,n3,n4")
-    with slurm_cluster(NODES, partitions=partitions) as cluster:
+    with slurm_cluster(NODES, partitions=partitions, down_after_s=120) as cluster:
         yield cluster
 
 

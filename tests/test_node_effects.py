@@ -3,17 +3,21 @@
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from builders import run
+from builders import results_text, run
 from builders.nights import Night, results_of_night
 from changing import replace
+from command_line import gpuscale
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.history.node_effects import NodeEffect, node_effects, without_slow_nodes
 from gpuscale.analysis.statistics.levels import LevelChange, level_changes
 from gpuscale.records import PointKey, Results
 from gpuscale.reports.history_text import node_table, render
+from gpuscale.reports.page import Subject
+from gpuscale.reports.page.document import nights as nights_section
 from gpuscale.reports.screen import Screen
 
 POINT = PointKey.of(run(4, 0.1))
@@ -159,6 +163,23 @@ def test_the_history_names_the_node_and_says_what_its_nights_would_change() -> N
     (row, *_) = node_table(history)
     assert (row["node"].text, row["nights"].text) == (SLOW, "3")
     assert row["speed against other nodes"].text.startswith("−4.8")
+
+
+def test_a_night_is_not_blamed_for_its_node_by_a_comparison_or_the_page(tmp_path: Path) -> None:
+    nodes = [SLOW if i in (9, 10, 19, 23) else f"nid{i % 5:04}" for i in range(24)]
+    nights = nights_on(nodes, [0.05 * (node == SLOW) for node in nodes])
+    for day, night in enumerate(nights):
+        (tmp_path / f"night-{day:02}.jsonl").write_text(results_text(night))
+    answer = gpuscale("compare", "--history", tmp_path)
+    text = " ".join(answer.stdout.split())
+    assert f"beware 2096-03-24 ran on {SLOW}, which is" in text
+    assert "slower by itself" in text
+    assert "next measure on other nodes (gpuscale submit --nodelist)" in text
+    sections = (nights_section(Subject(results=nights, history=history_of(nights))),)
+    (table,) = (t for part in sections if part for t in part.tables if "node" in t.rows[0])
+    assert table.rows[0]["node"].text == SLOW
+    (tmp_path / f"night-{23:02}.jsonl").unlink()
+    assert "slower by itself" not in gpuscale("compare", "--history", tmp_path).stdout
 
 
 def test_a_machine_that_moved_to_other_nodes_is_not_told_apart() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,13 @@ from gpuscale.store.files import read_with
 
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+
+
+def chosen_profile(wanted: str | None) -> ClusterProfile:
+    """Return the profile that a user names, or else the one that recognises this machine."""
+    if wanted is None:
+        return recognised_profile(os.environ, socket.getfqdn())
+    return find_profile(wanted, os.environ)
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:

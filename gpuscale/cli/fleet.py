@@ -2,8 +2,6 @@
 
 import argparse
 import math
-import os
-import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ from gpuscale.campaigns.cluster_profile import (
 from gpuscale.campaigns.fleet import Sweep
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.campaigns.night.programs import run_on_verdict
-from gpuscale.campaigns.profile_files import find_profile, recognised_profile
+from gpuscale.campaigns.profile_files import chosen_profile
 from gpuscale.cli.submit import BESIDE_MEASURING_S, confirmed, job_environment, run_s
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
@@ -136,10 +134,7 @@ def _newest() -> Path:
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
     """Return the job that measures a node, from the profile and the options."""
-    if arguments.profile is None:
-        profile = recognised_profile(os.environ, socket.getfqdn())
-    else:
-        profile = find_profile(arguments.profile, os.environ)
+    profile = chosen_profile(arguments.profile)
     if profile.scheduler != "slurm":
         title = SCHEDULERS[profile.scheduler].title
         remedy = "use 'gpuscale doctor --nodes' inside a job"

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from gpuscale.campaigns.cluster_profile import (
 )
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.campaigns.night.attempt import combined_exit, job_exit
-from gpuscale.campaigns.profile_files import find_profile, recognised_profile
+from gpuscale.campaigns.profile_files import chosen_profile
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
@@ -74,10 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or submit the job; with `--wait`, return the job's exit code."""
-    if arguments.profile is None:
-        profile = recognised_profile(os.environ, socket.getfqdn())
-    else:
-        profile = find_profile(arguments.profile, os.environ)
+    profile = chosen_profile(arguments.profile)
     request = _request(profile, arguments)
     script = job_script(request)
     problems = _problems_of_paths(request)

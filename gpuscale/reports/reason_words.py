@@ -306,6 +306,10 @@ WORDS: Mapping[str, Words] = {
         "sessions differ ({deviation_time} of T is assumed); measure both in turn to be sure",
         caution="",
     ),
+    "slow_node": Words(
+        "{since} ran on {name}, which is {loss} slower by itself",
+        caution="measure on other nodes (gpuscale submit --nodelist), and see 'gpuscale history'",
+    ),
     "nights_left_out": Words("left out: {nights}"),
     "expired": Words(
         "the baseline expired on {on} ({days}): it may no longer be what this machine can "

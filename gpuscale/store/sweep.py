@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from gpuscale.base.errors import UsageError
+from gpuscale.base.errors import FieldError, UsageError
 from gpuscale.records import Results
 from gpuscale.records.fleet import FleetRow, NodeVisit, NotMeasured
 from gpuscale.records.json_text import from_json
@@ -40,6 +40,13 @@ class SweepJob(Record, frozen=True, kw_only=True):
     """`measured`, or the reason why the job measured nothing; None if it has not ended."""
     detail: Line = ""
     """Details of the outcome, from the scheduler or from the first failed run."""
+
+    def __post_init__(self) -> None:
+        for name in ("submitted_at", "ended_at"):
+            try:
+                datetime.fromisoformat(getattr(self, name) or "2026-11-21")
+            except ValueError:
+                raise FieldError(name, "expected a date and time that exist") from None
 
     @property
     def results_name(self) -> str:

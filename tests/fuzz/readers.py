@@ -1,4 +1,4 @@
-"""Spoils results files and baselines, and checks that readers answer in a value or in one line.
+"""Spoils stored files, and checks that readers answer in a value or in one line.
 
     python tests/fuzz/readers.py --mutations 200000
 
@@ -15,12 +15,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
+from gpuscale.records.json_text import from_json, to_json
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import decode_content
+from gpuscale.store.sweep import SweepRecord
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -28,9 +31,10 @@ from builders import results_text, shown_text
 from fuzz.mutations import mutated
 from fuzz.samples import samples
 
-READERS: dict[str, Callable[[str], Results | Baseline]] = {
+READERS: dict[str, Callable[[str], Results | Baseline | SweepRecord]] = {
     "results": decode_results,
     "baseline": decode_baseline,
+    "sweep": partial(from_json, SweepRecord),
     "either": decode_any,
 }
 NAMED = Path("file.json")
@@ -59,7 +63,8 @@ def fuzz(tally: Tally, mutations: range, seed: int) -> None:
     originals = {name: text.encode() for name, text in samples().items()}
     for number in mutations:
         rng = random.Random(f"{seed}:{number}")
-        kind = ("results", "baseline")[number % 2]
+        # A sweep in place of every tenth pair, since its format is small.
+        kind = "sweep" if number % 20 < 2 else ("results", "baseline")[number % 2]
         content = mutated(rng, originals[kind])
         for reader in (kind, "either"):
             try:
@@ -82,6 +87,10 @@ def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
     tally.values[reader] += 1
     if isinstance(value, Baseline):
         assert decode_baseline(encode_baseline(value)) == value, "reads back as another baseline"
+    elif isinstance(value, SweepRecord):
+        assert from_json(SweepRecord, to_json(value)) == value, "reads back as another sweep"
+        assert value.not_measured().keys() >= {*value.nodes} - {job.node for job in value.jobs}
+        return
     else:
         assert decode_results(results_text(value)) == value, "reads back as other results"
     if show:

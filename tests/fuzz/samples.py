@@ -15,19 +15,21 @@ from gpuscale.records import (
     ToleranceOverride,
     Tolerances,
 )
+from gpuscale.records.json_text import to_json
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.node_evidence import Port
 from gpuscale.records.probe import Probe
 from gpuscale.records.software import Library
 from gpuscale.store.codec import encode_baseline
+from gpuscale.store.sweep import SweepJob, SweepRecord
 
 _NIGHT = Night(job="17", gpus=(1, 2, 8), runs=2, injections=("data=5ms",))
 _KILLED = Failure(kind="killed", message="rank 1 was killed", rank=1, host="node1", detail="a\nb")
 
 
 def samples() -> dict[str, str]:
-    """The text of one results file and of one baseline."""
-    return {"results": results_text(_results()), "baseline": _baseline()}
+    """The text of one results file, of one baseline and of one sweep."""
+    return {"results": results_text(_results()), "baseline": _baseline(), "sweep": _sweep()}
 
 
 def _results() -> Results:
@@ -153,5 +155,27 @@ def _baseline() -> str:
             ),
             tolerances=Tolerances(overrides=(override,)),
             history=(change,),
+        )
+    )
+
+
+def _sweep() -> str:
+    began, ended = "2026-11-23T16:00:00.123+00:00", "2026-11-23T16:05:00.123+00:00"
+    first = SweepJob(
+        node="n1", number=1, job="17", submitted_at=began, ended_at=ended, outcome="measured"
+    )
+    second = replace(first, number=2, is_control=True, outcome="failed", detail="rank 1 died")
+    return to_json(
+        SweepRecord(
+            cluster="lumi",
+            partition="gpu",
+            nodes=("n1", "n2", "n3"),
+            case="bench_cases/test_gpt.py",
+            gpus=(1, 8),
+            job_s=100.0,
+            created_at=began,
+            on_verdict="mail admin",
+            jobs=(first, second),
+            states={"n3": "drained (fan)"},
         )
     )

@@ -118,15 +118,15 @@ class Difference:
     def __neg__(self) -> "Difference":
         return replace(self, value=-self.value)
 
-    def exponential(self) -> Estimate:
+    def exponential(self, confidence: float = CONFIDENCE) -> Estimate:
         """Convert the estimate and its interval from the log scale."""
-        ends = [exponential(end) for end in self.interval() or ()]
+        ends = [exponential(end) for end in self.interval(confidence) or ()]
         low, high = ends or (None, None)
         return Estimate(value=exponential(self.value), low=low, high=high)
 
-    def relative_change(self) -> Estimate:
+    def relative_change(self, confidence: float = CONFIDENCE) -> Estimate:
         """Return the estimate as a relative change; 0.02 means 2% more."""
-        factor = self.exponential()
+        factor = self.exponential(confidence)
         low, high = (None if end is None else end - 1 for end in (factor.low, factor.high))
         return Estimate(value=factor.value - 1, low=low, high=high)
 

@@ -134,10 +134,15 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
-    entries, notes = tuple(map(judged, comparison.entries)), comparison.notes
+    tonight, notes = len(names) - 1, [*comparison.notes]
+    for effect in history.nodes:
+        if tonight in effect.slow and effect.speed:
+            loss = -effect.speed.value
+            facts: Facts = {"name": effect.node, "loss": loss, "since": names[tonight]}
+            notes.append(Statement.of("slow_node", **facts))
     if history.left_out:
-        notes = (*notes, Statement.of("nights_left_out", nights=history.left_out))
-    return replace(comparison, entries=entries, notes=notes)
+        notes.append(Statement.of("nights_left_out", nights=history.left_out))
+    return replace(comparison, entries=tuple(map(judged, comparison.entries)), notes=tuple(notes))
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:

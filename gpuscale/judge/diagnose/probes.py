@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from gpuscale.analysis.statistics.distributions import t_quantile
+from gpuscale.analysis.statistics.estimates import Term, difference, grouped_log_sample
 from gpuscale.records import Cause, Probe
 from gpuscale.records.cause import Beside, ProbeChange
-from gpuscale.records.point import Estimate
 from gpuscale.records.probe import probes_for
 
 _LEAST_LOSS = 0.02
@@ -47,39 +46,31 @@ def changes_of(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[Prob
             {key: logs for key, logs in side.items() if key[: len(likeness)] == likeness}
             for side in (new, old)
         )
-        groups = [*now.values(), *then.values()]
-        df = sum(len(logs) - 1 for logs in groups)
-        if not then or not df:
+        sample = grouped_log_sample([*now.values(), *then.values()])
+        if not then or sample.variance is None:
             continue
-        squares = (sum((x - statistics.fmean(g)) ** 2 for x in g) for g in groups)
-        variance = math.fsum(squares) / df
         means = [statistics.fmean(logs) for logs in then.values()]
         for key, logs in now.items():
-            usual, error = statistics.fmean(means), variance / len(logs)
-            own_df = df
+            usual, variance, df = statistics.fmean(means), sample.variance / len(logs), sample.df
             if key in then:
-                usual, error = statistics.fmean(then[key]), error + variance / len(then[key])
+                usual = statistics.fmean(then[key])
+                variance += sample.variance / len(then[key])
             elif len(means) > 1:
                 # Healthy devices differ from one another by more than from themselves.
-                error += statistics.variance(means) * (1 + 1 / len(means))
-                own_df = len(means) - 1
+                variance += statistics.variance(means) * (1 + 1 / len(means))
+                df = len(means) - 1
             else:
                 continue
-            change = _change(statistics.fmean(logs) - usual, error, own_df, len(now))
+            term = Term(variance=variance, df=df)
+            change = difference(statistics.fmean(logs) - usual, [term]).relative_change(
+                1 - _SIGNIFICANCE / len(now)
+            )
             yield ProbeChange(
                 probe=probes[key],
                 change=change,
                 is_slower=change.value < -_LEAST_LOSS and (change.high or 0.0) < 0,
                 beside=Beside.BASELINE if key in then else Beside.OTHER_GPUS,
             )
-
-
-def _change(log_change: float, error: float, df: int, compared: int) -> Estimate:
-    half = t_quantile(1 - _SIGNIFICANCE / 2 / compared, df) * math.sqrt(error)
-    value, low, high = (
-        math.expm1(min(log_change + part, math.log(1e6))) for part in (0.0, -half, half)
-    )
-    return Estimate(value=value, low=low, high=high)
 
 
 def _logs(probes: Sequence[Probe]) -> Mapping[_Key, list[float]]:

@@ -7,7 +7,14 @@ from gpuscale.analysis.history import RowChange, RowHistory
 from gpuscale.base.errors import ExitCode
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Tone
-from gpuscale.reports.history_text import event_text, nights_text, notes, standings, verdict
+from gpuscale.reports.history_text import (
+    event_text,
+    nights_text,
+    node_table,
+    notes,
+    standings,
+    verdict,
+)
 from gpuscale.reports.page import Block, Item, Section, Subject, Table, rendered
 from gpuscale.reports.page.row_sections import causes, machines, measured_headline, place_text, rows
 from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, windows
@@ -70,7 +77,9 @@ def nights(subject: Subject) -> Section | None:
         {header: cell for header, cell in row.items() if header != "batch/GPU"}
         for row in standings(history)
     ]
-    table = Table(caption="The last night of each row against the nights before", rows=rows)
+    tables = [Table(caption="The last night of each row against the nights before", rows=rows)]
+    if history.nodes:
+        tables.append(Table(caption="The slowest nodes", rows=node_table(history)))
     blocks = []
     for event in reversed(history.events):
         text = event_text(event, history)
@@ -86,7 +95,7 @@ def nights(subject: Subject) -> Section | None:
         intro=f"{nights_text(history)}.",
         blocks=blocks,
         figures=pictures(subject, "history"),
-        tables=[table],
+        tables=tables,
         notes=[note.strip() for note in notes(history)],
     )
 
