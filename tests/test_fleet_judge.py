@@ -9,6 +9,7 @@ import pytest
 from changing import replace
 from simulated_fleet import DRIFTS, Drift, Fleet, rising, steady
 
+from gpuscale.analysis.statistics.robust import drift_levels
 from gpuscale.base.errors import FieldError
 from gpuscale.judge.fleet import judge, to_repeat
 from gpuscale.records.fleet import FleetRow, FleetVerdict, NodeState, NodeVerdict, NodeVisit
@@ -65,6 +66,19 @@ def test_nodes_at_different_hours_are_not_called_slow_for_their_hour() -> None:
     (together,) = [kind for kind in sweep.verdict.kinds if kind.gpus == 8]
     assert together.spread == pytest.approx(0.003, rel=0.4)
     assert together.nodes == 60
+
+
+def test_a_drift_goes_on_to_both_ends_of_a_sweep() -> None:
+    """Second jobs come last, with nothing after them; the mean of what is near would lag behind."""
+    fleet = Fleet(rng=random.Random(9), nodes=200, spread=0.003, noise=0.001, gpus=1)
+    places = [place / 200 for place in range(200)]
+    visits = [fleet.visit(node, 0, at) for node, at in enumerate(places)]
+    logs = [fleet.effects[node][FleetRow(gpus=1)] + 0.1 * at for node, at in enumerate(places)]
+    levels = drift_levels(visits, logs)
+    errors = [level - 0.1 * at for level, at in zip(levels, places, strict=True)]
+    # The mean of the nearest 40 would be 0.01 off at each end.
+    assert abs(statistics.fmean(errors[:5])) < 0.004
+    assert abs(statistics.fmean(errors[-5:])) < 0.004
 
 
 def test_no_node_is_sick_before_a_second_job() -> None:

@@ -1,5 +1,6 @@
 """Robust deviation, and the drift of a machine whose nodes are measured one after another."""
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import Counter
@@ -18,6 +19,8 @@ _NEAR, _OF_VISITS = (12, 40), 6
 """A level is computed from the nearest visits. `_NEAR` limits their total weight, which is
 otherwise the number of all visits divided by `_OF_VISITS`.
 """
+_ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
+"""Lever, and rise in standard errors, from which the level is continued to a moment at the end."""
 _ROUNDS = 10
 
 
@@ -41,7 +44,9 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
         for i, visit in enumerate(visits)
         if visit.is_control or not visit.job
     )
-    wanted, near = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1]), []
+    times_s = [visit.measured_at_s for visit in visits]
+    wanted = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1])
+    near, levers = list[list[int]](), list[float]()
     counts = Counter(visits[i].node for _, i, _ in usable)
     for visit in visits:
         # Its own visits would draw the level towards the node, but a second job would not.
@@ -50,12 +55,17 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
             [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
             for part in (usable[max(0, place - most) : place], usable[place : place + most])
         )
-        near.append(_nearest(visit.measured_at_s, before[-wanted:] + after[:wanted], wanted))
+        nearest = _nearest(visit.measured_at_s, before[-wanted:] + after[:wanted], wanted)
+        near.append(sorted(nearest, key=times_s.__getitem__))
+        levers.append(_lever(visit.measured_at_s, [times_s[i] for i in near[-1]]))
     own: dict[str, float] = {}
     levels: list[float] = []
     for _ in range(_ROUNDS):
         rest = [value - own.get(at.node, 0.0) for at, value in zip(visits, values, strict=True)]
-        levels = [_trimmed_mean([rest[i] for i in nearest]) for nearest in near]
+        levels = [
+            _level([rest[i] for i in nearest], lever)
+            for nearest, lever in zip(near, levers, strict=True)
+        ]
         left = [value - level for value, level in zip(values, levels, strict=True)]
         own = {
             node: statistics.fmean(left[i] for i, visit in enumerate(visits) if visit.node == node)
@@ -70,6 +80,28 @@ def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> 
     for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
         nearest += [index] * (weight if len(nearest) < wanted else 0)
     return nearest
+
+
+def _lever(at_s: float, times_s: Sequence[float]) -> float:
+    """Return how far a moment is from the middle of ordered times, in distances of their halves.
+
+    It is 0 if as many visits are near before as after; at the ends of a sweep it is about 1.
+    """
+    half = len(times_s) // 2
+    apart_s = half and statistics.fmean(times_s[-half:]) - statistics.fmean(times_s[:half])
+    lever = (at_s - statistics.fmean(times_s)) / apart_s if apart_s else 0.0
+    return max(-1.0, min(lever, 1.0)) if abs(lever) > _ONE_SIDED else 0.0
+
+
+def _level(values: Sequence[float], lever: float) -> float:
+    """Return the trimmed mean of values in the order of time, continued if they rise or fall."""
+    level, half = _trimmed_mean(values), len(values) // 2
+    if lever and half > 1:
+        early, late = values[:half], values[-half:]
+        rise = _trimmed_mean(late) - _trimmed_mean(early)
+        error = math.hypot(statistics.stdev(early), statistics.stdev(late)) / math.sqrt(half)
+        level += lever * rise if abs(rise) > _RISE_ERRORS * error else 0.0
+    return level
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:
