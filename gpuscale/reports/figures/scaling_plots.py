@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
 from typing import Literal, get_args
 
 from matplotlib.axes import Axes
@@ -158,13 +157,14 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     )
     rows = min(len(cases), MOST_CASES)
     is_alone = len(quantities) == 1
-    width_in, characters = (COLUMN_IN, 40) if is_alone else (PAGE_IN, 100)
+    width_in = COLUMN_IN if is_alone else PAGE_IN
     with drawn(measurements, width_in, 0.8 + 2.0 * rows, _notes(shown, source), left_out) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
             curves = [curve for curve in shown if curve.case == case]
-            title = wrap(", ".join((shortened(case), *_scaling_texts(curves))), characters)
-            row[0].set_title("\n".join(title), loc="left", fontweight="bold")
+            titles = (shortened(case), ", ".join(_scaling_texts(curves)))
+            title = ("\n" if is_alone else ", ").join(filter(None, titles))
+            row[0].set_title(title, loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, curves, styles)
         legend = legend_of(grid.flat, [*(curve.name for curve in shown), _IDEAL])
