@@ -41,6 +41,8 @@ class Host:
     address: str
     pid: int
     """Process id, on this machine, of the process that keeps the namespaces."""
+    network: Path
+    """Name of its network namespace in /proc, which no other one gets before the stack ends."""
 
     def start(
         self, *command: str, folder: Path, log: Path, environment: Mapping[str, str]
@@ -74,8 +76,12 @@ class Host:
 
     def kill(self) -> None:
         """End all processes of this host at once, as a power failure does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        # They end with the first one only if the host numbers its processes.
+        while here := _processes_within(self.network):
+            for pid in here:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def limit_link(self, rate: str) -> None:
         """Send no faster than `rate` (tc's words: `100mbit`); `none` lifts the limit."""
@@ -324,6 +330,17 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+def _processes_within(network: Path) -> list[int]:
+    """Numbers of the living processes in a network namespace."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        # The namespace of a process that has ended cannot be read.
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "ns/net").readlink() == network:
+                found.append(int(entry.name))
+    return found
+
+
 def within_limit(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     """Wait for a condition; whether it came true in time."""
     deadline = time.monotonic() + limit_s
@@ -347,10 +364,13 @@ def _host(
     stack.callback(process.wait)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     within_limit(lambda: bool(children.read_text().strip()))
-    host = Host(name=name, address=address, pid=int(children.read_text().split()[0]))
+    pid = int(children.read_text().split()[0])
+    network = Path(f"/proc/{pid}/ns/net")
+    # Or a kill would be of everything outside.
+    assert within_limit(lambda: network.readlink() != Path("/proc/self/ns/net").readlink())
+    stack.enter_context(network.open("rb"))
+    host = Host(name=name, address=address, pid=pid, network=network.readlink())
     stack.callback(host.kill)
-    own = Path(f"/proc/{host.pid}/ns/uts")
-    within_limit(lambda: own.readlink() != Path("/proc/self/ns/uts").readlink())
     _on(host, "hostname", name)
     _on(host, "ip", "link", "set", "lo", "up")
     return host

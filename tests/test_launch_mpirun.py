@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hosts import Host, outside_environment, processes_in, skip_without_hosts, start_hosts
+from hosts import Cluster, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
 from nccl_speaks import CASE
 
@@ -25,7 +25,7 @@ host=$1; shift
 case $host in
 {cases}
 esac
-exec env -i PATH=/usr/bin:/bin HOME=/tmp \\
+exec env -i PATH=/usr/bin:/bin HOME=/tmp TMPDIR={scratch} \\
     nsenter --target "$pid" --net --uts --mount --wd=/ -- /bin/sh -c "$*"
 """
 
@@ -40,33 +40,33 @@ class Case(Tiny):
 """
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+@contextmanager
+def open_mpi(folder: Path) -> Iterator[Cluster]:
+    """Two hosts in a job of PBS, which mpirun reaches by a remote shell."""
     skip_without_hosts(["mpirun"], "openmpi-bin")
     with ExitStack() as stack:
-        yield start_hosts(stack, tmp_path, ["n1", "n2"], own_processes=False)
+        login, *nodes = start_hosts(stack, folder, ["n1", "n2"], own_processes=False)
+        agent = folder / "remote-shell"
+        cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
+        agent.write_text(REMOTE_SHELL.format(cases=cases, scratch=folder / "scratch"))
+        agent.chmod(0o755)
+        (folder / "scratch").mkdir()
+        (folder / "nodes").write_text("n1\nn1\nn2\nn2\n")
+        environment = {
+            **outside_environment(),
+            "PBS_NODEFILE": str(folder / "nodes"),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "OMPI_MCA_plm_rsh_agent": str(agent),
+            # As on the machine that this is: two cores, however many hosts are made of them.
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        }
+        yield Cluster(directory=folder, login=login, nodes=nodes, environment=environment)
 
 
-def run_on(
-    hosts: list[Host], folder: Path, *command: str, **variables: str
-) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a job of PBS on both hosts, which mpirun reaches by a remote shell."""
-    login, *nodes = hosts
-    agent = folder / "remote-shell"
-    cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
-    agent.write_text(REMOTE_SHELL.format(cases=cases))
-    agent.chmod(0o755)
-    (folder / "nodes").write_text("n1\nn1\nn2\nn2\n")
-    environment = {
-        **outside_environment(),
-        "PBS_NODEFILE": str(folder / "nodes"),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "OMPI_MCA_plm_rsh_agent": str(agent),
-        # As on the machine that this is: two cores, however many hosts are made of them.
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        **variables,
-    }
-    return login.run(*command, folder=folder, environment=environment)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with open_mpi(tmp_path_factory.mktemp("open-mpi")) as cluster:
+        yield cluster
 
 
 ACROSS = (
@@ -76,9 +76,9 @@ ACROSS = (
 
 
 @pytest.mark.scheduler
-def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+def test_mpirun_measures_across_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, TOLD)
-    session = run_on(hosts, tmp_path, *pytest_command(*ACROSS))
+    session = cluster.run(*pytest_command(*ACROSS), folder=tmp_path)
     assert session.returncode == 0, session.stdout
     results = read_results(tmp_path / "results.jsonl")
     assert results.environment.launcher == "mpirun"
@@ -89,17 +89,19 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
     # Open MPI itself would bind two processes to a core each.
     assert [node.cpus for node in run.nodes] == [(allowed_cpus("self"),)] * 2
-    assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
+    assert processes_in(tmp_path) == []
 
 
 @pytest.mark.scheduler
 @pytest.mark.skipif(FIRST == LAST, reason="needs two CPUs")
-def test_the_site_or_a_map_binds_the_ranks_of_each_host(hosts: list[Host], tmp_path: Path) -> None:
+def test_the_site_or_a_map_binds_the_ranks_of_each_host(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
 
     def bound(binding: str) -> "subprocess.CompletedProcess[str]":
         asked = pytest_command(*ACROSS, "--cpu-bind", binding, "--results", f"{binding[:4]}.jsonl")
-        return run_on(hosts, tmp_path, *asked, OMPI_MCA_hwloc_base_binding_policy="core")
+        return cluster.run(
+            *asked, folder=tmp_path, environment={"OMPI_MCA_hwloc_base_binding_policy": "core"}
+        )
 
     for binding, cpus in (("site", HERE[:2]), (f"map_cpu:{LAST},{FIRST}", [LAST, FIRST])):
         session = bound(binding)
@@ -116,12 +118,12 @@ def test_the_site_or_a_map_binds_the_ranks_of_each_host(hosts: list[Host], tmp_p
 @pytest.mark.scheduler
 @pytest.mark.parametrize("more", [(), ("--fresh-tasks",)], ids=["keepers", "fresh-tasks"])
 def test_each_host_keeps_what_nccl_says_there(
-    hosts: list[Host], tmp_path: Path, more: tuple[str, ...]
+    cluster: Cluster, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     network = "'Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0'"
     direct = "('/GDRDMA' if socket.gethostname() == 'n1' else '')"
     write_case(tmp_path, CASE.replace("*LINES", f"*LINES, {network} + {direct}"))
-    session = run_on(hosts, tmp_path, *pytest_command(*ACROSS, *more))
+    session = cluster.run(*pytest_command(*ACROSS, *more), folder=tmp_path)
     assert session.returncode == 0, session.stdout
     (run,) = read_results(tmp_path / "results.jsonl").runs
     found = {node.host: node.connections["GDRDMA"] for node in run.nodes}
@@ -143,7 +145,7 @@ with report(samples=32, rank=int(os.environ["RANK"]) - 3) as step_done:
 
 
 @pytest.mark.scheduler
-def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+def test_mpirun_starts_a_command_per_rank_on_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COMMAND)
     nccl = tmp_path / "libnccl.so.2"
     subprocess.run(["gcc", "-shared", "-o", nccl, "-x", "c", "/dev/null"], check=True)
@@ -151,7 +153,7 @@ def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_pa
     train = ("env", f"LD_PRELOAD={nccl}", f"MAP={of_ranks}", sys.executable, "train.py")
     across = (*ACROSS, "--cpu-bind", f"map_cpu:{of_ranks}")
     command = (sys.executable, "-m", "gpuscale", "run", *across, "--", *train)
-    session = run_on(hosts, tmp_path, *command)
+    session = cluster.run(*command, folder=tmp_path)
     assert session.returncode == 0, session.stdout
     results = read_results(tmp_path / "results.jsonl")
     (run,) = results.runs
@@ -159,4 +161,4 @@ def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_pa
     assert [[library.path for library in node.libraries] for node in run.nodes] == [[str(nccl)]] * 2
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert [node.host for node in run.nodes if node.load] == ["n1", "n2"]
-    assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
+    assert processes_in(tmp_path) == []

@@ -41,6 +41,11 @@ LOST_PEER = re.compile(r"gloo|NCCL")
 LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
 """The same errors as `LOST_PEER`, but found in the last lines that a command printed."""
 
+LOST_NODE = re.compile(
+    r"(?:Node failure on|Remote daemon\s*: \S+ on node) ([\w.-]+)$", re.MULTILINE
+)
+"""What Slurm and Open MPI say of a node that they have lost."""
+
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")
 """First line of a Python traceback; torch may prefix each line of a traceback with the rank."""

@@ -216,6 +216,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
     nights = night_names(history.nights)
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     level = level_header(history)
+    has_batches = any(row.point.batch_per_gpu for row in history.rows)
     rows = []
     for row in history.rows:
         if row.nights[-1] < len(nights) - 1:
@@ -238,6 +239,8 @@ def standings(history: History) -> list[dict[str, Cell]]:
             "last change": changes[-1] if changes else "none",
             "nights": str(len(row.nights)),
         }
+        if not has_batches:
+            del texts["batch/GPU"]
         rows.append({header: Cell(text) for header, text in texts.items()})
         if row.stands_out:
             rows[-1][STANDING] = Cell(standing, tone="doubt")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from gpuscale.base.foreign_texts import OUT_OF_MEMORY
+from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.host import FAULT_SIGNALS, text_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
@@ -187,7 +187,11 @@ def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int])
 
 
 def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]) -> Failure:
-    started = directory.host_of_ranks()
+    started, log = directory.host_of_ranks(), text_of(directory.launcher_log)
+    # The launcher ends the processes on other nodes, whose last words may be lost too.
+    lost = {name.partition(".")[0] for name in LOST_NODE.findall(log)}
+    on_lost = [rank for rank in ranks if started.get(rank, "").partition(".")[0] in lost]
+    ranks = on_lost or ranks
     hosts = [started.get(rank) for rank in ranks]
     places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
     rank, what = _named(request, ranks)
@@ -195,7 +199,6 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
         f"{what} ended without a word on {places}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
-    log = text_of(directory.launcher_log)
     return Failure(kind="launch", message=message, rank=rank, host=hosts[0], detail=log)
 
 
