@@ -277,9 +277,8 @@ class Checks:
         _, output, runs = self.measure(
             "mnist_cnn", *options, "--timeout", "90", variables=variables
         )
-        yield Finding(
-            name="two ranks on one GPU, over NCCL", passed=None, said=_outcome(runs, output)
-        )
+        name = f"two ranks on one GPU, over {_nccl(self._device)}"
+        yield Finding(name=name, passed=None, said=_outcome(runs, output))
 
     def precisions(self) -> Iterator[Finding]:
         """Measure in TF32 and fp16, and with torch.compile."""
@@ -444,19 +443,23 @@ def check_nccl_log(run: Run) -> Finding:
     absent = [node.absent["nccl"] for node in run.nodes if "nccl" in node.absent]
     said = [*(f"{name} {text}" for name, text in found.items()), *absent]
     passed = "channels" in found
-    return Finding(name="NCCL's own log", passed=passed, said="; ".join(said) or "no log")
+    name = f"{_nccl(run.configuration.device)}'s own log"
+    return Finding(name=name, passed=passed, said="; ".join(said) or "no log")
+
+
+def _nccl(device: str) -> str:
+    return "RCCL" if device == "rocm" else "NCCL"
 
 
 def check_libraries(run: Run) -> Finding:
     """Check that the libraries which the rank had loaded say their versions."""
     found = {library.name: library.version for node in run.nodes for library in node.libraries}
-    wanted = "RCCL" if run.configuration.device == "rocm" else "NCCL"
+    wanted = _nccl(run.configuration.device)
     absent = [node.absent["libraries"] for node in run.nodes if "libraries" in node.absent]
     said = [*(f"{name} {version or 'of unknown version'}" for name, version in found.items())]
     passed = found.get(wanted) is not None
-    return Finding(
-        name="loaded libraries", passed=passed, said="; ".join([*said, *absent]) or "none"
-    )
+    said += [*absent, *([] if passed else [f"no version of {wanted}"])]
+    return Finding(name="loaded libraries", passed=passed, said="; ".join(said))
 
 
 def check_packages(recorded: Mapping[str, str]) -> Finding:
