@@ -145,7 +145,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a nightly run measures; most fields become options of pytest."""
+    """The work of a nightly run: cases, strategies, numbers of GPUs and other pytest options."""
 
     cases: Annotated[
         tuple[ShellWord, ...],
@@ -172,7 +172,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a nightly run is judged by: baseline and rows. Without a baseline it is not judged."""
+    """The baseline and the rows by which a nightly run is judged; without a baseline it is not."""
 
     baseline: Annotated[
         ShellWord | None,

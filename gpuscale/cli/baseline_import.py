@@ -149,7 +149,7 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def _merged(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
-    """Yield each problem once; if it occurs on several lines, its text lists the others."""
+    """Yield each problem once; the text of a repeated problem lists the other lines."""
     lines: dict[tuple[str, str], list[int]] = defaultdict(list)
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)

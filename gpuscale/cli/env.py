@@ -84,7 +84,7 @@ def _measured_with(path: Path) -> MeasuredWith:
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes, Changes]:
-    """Return the changes other than packages, and those of packages; each has important ones first.
+    """Return the changes other than packages, and the package changes, the most important first.
 
     A package that is also a field of the environment, such as torch, is not repeated.
     """

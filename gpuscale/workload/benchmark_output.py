@@ -11,13 +11,13 @@ import msgspec
 from gpuscale.base.units import format_bytes
 
 _SMALLEST_BYTES = 1 << 20
-"""Messages below 1 MiB measure latency, of which a bandwidth says little."""
+"""Smallest message, in bytes, whose bandwidth is read; smaller messages measure latency."""
 _COLLECTIVE = re.compile(r"#\s+Collective test starting:\s*(\w+)|\b(\w+)_perf\b")
 _ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+(?:\w+\s+)?(?:-?\d+\s+)?(.*)")
 _SIZE = re.compile(r"(?:\.0+)? (?=[KMGT]iB)")
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*(\S+)")
 _NUMBERS_OF_PASS = 4
-"""Time, algorithm bandwidth, bus bandwidth and the number of wrong values."""
+"""Number of values for each pass: time, algorithm bandwidth, bus bandwidth, wrong values."""
 _MLPERF = ":::MLLOG "
 
 
@@ -30,10 +30,10 @@ def positive(value: object) -> float | None:
 
 
 class NcclTests:
-    """Reads the lines of nccl-tests and rccl-tests in turn, which may be of several collectives."""
+    """Reads the lines of nccl-tests and rccl-tests in order; there may be several collectives."""
 
     def __init__(self, collective: str = "") -> None:
-        """Take the name of the collective, unless the lines say it."""
+        """`collective` is the name of the collective if the lines do not contain it."""
         self._collective = collective
 
     def bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
@@ -50,7 +50,7 @@ class NcclTests:
                 yield f"{self._collective} {format_bytes(int(row[1]))}{how}".strip(), bandwidth
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return the figures in a line: bus bandwidths by size and collective, or the average."""
+        """Return the figures in a line: bus bandwidths by size and collective, or their average."""
         if average := _AVERAGE.search(line):
             return {"busbw_gb_s": average[1]}
         return {
@@ -67,16 +67,16 @@ class _Event(msgspec.Struct):
 
 
 class Mlperf:
-    """Reads the `:::MLLOG` lines of a training in turn."""
+    """Reads the `:::MLLOG` lines of a training in order."""
 
     def __init__(self) -> None:
         self.told: dict[str, str] = {}
-        """The last value of each key."""
+        """The last value that was printed for each key."""
         self.began_at_s: float | None = None
         self.status = "not ended"
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return the time to train if the line ends a training that succeeded."""
+        """Return the time to train if the line ends a successful training; otherwise empty."""
         _, mark, rest = line.partition(_MLPERF)
         # Lines of several ranks may be mixed.
         with suppress(msgspec.DecodeError):

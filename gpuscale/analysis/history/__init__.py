@@ -109,15 +109,15 @@ class RowHistory:
     outlying: tuple[int, ...]
     """Indices of the outliers: nights that are far from the other nights on the same level."""
     last: Scaling
-    """Mean step time and throughput, or metric in their place, on the latest night."""
+    """Mean step time and throughput, or the metric judged instead, on the latest night."""
     departure: float | None
     """Relative change of throughput from earlier nights to the latest night; None if there are too
     few nights."""
     stands_out: bool
     """True if a second night like the latest one would prove a change of level."""
     is_unclear: bool
-    """True if the latest night may be slower or faster but cannot be judged yet: it is far from too
-    few earlier nights to stand out, or several of the latest nights may be slower."""
+    """True if the latest night may differ but cannot be judged yet: it is far from earlier nights
+    that are too few to prove a change, or several of the latest nights may be slower."""
     lost: LostLevel | None
     """The most recent loss; None without a loss, if later changes recovered most of it, or if the
     latest night is at least as near to the level before the loss as to the level after it."""

@@ -54,7 +54,7 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return how far each outlying baseline run's log step time is above that of the other runs.
+    """Return the signed distance of each outlying baseline run's log step time from the others.
 
     Runs are identified by allocation and index within the allocation. A run is not outlying if any
     run of the results is nearer to it than to the others, since the machine still produces such
@@ -135,7 +135,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
             # A publication that names no precision and no compiler is taken to have used none.
             plainest = sorted(now, key=_options)
             found = [(_published_differences(published, entry.point), entry) for entry in plainest]
-            rows.append(_beside_nearest(MatchedRow(key=key, published=published), found))
+            rows.append(_with_nearest(MatchedRow(key=key, published=published), found))
         elif now:
             rows += [_new_row(entry, ()) for entry in now]
         else:
@@ -144,7 +144,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return a key's published point, or else that of the strategy its strategy wraps."""
+    """Return the published point of a key or of the strategy that it wraps; None without one."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -159,7 +159,7 @@ def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[
     for entry in before:
         same = [now for now in after if now.key.configuration == entry.key.configuration]
         found = [(_entry_differences(entry, now), now) for now in same or free]
-        row = _beside_nearest(MatchedRow(key=entry.point.key, before=entry), found)
+        row = _with_nearest(MatchedRow(key=entry.point.key, before=entry), found)
         shown.append(row.after)
         yield row
     for now in after:
@@ -181,7 +181,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
     return row.blocked(Verdict.MISSING, "no_entry")
 
 
-def _beside_nearest(
+def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
     """Return the row with the most similar measured entry, or with the reason why there is none."""

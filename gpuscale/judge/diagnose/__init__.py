@@ -39,7 +39,7 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, Change], Cause]] = {
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause for each part of the step that stands out, largest lost time first."""
+    """Yield a cause for each part of the step that lost enough time to be named, largest first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):

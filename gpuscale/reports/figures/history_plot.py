@@ -165,7 +165,7 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
 
 
 def _shown(point: PointKey, cost: float) -> float:
-    """Return the samples/s, or the value of the metric in their place."""
+    """Return the samples/s, or the value of the metric that is judged instead."""
     level = level_of(point, Estimate(value=cost))
     shown = level.value or level.samples_per_s
     assert shown is not None, "a level has one of the two"

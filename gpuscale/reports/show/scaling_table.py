@@ -28,7 +28,7 @@ from gpuscale.reports.show.step_time import budget_lines
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
 _IMPLIED = ("samples/s", "efficiency")
-"""Columns whose intervals a narrow terminal lacks: those of step time and speedup say the same."""
+"""Columns shown without intervals on a narrow terminal, since other columns imply them."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that a note replaces if all rows have the same value, with the note's template."""
 _SAME_STEP_TIME = math.log(1.25)

@@ -126,7 +126,7 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
 
 
 class _Table(NamedTuple):
-    """How to read the rows of a table."""
+    """Columns and defaults by which the rows of a table are read."""
 
     columns: Sequence[TableColumn | None]
     measure: TableColumn | None
