@@ -150,11 +150,7 @@ def _searched(
 ) -> tuple[Bisection, list[str]]:
     """Search; return the finding, and the lines that describe each trial."""
     changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
-    together = [
-        change.name
-        for change, number in zip(changes, groups, strict=True)
-        if groups.count(number) > 1
-    ]
+    together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
     verb = "differ" if len(changes) > 1 else "differs"
     differing = f"{counted(len(changes), kind.noun)} {verb}{moving}"
@@ -167,28 +163,22 @@ def _searched(
             # The error says it.
             return
         seen = [("from", None), *((step.answer.value, step.speed) for step in steps or ())]
-        reason = ""
         if steps is None:
-            sides = [side for side in sides if side in turns.broken][:1]
-            seen, reason = [("no number", None)], f" ({lab.failure})"
-        names = [[changes[at].name for at in sorted(side)] for side in sides]
+            sides, seen = [*turns.broken.intersection(sides)][:1], [("no number", None)]
+        names = ([changes[at].name for at in sorted(side)] for side in sides)
         rows = [(name, *row) for name, row in zip(names, seen, strict=True)]
         left_s = lab.made_s / number * (most - number)
         left = f", at most {format_seconds(left_s)} left" if left_s else ""
         trial = f"trial {number} of at most {most}"
-        text = f"{trial_text(rows, is_ordered=kind.is_ordered)}{reason}"
+        text = trial_text(rows, is_ordered=kind.is_ordered)
+        text += "" if steps else f" ({lab.failure})"
         told.extend((trial, text))
         remark(f"{trial}{left}\n{text}")
 
     turns = Turns(lab.make_run, plan)
-    search = Search(
-        turns=turns,
-        groups=groups,
-        most_trials=most,
-        is_ordered=kind.is_ordered,
-        tell=tell,
-    )
-    found = search.run()
+    found = Search(
+        turns=turns, groups=groups, most_trials=most, is_ordered=kind.is_ordered, tell=tell
+    ).run()
     if found is None:
         side = "GOOD" if frozenset() in turns.broken else "BAD"
         problem = f"{side} gives no number: {lab.failure}"
@@ -247,10 +237,9 @@ def _validated(
     if (fewest_most := options.runs or _DEFAULT_PLAN)[0] is None:
         raise UsageError("--runs: a trial needs room to decide; write --runs 3:8")
     fewest, most = fewest_most
-    if arguments.trials is not None and arguments.trials < 1:
-        raise UsageError(f"--trials: {arguments.trials} is too few; give at least 1")
-    if arguments.time is not None and not arguments.time > 0:
-        raise UsageError(f"--time: {arguments.time:g} is no time; give minutes above 0")
+    for flag, budget in (("--trials", arguments.trials), ("--time", arguments.time)):
+        if budget is not None and not budget > 0:
+            raise UsageError(f"{flag}: {budget:g} allows no run; give a number above 0")
     name = Path(measured[0]).name
     if is_command and "/" in measured[0] and name.startswith(("python", "torchrun", "accelerate")):
         problem = f"{measured[0]} is that of one environment in every trial"

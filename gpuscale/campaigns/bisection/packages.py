@@ -18,7 +18,6 @@ from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Change, Kind, S
 from gpuscale.campaigns.bisection.sides import Side, differences_elsewhere
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.software import normalised
-from gpuscale.store.files import file_errors
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -182,15 +181,13 @@ class Packages(Kind):
     def _lend(self, place: Path) -> None:
         """Let an environment import gpuscale and its dependencies; its own packages come first."""
         folder = self._folder / "gpuscale_needs"
-        with file_errors(folder):
-            if not folder.exists():
-                folder.mkdir()
-                source = Path(gpuscale.__file__).parent
-                for file in (source, *_needed_files({change.name for change in self.changes})):
-                    link = folder / file.name
-                    if not link.exists():
-                        link.symlink_to(file)
-            (_site(place) / _PTH).write_text(f"{folder.absolute()}\n")
+        if not folder.exists():
+            folder.mkdir()
+            source = Path(gpuscale.__file__).parent
+            files = {source, *_needed_files({change.name for change in self.changes})}
+            for file in files:
+                (folder / file.name).symlink_to(file)
+        (_site(place) / _PTH).write_text(f"{folder.absolute()}\n")
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
