@@ -71,6 +71,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
     assert (run.key.label, run.batch_per_gpu) == ("train/command on 2 GPUs", 4)
     assert run.configuration.command == joined(command)
     assert "::test_command[command-2gpus-run1] PASSED" in output
+    assert "\nbenchmark: " not in output
     assert run.configuration.precision is None
     assert "was not checked: train/command" in " ".join(output.split())
     assert not processes_in(tmp_path)

@@ -27,10 +27,11 @@ class CommandItem:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(self) -> Generator[None, Any, list[list[str]]]:
-        """Remove pytest's configuration file from the header, since commands use none."""
+        """Remove from the header what does not concern commands: settings, and another timer."""
         parts = yield
         lines = [[part] if isinstance(part, str) else part for part in parts]
-        return [[line for line in part if not line.startswith("configfile:")] for part in lines]
+        others = ("configfile:", "benchmark:")
+        return [[line for line in part if not line.startswith(others)] for part in lines]
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Locate the test by its case, since pytest would print this module's path for each run."""
