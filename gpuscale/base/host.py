@@ -115,10 +115,7 @@ def processes_with(variable: str) -> set[int]:
 def end_descendants(
     grace_s: float, *, variable: str | None = None, spared: int | None = None
 ) -> None:
-    """End descendants and processes with `variable` (`NAME=value`), but not `spared`.
-
-    They get SIGTERM, and SIGKILL if they have not ended after `grace_s` seconds.
-    """
+    """End descendants and processes with `variable`, but not `spared`: SIGTERM, then SIGKILL."""
 
     def living() -> set[int]:
         named = processes_with(variable) if variable else set()

@@ -29,8 +29,7 @@ class PortCounter:
     kind: PortKind
     """Kind of port that has the counter; RoCE ports also have InfiniBand's counters."""
     folder: str
-    """Folder of the counter's file, relative to the port's folder; empty if it is the same folder.
-    """
+    """Folder of the counter's file, relative to the port's folder; empty for that folder."""
     name: str
     words: str
     bits: int

@@ -40,8 +40,7 @@ _MOST_UNKNOWN = 15
 """Number of successive polls that may fail to find a job in Slurm before the job counts as lost."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
-"""Number of control nodes, which are measured in turn, and of jobs between two such measurements.
-"""
+"""Number of control nodes, measured in turn, and number of jobs from one control to the next."""
 
 
 class Sweep:

@@ -140,8 +140,8 @@ class Option:
     in_training: bool = False
     """True if the option changes how gpuscale trains a case, and so has no effect on commands."""
     for_all_cases: bool = False
-    """True if cluster jobs set the option for all cases; it is then ignored for commands, not
-    refused."""
+    """True if cluster jobs set the option for all cases; commands ignore it instead of refusing it.
+    """
 
     @property
     def dest(self) -> str:

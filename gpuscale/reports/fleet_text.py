@@ -49,8 +49,7 @@ class SweepView:
     exclude: str
     """The sick nodes, in the format of `--exclude`."""
     clock_errors_s: Mapping[str, float]
-    """Seconds by which a node's clock is ahead of the clock of the sweep; negative if it is behind.
-    """
+    """Seconds by which a node's clock is ahead of the clock of the sweep; negative if behind."""
 
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:

@@ -69,8 +69,7 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction of metrics whose names do not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Kind of scaling of printed times: the work per GPU is constant (`weak`), or the total
-    (`strong`)."""
+    """Kind of scaling of printed times: constant work per GPU (`weak`) or in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:

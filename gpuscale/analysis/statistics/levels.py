@@ -34,8 +34,7 @@ _FEW_NIGHTS = 9
 quantile of t would be too large; medians are used then."""
 _FEW_DEVIATIONS = 2.42
 _OF_FEW_NIGHTS = 6.5
-"""If nights are few, the smallest step is `_FEW_DEVIATIONS` * (1 + `_OF_FEW_NIGHTS` / nights)
-deviations."""
+"""The smallest step from few nights, in deviations: `_FEW_DEVIATIONS` * (1 + this / nights)."""
 _FEWEST_LASTING = 3
 """Minimum number of nights on a new level for the t test."""
 _LASTING_CONFIDENCE = 1 - 1e-5

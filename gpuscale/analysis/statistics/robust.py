@@ -16,9 +16,8 @@ _OUTLYING = 3.5
 _CONTROL_WEIGHT = 4
 """Weight of a visit to a control node, which is visited repeatedly, so that its level is known."""
 _NEAR, _OF_VISITS = (12, 40), 6
-"""A level is computed from the nearest visits. `_NEAR` limits their total weight, which is
-otherwise the number of all visits divided by `_OF_VISITS`.
-"""
+"""Limits of the total weight of the nearest visits that determine a level; between the limits, it
+is the number of all visits divided by `_OF_VISITS`."""
 _ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
 """Lever, and rise in standard errors, from which the level is continued to a moment at the end."""
 _ROUNDS = 10

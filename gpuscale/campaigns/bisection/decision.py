@@ -15,8 +15,7 @@ from gpuscale.records import Estimate
 Applied = frozenset[int]
 """The changes applied in an environment, by index; all others are as in the good environment."""
 MakeRun = Callable[[Applied], float | None]
-"""Function that makes a run in an environment and returns its log step time; None if the run
-failed."""
+"""Function that makes a run in an environment; it returns the log step time, or None on failure."""
 
 _PRIOR_DF = 6.0
 """Largest weight, in degrees of freedom, of the noise in earlier trials."""

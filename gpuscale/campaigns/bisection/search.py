@@ -24,8 +24,7 @@ from gpuscale.campaigns.bisection.decision import (
 from gpuscale.records.bisection import Bisection, Finding, Reason
 
 _AT_FIRST = Limits(slower=0.01, like=0.02)
-"""Limits of the first trial: a loss below `slower` is not searched; below `like`, both sides are
-equal."""
+"""Limits of the first trial: losses below `slower` are not searched, below `like` there is none."""
 _SLOWER, _LIKE, _EXPLAINED = 0.1, 0.25, 1 / 3
 """Fractions of the loss: minimum for a culprit, maximum in a half that is not searched, and maximum
 that may remain without the culprits."""

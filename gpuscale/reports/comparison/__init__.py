@@ -33,8 +33,8 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """Names of the rows, and an example if their numbers differ: `both rows, for example on 4
-    GPUs`."""
+    """Names of the rows, and the example shown if they differ: `both rows, for example on 4 GPUs`.
+    """
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]

@@ -13,8 +13,7 @@ class Source(NamedTuple):
 
     words: str
     sessions: Callable[[Path, str], Iterator[Session]]
-    """Function that yields the sessions in a file's text; DecodeError if the file is not the
-    tool's."""
+    """Function that yields the sessions in a text; DecodeError if it is not a file of the tool."""
     endings: tuple[str, ...]
     """Suffixes by which the tool's files are found in folders."""
 

@@ -43,8 +43,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 is the same as `/`, and `number of`, `num`, `no.`, `n` and `# ` are the same as `#`."""
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 MEASURES = ("throughput", "throughput_per_gpu", "step_time", "step_rate", "epoch_time", "time")
-"""Columns with measurements, in order of preference; throughputs first, since they exclude
-start-up."""
+"""Columns with measurements, best first: throughputs come first, since they exclude start-up."""
 TIMES = ("step_time", "epoch_time", "time")
 COUNTS = {
     **dict.fromkeys(("gpus", "nodes"), Gpus),
