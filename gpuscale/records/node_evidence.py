@@ -101,4 +101,4 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
     absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
     """Reasons why evidence could not be read."""
     cost_s: Seconds | None = None
-    """Time that taking the evidence took."""
+    """Time taken to collect the evidence."""
