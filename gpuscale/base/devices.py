@@ -12,7 +12,7 @@ class GpuKind(NamedTuple):
     tool: str
     """Command that lists the GPUs."""
     variable: str
-    """Environment variable that chooses among the GPUs."""
+    """Environment variable that selects the visible GPUs."""
 
 
 GPU_KINDS: Mapping[str, GpuKind] = {

@@ -59,7 +59,7 @@ class Sweep:
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued, self._patience_s = most_queued, patience_s
         self._given_up: set[str] = set()
-        """Nodes with a job that measured nothing since this process began."""
+        """Nodes given up: since this process began, a job on them has ended without results."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
         self._visits, self._past = visits_of(folder, record), past_visits(folder, record)

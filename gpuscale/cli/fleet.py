@@ -226,7 +226,7 @@ def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
 
 
 def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> int:
-    """Measure what a sweep has not measured yet, then judge it."""
+    """Measure the nodes that the sweep has not measured yet; judge it; return the exit code."""
     place, environment = folder.absolute(), job_environment(None)
 
     def submit(job: SweepJob, name: str) -> str:
@@ -253,7 +253,7 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 
 
 def view_of_sweep(folder: Path) -> SweepView:
-    """Judge the sweep in a folder, also by comparison with earlier sweeps of the same kind."""
+    """Judge the sweep in a folder, with earlier sweeps of the same kind for comparison."""
     record = read_sweep(folder)
     verdict = judge(
         visits_of(folder, record),

@@ -223,7 +223,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 
 
 def run_s(measured: Measured) -> float:
-    """Return the estimated time of a run with its start, in seconds."""
+    """Return the estimated duration of a run, including its start-up, in seconds."""
     windows_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
     return windows_s + _BESIDE_RUN_S[measured.device]
 

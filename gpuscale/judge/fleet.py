@@ -31,7 +31,7 @@ from gpuscale.records.fleet import (
 )
 
 FEWEST_NODES = 4
-"""Minimum number of nodes of a kind that are needed to judge nodes of this kind."""
+"""Minimum number of nodes of one kind that is needed to judge any of them."""
 SMALLEST_LOSS = math.log(1.015)
 """Nodes with a smaller loss (log step time) are never called sick."""
 _NEVER_HEALTHY = math.log(1.5)

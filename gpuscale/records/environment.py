@@ -176,4 +176,4 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Hosts with the new values; empty if all nodes have them."""
     of_nodes: int | None = None
-    """Number of nodes whose value is known; None if the value is not one of single nodes."""
+    """Number of nodes whose value is known; None if it is not recorded per node."""

@@ -43,7 +43,7 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
-    """True if changes are relative to the baseline's step time because the metric may be 0."""
+    """True if changes are relative to the baseline's step time, for a metric that may be 0."""
 
 
 class OpenMetric(Record, frozen=True, kw_only=True):

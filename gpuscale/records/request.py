@@ -92,7 +92,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
     cpu_bind: str = UNBOUND
-    """The CPUs of ranks: `site`, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
+    """Binding of ranks to CPUs: the `site`'s, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
 
     @property
     def key(self) -> EntryKey:

@@ -15,7 +15,7 @@ FigureReader = Callable[[str], Mapping[str, str | float]]
 
 
 class KnownFigures(NamedTuple):
-    """Figures of a benchmark that gpuscale knows by name."""
+    """How to read the figures of a benchmark that `--figure` accepts by name: `nccl-tests`."""
 
     metrics: tuple[str, ...]
     """Metrics that every run prints; the output names any further metrics."""

@@ -156,7 +156,7 @@ class History:
     left_out: tuple[str, ...] = ()
     """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
     nodes: tuple[NodeEffect, ...] = ()
-    """Effect of each node, the slowest first, if the nights ran on several."""
+    """Effect of each node, the slowest first; empty if all nights ran on the same one."""
     as_measured: "History | None" = None
     """The history with nights on slow nodes counted as measured; None if no node is slow. In this
     history, such nights count as if the node were as fast as the others."""

@@ -39,12 +39,12 @@ speedup counts only if the step time supports it, and its p-value is then far be
 
 
 def relative_fall(gain: float) -> float:
-    """Return the relative loss of a quantity that should be large; `gain` is log(now / then)."""
+    """Return 1 - now / then of a quantity that should be large; `gain` is log(now / then)."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """Return the relative loss of a quantity that should be small; `gain` is log(then / now)."""
+    """Return now / then - 1 of a quantity that should be small; `gain` is log(then / now)."""
     return exponential(-gain) - 1
 
 
@@ -257,7 +257,7 @@ class Judgement:
 
 
 CREDIBLE = 3
-"""Largest prediction of further runs that is trusted, as a multiple of the runs made so far."""
+"""Largest ratio of predicted further runs to runs made for which the prediction is trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -319,11 +319,11 @@ def gain_of(
 ) -> Difference:
     """Estimate the gain of the current side over the baseline (a logarithm if the values are).
 
-    With A allocations and R runs on each side, the variance between allocations is multiplied by
-    1/A_baseline + 1/A_current, and the variance between runs by 1/R_baseline + 1/R_current. The
-    former variance is declared or, if the baseline has enough allocations, estimated with the
-    declared variance as prior. `deviation` is the declared deviation of the value,
-    `deviation_apart` that of each term of a ratio whose samples come from different allocations.
+    Its variance, with A allocations and R runs on each side, is that between allocations times
+    1/A_baseline + 1/A_current, plus that between runs times 1/R_baseline + 1/R_current. The
+    variance between allocations is declared or, if the baseline has enough of them, estimated with
+    the declared one as prior. `deviation` is the declared standard deviation of the value, and
+    `deviation_apart` that of each term of a ratio whose terms come from different allocations.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)

@@ -27,7 +27,7 @@ _AS_LARGE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEvidence:
-    """Evidence on one configuration and number of GPUs: runs whose steps are divided into parts."""
+    """Evidence for the causes of a loss, for one configuration on one number of GPUs."""
 
     key: PointKey
     before: tuple[Step, ...]

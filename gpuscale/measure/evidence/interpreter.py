@@ -199,7 +199,7 @@ def _import_folders(place: Path, program: str, python: re.Match[str] | None) -> 
 
 
 def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
-    """Return the constants in a package's `version.py`, which has more than its metadata."""
+    """Return the constants in a package's `version.py`, some of which its metadata lacks."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
             found = _TOLD.findall(file.read(_HEAD_CHARACTERS))

@@ -93,7 +93,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield the ports with the growth of their counters, and the lower of their two data rates."""
+    """Yield each port with the growth of its counters and the lower of its two data rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")

@@ -93,8 +93,8 @@ class LocalLauncher(Launcher):
     def misfits(self, requests: Sequence[RunRequest]) -> Sequence[str]:
         """Check without GPUs that models accept their batches; return messages for wrong shapes.
 
-        Three kinds are not checked: commands, cases with real data, whose shapes are unknown, and
-        models in blocks, which need no `forward`. Checks that take too long are abandoned.
+        Three kinds of request are not checked: commands, cases with real data, whose shapes are
+        unknown, and models in blocks, which need no `forward`. Slow checks are abandoned.
         """
         if not (tried := _one_of_each(requests)):
             return ()

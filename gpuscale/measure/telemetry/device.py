@@ -66,7 +66,7 @@ class Device:
         return self._handle
 
     def number(self, field: Field, query: Query) -> Any:
-        """Return the answer to one of a counter's queries, in gpuscale's unit."""
+        """Ask the device for a field by one of its queries; return it in the field's unit."""
         answer = self._smi.answer(query, self.asked(field))
         if field.reduce == "shares":
             return clock_events(int(answer))

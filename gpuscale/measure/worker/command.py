@@ -72,7 +72,7 @@ def main(folder: str) -> None:
 
 
 def _stand_by(place: Place) -> None:
-    """Wait until the command that another node started has enough windows; record its software."""
+    """Record the software of this node's part of a command that another node started and times."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():

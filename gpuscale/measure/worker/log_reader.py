@@ -287,7 +287,7 @@ class LogReader:
         return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """Describe the end of the process that made the command end; if unknown, of the command."""
+        """Describe the end of the process that ended the command, or if unknown of the command."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 

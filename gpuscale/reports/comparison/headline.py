@@ -294,7 +294,7 @@ def _words(row: Row) -> list[Words]:
 
 
 def _changed(comparison: Comparison) -> str:
-    """List environment changes between the sides, and those in nightly runs that began a loss."""
+    """List changes of the environment between the sides, and on the nights when losses began."""
     found = [
         _listed(note.facts["changes"])
         for note in comparison.notes

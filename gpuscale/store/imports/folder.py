@@ -26,7 +26,7 @@ class _State(msgspec.Struct):
     more_is_better: dict[str, bool] = {}
     """Direction of each metric by name: True if more is better."""
     units: dict[str, list[str]] = {}
-    """Units of each row's metric, in the order in which they were imported."""
+    """Units in which each row, by its label, was imported, in that order."""
     files: dict[str, tuple[int, int]] = {}
     """Size and modification time (ns) of each imported file, by path."""
 
