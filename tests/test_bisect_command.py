@@ -172,6 +172,21 @@ def test_packages_that_pin_each_other_are_neighbours(site: Path) -> None:
     assert made_for(made, names.index("nozzle")).exists()
 
 
+def test_wheels_of_a_folder_are_named_by_their_versions(site: Path) -> None:
+    other = site / "rebuilt"
+    other.mkdir()
+    wheel(other, "gears", 1, f"DELAY_S = {SLOW_S}\n")
+    built = "gears-1-py3-none-any.whl"
+    for side, version, folder in (("good", 1, site / "wheels"), ("bad", 2, other)):
+        lens = (site / "wheels" / f"lens-{version}-py3-none-any.whl").as_uri()
+        pins = f"lens @ {lens}\ngears @ {(folder / built).as_uri()}\n"
+        (site / f"{side}.txt").write_text(pins)
+    texts = {change.name: change.text for change in environments(site).changes}
+    assert texts["lens"] == "lens 1 → 2"
+    assert (site / "wheels" / built).as_uri() in texts["gears"]
+    assert (other / built).as_uri() in texts["gears"]
+
+
 def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> None:
     (site / "wheels" / "lens-2-py3-none-any.whl").write_bytes(b"no archive")
     (site / "wheels" / "gears-2-py3-none-any.whl").unlink()

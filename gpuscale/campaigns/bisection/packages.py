@@ -21,6 +21,8 @@ from gpuscale.records.software import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_WHEEL = re.compile(r"/[^/-]+-([^/-]+)-[^/]*\.whl\b")
+"""A wheel's path or address; the group is its version."""
 _NOT_OF_A_PACKAGE = {
     NO_INDEX: "uv cannot reach the index; give --wheelhouse DIR (pip download -r FILE -d DIR)",
     DISK_FULL: "the disk is full, so uv makes no environment; free some space, and run it again",
@@ -217,6 +219,8 @@ def _site(place: Path) -> Path:
 
 def _change(name: str, before: str | None, after: str | None) -> Change:
     versions = [_version(line) for line in (before, after)]
+    if versions[0] == versions[1]:  # two builds of one version
+        versions = [str(before), str(after)]
     remedy = f"keep {before}" if before else f"leave out {name}"
     return Change(name=name, text=f"{name} {' → '.join(versions)}", remedy=remedy)
 
@@ -224,4 +228,6 @@ def _change(name: str, before: str | None, after: str | None) -> Change:
 def _version(line: str | None) -> str:
     if line is None:
         return "none"
+    if wheel := _WHEEL.search(line):
+        return wheel[1]
     return re.sub(r"^.*?(===?|@) *", "", line) if re.search("==|@", line) else line
