@@ -310,7 +310,9 @@ class Img(rfm.RunOnlyRegressionTest):
 def test_reports_and_logs_of_a_real_reframe_are_imported(tmp_path: Path) -> None:
     (tmp_path / "site.py").write_text(SITE)
     command = [str(Path(sys.executable).with_name("reframe")), "-c", "site.py", "-r"]
-    variables = {**os.environ, "RFM_REPORT_FILE": str(tmp_path / "report.json")}
+    # ReFrame leaves a log in the temporary folder.
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    variables["RFM_REPORT_FILE"] = str(tmp_path / "report.json")
     subprocess.run(command, cwd=tmp_path, env=variables, check=True, stdout=subprocess.DEVNULL)
     for number, source in enumerate(("report.json", "perflogs")):
         nights = tmp_path / f"nights{number}"
@@ -328,7 +330,8 @@ def test_references_of_a_real_reframe_are_a_baseline_with_their_own_thresholds(
     for rate in (70, 97):
         site = SITE.replace("97 *", f"{rate} *").replace("-0.9", "-0.1")
         (tmp_path / "site.py").write_text(site)
-        variables = {**os.environ, "RFM_REPORT_FILE": str(tmp_path / f"{rate}.json")}
+        report = str(tmp_path / f"{rate}.json")
+        variables = {**os.environ, "RFM_REPORT_FILE": report, "TMPDIR": str(tmp_path)}
         command = [reframe, "-c", "site.py", "-r"]
         subprocess.run(command, cwd=tmp_path, env=variables, check=False, stdout=subprocess.DEVNULL)
     asked = ("baseline", "import", "reframe", str(tmp_path / "97.json"))
