@@ -44,7 +44,7 @@ LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
 LOST_NODE = re.compile(
     r"(?:Node failure on|Remote daemon\s*: \S+ on node) ([\w.-]+)$", re.MULTILINE
 )
-"""What Slurm and Open MPI say of a node that they have lost."""
+"""Messages of Slurm and Open MPI about a node that they have lost; the group is its name."""
 
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")

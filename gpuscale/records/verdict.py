@@ -201,7 +201,7 @@ class EntryVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and when one side of a comparison was measured; unknown fields are empty or None."""
+    """Place and time of the runs of one side of a comparison; unknown fields are empty or None."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how the runs of one environment are started."""
+    """Interpreter, working folder and variables with which an environment's runs are started."""
 
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables to set; None removes one."""

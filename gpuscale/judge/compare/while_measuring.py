@@ -56,7 +56,7 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """Whether a row needs more runs in a session, and if not, why."""
+    """Decision whether a row needs more runs in a session, with the reason if it does not."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"
