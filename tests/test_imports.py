@@ -231,8 +231,9 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
             "all_reduce_perf.log",
             NCCL,
             [
-                ("all_reduce 32.0 MiB in place/busbw_gb_s on 2 GPUs", 60.56),
-                ("all_reduce 32.0 MiB/busbw_gb_s on 2 GPUs", 60.31),
+                ("all_reduce_perf/32MiB_gb_s on 2 GPUs", 60.31),
+                ("all_reduce_perf/32MiB_in_place_gb_s on 2 GPUs", 60.56),
+                ("all_reduce_perf/busbw_gb_s on 2 GPUs", 40.6),
             ],
         ),
         ("mlperf", "result_0.txt", MLPERF, [("resnet/time_to_train_s on 1 GPU", 1000.0)]),

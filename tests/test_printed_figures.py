@@ -158,7 +158,7 @@ else:
         RunDirectory(path=tmp_path / "run"),
     )
     assert figures is not None
-    assert figures.values == {"images_per_s": 50.0}
+    assert figures.values == (("images_per_s", 50.0),)
 
 
 def test_a_case_in_a_file_has_figures_too(tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_bus_bandwidths_are_judged_by_size_and_collective(
     command, known = "sh print.sh", {"figure": "nccl-tests"}
     assert run_command(tmp_path, command, *options, "6", **known)[0] == 0
     recorded = [run.key.name for run in read_results(tmp_path / "r.jsonl").runs]
-    metrics = ("busbw_gb_s", "all_gather_1MiB_gb_s", "all_gather_1MiB_in_place_gb_s")
-    more = ("all_reduce_32MiB_gb_s", "all_reduce_32MiB_in_place_gb_s")
-    assert recorded == [f"site/{metric}" for metric in (*metrics, *more)] * 6
+    sizes = ("all_reduce_32MiB", "all_gather_1MiB")
+    printed = [f"site/{size}{place}_gb_s" for size in sizes for place in ("", "_in_place")]
+    assert recorded == ["site/busbw_gb_s", *printed] * 6
     assert main(["baseline", "record", "r.jsonl", "-o", "b.json", "--cluster", "here"]) == 0
     # One size is slower, and the average as printed is not.
     Path("log").write_text(NCCL.format(large="48.$(date +%N | cut -c8)1", small="14.07"))

@@ -157,10 +157,11 @@ class RunMaker:
 
 def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
     """Yield one run for each metric that the command printed; without metrics, the run itself."""
-    for asked in request.with_metrics(figures.values if figures else ()).by_metric:
+    values = dict(figures.values) if figures else {}
+    for asked in request.with_metrics(values).by_metric:
         metric, measured = asked.configuration.metric, run.measured
         if metric is not None and figures is not None and run.failure is None:
-            measured = {metric.name: figures.values[metric.name]}
+            measured = {metric.name: values[metric.name]}
         yield replace(run, configuration=asked.configuration, measured=measured)
 
 

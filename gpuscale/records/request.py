@@ -246,5 +246,6 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class FigureOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Values that one process of a command printed, or the reason why one is missing."""
 
-    values: Mapping[str, float]
+    values: tuple[tuple[str, float], ...]
+    """Metrics with their values, in the order of the output."""
     failure: Failure | None = None

@@ -32,14 +32,20 @@ def positive(value: object) -> float | None:
 class NcclTests:
     """Reads the lines of nccl-tests and rccl-tests in order; there may be several collectives."""
 
-    def __init__(self, collective: str = "") -> None:
-        """`collective` is the name of the collective if the lines do not contain it."""
-        self._collective = collective
+    def __init__(self) -> None:
+        self.collective = ""
+        """The collective that was named last; older versions name none."""
 
-    def bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
-        """Yield name and bus bandwidth of each pass in a line: out of place, then in place."""
+    def figures(self, line: str) -> dict[str, str | float]:
+        """Return the figures in a line: bus bandwidths by collective and size, or their average."""
+        if average := _AVERAGE.search(line):
+            return {"busbw_gb_s": average[1]}
+        return dict(self._bandwidths(line))
+
+    def _bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
+        """Yield the bus bandwidths of a line's two passes: out of place, then in place."""
         if told := _COLLECTIVE.search(line):
-            self._collective = (told[1] or told[2]).removesuffix("_perf")
+            self.collective = (told[1] or told[2]).removesuffix("_perf")
         row = _ROW.fullmatch(line)
         if row is None or int(row[1]) < _SMALLEST_BYTES:
             return
@@ -47,16 +53,8 @@ class NcclTests:
         for place, how in enumerate(("", " in place")):
             of_pass = numbers[place * _NUMBERS_OF_PASS :][:_NUMBERS_OF_PASS]
             if len(of_pass) == _NUMBERS_OF_PASS and (bandwidth := positive(of_pass[2])):
-                yield f"{self._collective} {format_bytes(int(row[1]))}{how}".strip(), bandwidth
-
-    def figures(self, line: str) -> dict[str, str | float]:
-        """Return the figures in a line: bus bandwidths by size and collective, or their average."""
-        if average := _AVERAGE.search(line):
-            return {"busbw_gb_s": average[1]}
-        return {
-            f"{_SIZE.sub('', name).replace(' ', '_')}_gb_s": bandwidth
-            for name, bandwidth in self.bandwidths(line)
-        }
+                size = _SIZE.sub("", format_bytes(int(row[1])))
+                yield f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_"), bandwidth
 
 
 class _Event(msgspec.Struct):

@@ -46,9 +46,9 @@ class FigureReader(LogReader):
         try:
             if lacking := self.told_so_far():
                 raise self.failed(lacking, "unread")
-            values = {name: self._number(name, text) for name, text in self.found.items()}
+            values = tuple((name, self._number(name, text)) for name, text in self.found.items())
         except CommandError as error:
-            return FigureOutcome(values={}, failure=error.failure)
+            return FigureOutcome(values=(), failure=error.failure)
         return FigureOutcome(values=values)
 
     def _number(self, name: str, text: str | float) -> float:
