@@ -78,7 +78,6 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     placement = Placement(hosts=("a", "b"), ranks=7, ranks_per_host=4)
     assert OpenMpi().arguments(["python", "task.py"], placement) == [
         *("mpirun", "-np", "7", "--host", "a:4,b:3", "--map-by", "slot", "--bind-to", "none"),
-        *("--stdin", "all"),
         *("-x", "NCCL_DEBUG", "-x", "PATH", "-x", "PYTHONPATH"),
         *("python", "task.py"),
     ]

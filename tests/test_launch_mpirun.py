@@ -45,7 +45,7 @@ def open_mpi(folder: Path) -> Iterator[Cluster]:
     """Two hosts in a job of PBS, which mpirun reaches by a remote shell."""
     skip_without_hosts(["mpirun"], "openmpi-bin")
     with ExitStack() as stack:
-        login, *nodes = start_hosts(stack, folder, ["n1", "n2"], own_processes=False)
+        _, *nodes = start_hosts(stack, folder, ["n1", "n2"], own_processes=False)
         agent = folder / "remote-shell"
         cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
         agent.write_text(REMOTE_SHELL.format(cases=cases, scratch=folder / "scratch"))
@@ -60,7 +60,8 @@ def open_mpi(folder: Path) -> Iterator[Cluster]:
             # As on the machine that this is: two cores, however many hosts are made of them.
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
         }
-        yield Cluster(directory=folder, login=login, nodes=nodes, environment=environment)
+        # As in a job of LSF or PBS, whose script runs on the first of its hosts.
+        yield Cluster(directory=folder, login=nodes[0], nodes=nodes, environment=environment)
 
 
 @pytest.fixture(scope="module")

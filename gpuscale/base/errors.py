@@ -1,5 +1,6 @@
 """Exceptions for expected failures; messages say what happened, where, and how to fix it."""
 
+import signal
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from importlib.util import find_spec
@@ -30,6 +31,14 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     known = [*known]
     close = get_close_matches(name[:60], known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"{otherwise} {', '.join(known)}"
+
+
+class RunTerminated(BaseException):
+    """Raised by SIGTERM or SIGHUP during a run; the ranks are ended as the exception propagates."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
 
 
 class GpuscaleError(Exception):

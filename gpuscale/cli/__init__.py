@@ -15,7 +15,14 @@ from keyword import iskeyword
 from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
-from gpuscale.base.errors import MEASURING, READING, ExitCode, GpuscaleError, require_packages
+from gpuscale.base.errors import (
+    MEASURING,
+    READING,
+    ExitCode,
+    GpuscaleError,
+    RunTerminated,
+    require_packages,
+)
 from gpuscale.base.printable import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
@@ -78,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return 128 + 2
+    except RunTerminated as error:
+        return 128 + error.number
     except Exception:
         # Python's own exit code for a crash is 1, which here means "regressed".
         _say(f"{traceback.format_exc()}gpuscale: this is a bug; please report the lines above")

@@ -14,7 +14,6 @@ from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_bytes, format_seconds
 from gpuscale.cli.inputs import add_device, add_text_or_json, case_class
 from gpuscale.measure.largest_batch import FEW_STEPS, Try, tries
-from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
@@ -76,17 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     # A peak is resident memory with that of the start, so it may exceed the limit.
     each_has = f", {limit} of address space each beyond its start; peaks: with it" if limit else ""
     _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
-    try:
-        for attempt in tries(
-            make_run,
-            first=size.batch,
-            unit=arguments.gpus if strong else 1,
-            most=samples if strong else samples // arguments.gpus,
-        ):
-            made.append(attempt)
-            _say(arguments, _line(attempt))
-    except RunTerminated as terminated:
-        return 128 + terminated.number
+    for attempt in tries(
+        make_run,
+        first=size.batch,
+        unit=arguments.gpus if strong else 1,
+        most=samples if strong else samples // arguments.gpus,
+    ):
+        made.append(attempt)
+        _say(arguments, _line(attempt))
     fitting = [attempt.batch for attempt in made if attempt.fits]
     if not fitting:
         raise UsageError(f"{first.key.label}: not even the smallest batch fits into memory")

@@ -11,7 +11,6 @@ from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns import trials
 from gpuscale.cli.inputs import add_device, add_text_or_json, case_class, gpu_counts, remark
-from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
 from gpuscale.records.json_text import document_text
@@ -83,13 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
         return progress_text("run", tried.runs_made, total) + inside
 
-    try:
-        with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
-            for fault in plan:
-                tried.make(fault)
-            measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)
-    except RunTerminated as terminated:
-        return 128 + terminated.number
+    with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
+        for fault in plan:
+            tried.make(fault)
+        measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)
     if arguments.overhead:
         _write(arguments.format, "overhead", measured, overhead_text(measured))
         return _overhead_code(measured)

@@ -9,13 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale.base.devices import is_gpu
-from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
+from gpuscale.base.errors import (
+    CANNOT_WRITE,
+    FileError,
+    GpuscaleError,
+    RunTerminated,
+    UsageError,
+)
 from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
 from gpuscale.base.strategies import COMMAND
 from gpuscale.judge.compare.while_measuring import SequentialPlan
 from gpuscale.judge.recording import as_baseline
 from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
-from gpuscale.measure.launch import Launcher, RunTerminated
+from gpuscale.measure.launch import Launcher
 from gpuscale.measure.telemetry.summary import sample_run
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+from gpuscale.base.errors import RunTerminated
+
 if TYPE_CHECKING:
     # Every pytest run in the environment imports this file.
     from gpuscale.measure.run_directory import NodeSamples, RunDirectory
@@ -45,14 +47,6 @@ _JOBS: Mapping[str, str] = {
     "describe": "gpuscale.measure.worker.description:describe_to",
     "probe": "gpuscale.measure.worker.node_probe:probe",
 }
-
-
-class RunTerminated(BaseException):
-    """Raised by SIGTERM or SIGHUP during a run; the ranks are ended as the exception propagates."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from gpuscale.base.cpus import cpus_near, gpu_numa_node
 from gpuscale.base.host import adopt_orphans, end_descendants
 from gpuscale.measure.evidence.node_meter import DriverProcess, NodeMeter
 from gpuscale.measure.launch import PRELOADED, do_in_rank, process_starter
+from gpuscale.measure.launch.order_socket import connect
 from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
 from gpuscale.measure.launch.rendezvous import gloo_variables
 from gpuscale.measure.run_directory import RecordFile, RunDirectory, Sampler, scratch_folder
@@ -97,6 +98,14 @@ class Keeper:
             refusal = f"{host}: there is no folder {self._folder} here"
             self._answer("started", refusal=refusal)
             return
+        try:
+            connection = connect(self._folder, self._number)
+        except OSError as error:
+            refusal = f"{host}: cannot connect to where gpuscale runs ({error})"
+            self._answer("started", refusal=refusal)
+            return
+        if connection is not None:
+            self._orders = connection
         self._answer("started", node=self._node, host=host)
         if preloads:
             self._driver = DriverProcess()

@@ -28,6 +28,7 @@ class OpenMpi(ProcessStarter):
         "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     }
     limits_cores = False
+    passes_input = False
     node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
@@ -62,7 +63,6 @@ class OpenMpi(ProcessStarter):
             *("--host", ",".join(slots)),
             *("--map-by", "slot"),
             *(() if placement.is_bound_by_site else ("--bind-to", "none")),
-            *("--stdin", "all"),
             *(word for name in sorted(exported) for word in ("-x", name)),
             *program,
         ]

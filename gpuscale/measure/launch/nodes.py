@@ -24,6 +24,7 @@ from gpuscale.measure.launch.collect import (
     probes_left,
 )
 from gpuscale.measure.launch.failures import failure_of
+from gpuscale.measure.launch.order_socket import OrderSocket
 from gpuscale.measure.launch.orders import Keepers, Outcome, Seats, wait_for
 from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import (
@@ -285,11 +286,16 @@ class NodesLauncher(Launcher):
         program += [self._starter.name, str(folder), "preload" if preloads else "fresh"]
         guard = [sys.executable, "-I", "-S", gpuscale.base.host.__file__, str(os.getpid())]
         given = gpuscale.base.host.python_environment()
+        order_socket = None
+        if not self._starter.passes_input:
+            of_ranks = (rank // placement.ranks_per_host for rank in range(placement.ranks))
+            order_socket = OrderSocket(folder, [placement.hosts[host] for host in of_ranks])
         keepers = Keepers(
             [*guard, *self._starter.arguments(program, placement)],
             placement.ranks,
             {name: value for name, value in given.items() if self._starter.reaches(name)},
             log=folder / LAUNCHER_LOG,
+            order_socket=order_socket,
         )
         keepers.have_started(_START_S)
         return keepers

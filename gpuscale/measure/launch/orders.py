@@ -1,8 +1,8 @@
 """The launcher's side of the pipes to the keepers: send orders and read answers.
 
 A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
-a line of JSON on the standard input of all keepers; an answer is a line of JSON on the standard
-output of one keeper. `srun` and `mpirun` forward both. The keepers end when their input ends.
+a line of JSON on the input of all keepers: standard input, or a connection (order_socket.py). An
+answer is a line of JSON on the standard output of one keeper. Keepers end when their input ends.
 """
 
 import os
@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from select import select
-from typing import Literal
+from typing import BinaryIO, Literal, cast
 from weakref import finalize
 
 import msgspec
 
 from gpuscale.base.host import text_of
+from gpuscale.measure.launch.order_socket import OrderSocket
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
 
@@ -90,12 +91,13 @@ class Keepers:
         count: int,
         variables: Mapping[str, str],
         log: Path | None = None,
+        order_socket: OrderSocket | None = None,
     ) -> None:
         errors = None if log is None else log.open("wb")
         self._process = subprocess.Popen(
             command,
             env=variables,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.PIPE if order_socket is None else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             # Ctrl-C is for pytest, which ends the ranks; srun would first ask for another.
@@ -104,6 +106,10 @@ class Keepers:
         if errors is not None:
             errors.close()
         self._count, self._log = count, log or Path(os.devnull)
+        self._socket, self._streams = order_socket, list[BinaryIO]()
+        """Where the keepers connect, if at all, and the streams on which they get their orders."""
+        if stdin := self._process.stdin:
+            self._streams.append(cast("BinaryIO", stdin))
         self.started: dict[int, Answer] = {}
         self.refusals: dict[int, str] = {}
         self.output = ""
@@ -114,7 +120,7 @@ class Keepers:
         self._rest = b""
         self._orders = 0
         self._imported = set[str]()
-        self.close = finalize(self, _close, self._process)
+        self.close = finalize(self, _close, self._process, self._streams)
         """Ends the keepers; also called when this object is deleted or this process ends."""
 
     def have_started(self, within_s: float) -> bool:
@@ -129,6 +135,9 @@ class Keepers:
                 ready.add(answer.keeper)
             if len(ready) + len(self.refusals) == self._count:
                 break
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         if len(ready) < self._count:
             self.is_usable = False
             # The log will also report the end of the other keepers.
@@ -193,10 +202,10 @@ class Keepers:
         """Send an order without waiting for answers, and return its number."""
         self._orders += 1
         text = msgspec.json.encode(msgspec.convert({"number": self._orders, **fields}, Order))
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(text + b"\n")
-            self._process.stdin.flush()
+            for stream in self._streams:
+                stream.write(text + b"\n")
+                stream.flush()
         except (OSError, ValueError):
             self.is_usable = False
         return self._orders
@@ -212,8 +221,13 @@ class Keepers:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self.is_usable:
                 return
-            if not select([self._process.stdout], [], [], left_s)[0]:
+            sources = [self._process.stdout, *([self._socket] if self._socket else ())]
+            ready = select(sources, [], [], left_s)[0]
+            if not ready:
                 return
+            if self._socket is not None and self._socket in ready:
+                self._streams += filter(None, [self._socket.take()])
+                continue
             chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
             if not chunk:
                 self.is_usable = False
@@ -233,12 +247,12 @@ def wait_for(paths: Iterable[Path], patience_s: float) -> None:
             time.sleep(_LOOK_S)
 
 
-def _close(process: "subprocess.Popen[bytes]") -> None:
+def _close(process: "subprocess.Popen[bytes]", streams: Iterable[BinaryIO]) -> None:
     """End the keepers, and the command that started them."""
-    assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(OSError):
-        process.stdin.close()
+    for stream in streams:
+        with suppress(OSError):
+            stream.close()
     for end, patience_s in ((None, KEEPERS_S), (process.terminate, STEP_S), (process.kill, None)):
         if end is not None:
             end()

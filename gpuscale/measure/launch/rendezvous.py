@@ -55,12 +55,19 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
     return {} if found is None else {_GLOO_INTERFACE: found}
 
 
+def address_towards(host: str) -> str:
+    """Return this host's address on the route to another host; OSError if there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent: this only asks the system for its route.
+        probe.connect((host, _ANY_PORT))
+        address: str = probe.getsockname()[0]
+        return address
+
+
 def _interface_towards(host: str) -> str | None:
     """The network interface through which this host reaches another host; None if it cannot."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        # Nothing is sent: this only asks the system for its route.
-        probe.connect((host, _ANY_PORT))
-        address = socket.inet_aton(probe.getsockname()[0])
+        address = socket.inet_aton(address_towards(host))
         for _, name in socket.if_nameindex():
             # An interface without an address raises an error.
             with suppress(OSError):

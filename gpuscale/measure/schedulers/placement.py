@@ -43,6 +43,8 @@ class ProcessStarter(Protocol):
     """Environment variable in which processes find their node's name; empty if none is set."""
     limits_cores: ClassVar[bool]
     """True if the program limits a job step to the cores that its ranks requested."""
+    passes_input: ClassVar[bool]
+    """True if the standard input of the program reaches all processes that it starts."""
 
     def hosts(self) -> tuple[str, ...]:
         """Return the hosts of the job, in the order in which they receive ranks.

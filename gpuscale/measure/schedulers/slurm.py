@@ -77,6 +77,7 @@ class Slurm(Scheduler, ProcessStarter):
         "WORLD_SIZE": "SLURM_NTASKS",
     }
     limits_cores = True
+    passes_input = True
     # Slurm's name of a node need not be the one that the node has for itself.
     node_variable = "SLURMD_NODENAME"
 
