@@ -91,6 +91,17 @@ class Host:
             limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
             _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
+    def limit_uplink(self, rate: str, *, beyond: Sequence["Host"]) -> None:
+        """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow."""
+        root = "dev eth0 root handle 1: htb default 1"
+        _on(self, "tc", "qdisc", "add", *root.split())
+        for number, limit in (("1:1", "10gbit"), ("1:2", rate)):
+            of_class = f"dev eth0 parent 1: classid {number} htb rate {limit} burst 1m"
+            _on(self, "tc", "class", "add", *of_class.split())
+        for host in beyond:
+            match = f"dev eth0 parent 1: protocol ip u32 match ip dst {host.address} flowid 1:2"
+            _on(self, "tc", "filter", "add", *match.split())
+
     def lose_packets(self) -> None:
         """Send through a queue of a few packets, which drops those that do not fit."""
         limit = "root tbf rate 50mbit burst 16kb limit 20kb"

@@ -50,6 +50,7 @@ def slurm_cluster(
     gpus: int = 2,
     partitions: Sequence[str] = ("main Nodes=ALL Default=YES",),
     task_plugin: str = "task/none",
+    topology: Sequence[str] = (),
     down_after_s: int = 10,
 ) -> Iterator[Cluster]:
     """A running Slurm, whose daemons and jobs end with the block.
@@ -59,6 +60,7 @@ def slurm_cluster(
         gpus: Of each node, four at most.
         partitions: Each with its name and what `slurm.conf` says of it.
         task_plugin: What binds tasks to CPUs, such as `task/affinity`.
+        topology: Lines of `topology.conf`, if any.
         down_after_s: Without an answer from a host; on a busy machine a healthy one takes long.
     """
     variables = {"SLURM_CONF": "{directory}/slurm.conf"}
@@ -72,6 +74,9 @@ def slurm_cluster(
             task_plugin=task_plugin,
             down_after_s=down_after_s,
         )
+        if topology:
+            common += "TopologyPlugin=topology/tree\n"
+            (directory / "topology.conf").write_text("\n".join(topology) + "\n")
         _configure(cluster, nodes, gpus, partitions, common)
         cluster.daemon(stack, cluster.login, *_munged(directory))
         cluster.wait_until_ready((directory / "munge.socket").exists)

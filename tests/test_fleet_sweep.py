@@ -9,7 +9,7 @@ from pathlib import Path
 
 import command_line
 import pytest
-from builders import results, results_text, run
+from builders import environment, results, results_text, run
 from changing import replace
 from ci_checkout import write_program
 
@@ -59,7 +59,10 @@ class Machine:
                 run(1, 0.1 * (1 + level + self.rng.gauss(0, 0.001)), index=index)
                 for index in (1, 2, 3)
             )
-            made = results(*(replace(each, started_at_s=began_s) for each in runs))
+            made = results(
+                *(replace(each, started_at_s=began_s) for each in runs),
+                where=environment(job_id=str(self.jobs)),
+            )
             (place / job.results_name).write_text(results_text(made))
             return str(self.jobs)
 
@@ -143,3 +146,13 @@ def test_a_sweep_of_another_machine_is_not_continued_here(machine: Machine) -> N
     assert answer.returncode == 2
     assert "Slurm knows none of these nodes of there; continue it there, or name" in answer.stderr
     assert (answer.stdout + answer.stderr).count("\n") == 1
+
+
+def test_results_of_another_machine_in_the_folder_of_a_sweep_are_refused(machine: Machine) -> None:
+    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    elsewhere = results(run(1, 0.1), where=environment(job_id="777"))
+    (place / "n07-1.jsonl").write_text(results_text(elsewhere))
+    answer = command_line.gpuscale("fleet", "show", str(place), cwd=machine.folder)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.count("\n") == 1
+    assert "n07-1.jsonl: is of job 777 on" in answer.stderr

@@ -195,6 +195,32 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     assert [[probe.name for probe in host.probes] for host in hosts] == [[SEND], [SEND]]
 
 
+def examined(cluster: Cluster) -> list[tuple[str, list[str], str]]:
+    """What the doctor finds on all nodes: kind, hosts and text, without slow computation."""
+    nodes = f"--nodes={len(cluster.nodes)}"
+    answer = cluster.run(
+        *("salloc", "--quiet", nodes, "--exclusive"),
+        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),
+        *("--format", "json"),
+    )
+    assert answer.returncode == 1, answer.stdout
+    found = json.loads(answer.stdout)["findings"]
+    return [(f["kind"], f["hosts"], f["text"]) for f in found if f["kind"] != "computation"]
+
+
+@pytest.mark.scheduler
+def test_a_leaf_switch_with_a_slow_uplink_is_named_as_slurm_names_it() -> None:
+    names = [f"n{number}" for number in range(1, 6)]
+    leaves = ("SwitchName=leaf1 Nodes=n[1-2]", "SwitchName=leaf2 Nodes=n[3-5]")
+    spine = "SwitchName=spine Switches=leaf[1-2]"
+    with slurm_cluster(dict.fromkeys(names, "CPUs=1"), topology=(*leaves, spine)) as cluster:
+        for node in cluster.nodes[:2]:
+            node.limit_uplink("400mbit", beyond=cluster.nodes[2:])
+        ((kind, hosts, text),) = examined(cluster)
+    assert (kind, hosts) == ("switch", ["n1", "n2"])
+    assert "leaf switch leaf1" in text
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with slurm_cluster(dict.fromkeys(("n1", "n2", "n3"), "CPUs=1")) as cluster:

@@ -16,6 +16,7 @@ from gpuscale.judge.diagnose.pairs import find_slow
 from gpuscale.judge.diagnose.ports import find_port_faults
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
+from gpuscale.measure.schedulers.slurm_nodes import leaf_switches
 from gpuscale.measure.telemetry.examination import Machine, examine, find_problems
 from gpuscale.records import NodeProbe
 from gpuscale.records.json_text import document_text
@@ -74,7 +75,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
     )
     with closing(launcher):
         nodes = probe_nodes(launcher, request_of(launcher, _PROBES, seconds=_SECONDS), launches=1)
-    findings = (*find_slow(nodes), *find_port_faults(nodes))
+    findings = (*find_slow(nodes, leaf_switches()), *find_port_faults(nodes))
     document = document_text("gpuscale-doctor-nodes", nodes=nodes, findings=findings)
     return probes_text(nodes, findings), document, bool(findings)
 

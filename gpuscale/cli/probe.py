@@ -14,6 +14,7 @@ from gpuscale.cli.inputs import add_device
 from gpuscale.judge.diagnose.pairs import find_slow
 from gpuscale.measure.launch import LAUNCHERS, launcher_by_name
 from gpuscale.measure.schedulers import scheduler_of_job
+from gpuscale.measure.schedulers.slurm_nodes import leaf_switches
 from gpuscale.records import Results
 from gpuscale.records.probe import PROBES
 from gpuscale.reports.machine_text import probes_text
@@ -84,6 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
             probes=probes,
         )
     ResultsWriter(path, head).close()
-    findings = find_slow(nodes)
+    findings = find_slow(nodes, leaf_switches())
     sys.stdout.write(f"{probes_text(nodes, findings)}\nkept in {path}\n")
     return ExitCode.REGRESSED if findings else ExitCode.OK

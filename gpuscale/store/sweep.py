@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from gpuscale.base.errors import FieldError, UsageError
+from gpuscale.base.errors import FieldError, FileError, UsageError
 from gpuscale.records import Results
 from gpuscale.records.fleet import FleetRow, NodeVisit, NotMeasured
 from gpuscale.records.json_text import from_json
@@ -111,9 +111,21 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, Results]]:
-    """Return all jobs of a sweep that measured their nodes, each with its results."""
-    measured = (job for job in record.jobs if job.outcome == "measured")
-    return [(job, read_results(folder / job.results_name)) for job in measured]
+    """Return all jobs of a sweep that measured their nodes, each with its results.
+
+    Raises FileError for results of another job, such as of another machine.
+    """
+    found = []
+    for job in record.jobs:
+        if job.outcome == "measured":
+            path = folder / job.results_name
+            where = (results := read_results(path)).environment
+            if None not in (job.job, where.job_id) and job.job != where.job_id:
+                here = f"job {job.job} of {record.cluster}"
+                problem = f"is of job {where.job_id} on {where.host}, and not of {here}"
+                raise FileError(path, f"{problem}; put back what that job wrote")
+            found.append((job, results))
+    return found
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:

@@ -7,7 +7,7 @@ nodes behind a faulty switch are slow towards all others, and fast among themsel
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -20,6 +20,8 @@ SLOW_LINK = 1.5
 """Slowdown above which a link is called slow; links of one network differ by a few percent."""
 SLOW_COMPUTATION = 1.2
 """Slowdown above which a GPU is called slow; GPUs of one model differ by 8% (arXiv 2208.11035)."""
+_NEAR = 3.0
+"""Two sick nodes share what is slow if their own link is this many times faster than the others."""
 _ALL_MEET = 8
 """Up to this number of nodes, every node exchanges messages with every other node."""
 _PARTNERS = 3
@@ -74,11 +76,16 @@ def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
     return tuple(tuple((min(pair), max(pair)) for pair in pairs) for pairs in found)
 
 
-def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
-    """Find slow nodes, links and directions, worst first; empty if the job has a single node."""
+def find_slow(
+    probes: Sequence[NodeProbe], switches: Mapping[str, str] | None = None
+) -> tuple[NodeFinding, ...]:
+    """Find slow nodes, links and directions, worst first; empty if the job has a single node.
+
+    `switches` has the leaf switch of each node, if the scheduler knows it.
+    """
     if len(probes) < 2:
         return ()
-    found = [*_slow_computation(probes), *_slow_links(probes)]
+    found = [*_slow_computation(probes), *_slow_links(probes, switches or {})]
     return tuple(sorted(found, key=lambda finding: finding.slower, reverse=True))
 
 
@@ -106,7 +113,7 @@ def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
     return [(probe.device, 1 / statistics.median(probe.rates)) for probe in found]
 
 
-def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
+def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iterator[NodeFinding]:
     """Yield slow nodes, slow links, and groups of nodes behind a slow switch."""
     if len(nodes) == 2:
         yield from _slow_direction(nodes)
@@ -114,15 +121,11 @@ def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
     seen = _slowness(nodes)
     slow = {pair: slower for pair, slower in seen.items() if slower > SLOW_LINK}
     sick = _nodes_of_slow_links(slow, seen)
+    near = _near(sick, seen)
     while sick:
         # Nodes that are fast among each other share what is slow.
         group = {min(sick)}
-        while more := {
-            place
-            for pair in seen.keys() - slow.keys()
-            for place in pair
-            if sick.issuperset(pair) and group.intersection(pair) and place not in group
-        }:
+        while more := {*chain(*(pair for pair in near if group.intersection(pair)))} - group:
             group |= more
         sick -= group
         out = [slower for pair, slower in slow.items() if len(group.intersection(pair)) == 1]
@@ -133,7 +136,8 @@ def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         )
         remedy = "; see its network adapter, cable and port, and leave it out meanwhile"
         if len(hosts) > 1:
-            remedy = ", and those among themselves do not: see the switch or uplink that they share"
+            shared = _shared_switch(hosts, nodes, switches) or "switch"
+            remedy = f", and those among themselves do not: see the {shared} or uplink they share"
         kind: Literal["switch", "node links"] = "switch" if len(hosts) > 1 else "node links"
         yield NodeFinding(kind, hosts, slower, text + remedy)
     sick = _nodes_of_slow_links(slow, seen)
@@ -145,6 +149,32 @@ def _slow_links(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
                 "other nodes do not: see the route between the two"
             )
             yield NodeFinding("link", (one, other), slower, text)
+
+
+def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
+    """Return the pairs of sick nodes whose link is much faster than their links to healthy ones."""
+    out: dict[int, list[float]] = {place: [] for place in sick}
+    for pair, slower in seen.items():
+        ends = out.keys() & pair
+        if len(ends) == 1:
+            out[ends.pop()].append(slower)
+    usual = {place: statistics.median(found or [1.0]) for place, found in out.items()}
+    return [
+        (one, other)
+        for (one, other), slower in seen.items()
+        if {one, other} <= usual.keys()
+        and slower <= max(SLOW_LINK, min(usual[one], usual[other]) / _NEAR)
+    ]
+
+
+def _shared_switch(
+    hosts: Collection[str], nodes: Sequence[NodeProbe], switches: Mapping[str, str]
+) -> str | None:
+    """Name the leaf switch behind which these hosts are, and no other node; None if none is."""
+    leaf_of = {node.host: switches.get(node.host.partition(".")[0]) for node in nodes}
+    leaves = {leaf_of[host] for host in hosts}
+    others = {leaf for host, leaf in leaf_of.items() if host not in hosts}
+    return None if len(leaves) > 1 or leaves & {None, *others} else f"leaf switch {leaves.pop()}"
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:

@@ -63,6 +63,13 @@ def queued_jobs() -> Mapping[str, QueuedJob] | None:
     return {name: QueuedJob(number, state == "PENDING") for number, state, name in jobs}
 
 
+def leaf_switches() -> Mapping[str, str]:
+    """Return the leaf switch of each node; empty without Slurm or if Slurm has no topology."""
+    answer = answer_of(["scontrol", "show", "topology"]) or ""
+    leaves = re.findall(r"^SwitchName=(\S+) Level=0 .*\bNodes=(\S+)", answer, re.MULTILINE)
+    return {node: switch for switch, nodes in leaves for node in expanded(nodes)}
+
+
 def expanded(names: str) -> set[str]:
     """Expand a list of nodes in Slurm's notation, such as `nid[0001-0004,0007]`."""
     return {*(answer_of(["scontrol", "show", "hostnames", names]) or names).split()}
