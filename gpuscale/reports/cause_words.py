@@ -200,7 +200,7 @@ def _lost_to_ideal(cause: Cause, added: str, _: str) -> tuple[str, str]:
     part = _BUDGET_PARTS.get(cause.kind) or _exposed(cause)
     return f"{part} {added}", (
         f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
-        "how much of that the published figures had too is not known"
+        "how much of that the reference figures had too is not known"
     )
 
 
@@ -250,7 +250,7 @@ NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": "both sides lack phases, paces or exposed communication of these runs",
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
-        "published figures hold no phases, so the differences from them are unknown"
+        "reference figures hold no phases, so the differences from them are unknown"
     ),
 }
 """Statements for losses whose cause is not established, keyed by the cause's code."""

@@ -37,7 +37,7 @@ _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
-_PUBLISHED = "{published} is {beside} the published figure"
+_PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
@@ -194,7 +194,7 @@ WORDS: Mapping[str, Words] = {
     "only_speedup_reference": Words(
         "the reference of the speedups says nothing alone; measure on more GPUs too"
     ),
-    "no_published_reference": Words("the publication has no comparable figure for 1 GPU"),
+    "no_published_reference": Words("the reference has no comparable figure for 1 GPU"),
     "no_measured_reference": Words("its speedup is unknown: no valid run on 1 GPU was measured"),
     "other_published_reference": Words(
         "its speedup is over another measurement on 1 GPU (batch_per_gpu: {before} → {now})"
@@ -254,17 +254,17 @@ WORDS: Mapping[str, Words] = {
         "{difference} relative to the others; judge each alone to see which is slower"
     ),
     "published_without_spread": Words(
-        "published figures have no spread: they are judged with a stated tolerance, "
+        "reference figures have no spread: they are judged with a stated tolerance, "
         "and only for losses"
     ),
     "published_on_real_data": Words(
-        "the published figures were made on real data, these results on synthetic data"
+        "the reference figures were made on real data, these results on synthetic data"
     ),
     "published_in_other_precision": Words(
-        "the published figures are of {then}; {label} was measured in {options}"
+        "the reference figures are of {then}; {label} was measured in {options}"
     ),
     "published_without_precision": Words(
-        "the published figures do not name their precision; {label} was measured in {options}"
+        "the reference figures do not name their precision; {label} was measured in {options}"
     ),
     "failed_runs": Words("{rows}: {failed} of {made} failed ({failure})"),
     "environment_changed": Words("changed since the baseline: {changes}"),

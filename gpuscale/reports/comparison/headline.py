@@ -123,7 +123,7 @@ def _loss(rows: Sequence[Row]) -> str:
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:
         name = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "the throughput"
-        return f"{name} is {by}{within} below the published figures"
+        return f"{name} is {by}{within} below the reference figures"
     if isinstance(entry.finding, MetricSpec):
         moved = "rose" if changes and changes[0].value > 0 else "fell"
         of_step = " of the step" if entry.finding.in_points else ""
@@ -171,7 +171,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     if verdicts == {Verdict.IMPROVED}:
         return Verdict.IMPROVED.value, "; ".join(parts)
     if Verdict.CONSISTENT in verdicts:
-        parts.append("no worse than the published figures, within the tolerance")
+        parts.append("no worse than the reference figures, within the tolerance")
     if Verdict.OK in verdicts:
         passed = [row for row in rows if row.entry.verdict is Verdict.OK]
         parts_of_rows = (parts_of(row.entry.reason) for row in passed)

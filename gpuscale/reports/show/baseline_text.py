@@ -102,12 +102,12 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 
 
 def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
-    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
+    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "reference", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     points = [*published_points(baseline).values()]
     further = [{"case": Cell(point.configuration.label), **_published(point)} for point in points]
     cells = cells_under(headers, points, further, steps)
-    return text_table(cells, columns, first=("published", "of"), left=headers)
+    return text_table(cells, columns, first=("reference", "of"), left=headers)
 
 
 def _measured_blocks(
@@ -147,7 +147,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
         assert point.figure is not None, "a published point has its figure"
         amount = phrases.known_text(point.figure.mean_time_s, format_seconds)
         what = f"wall clock of the {_TIMED[point.figure.timed]}"
-    return {"published": Cell(amount), "of": Cell(what)}
+    return {"reference": Cell(amount), "of": Cell(what)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ def _values(
     else:
         point = published[entry.key]
         cells = _published(point)
-        further = {"figure": Cell(f"{cells['published'].text} ({cells['of'].text})")}
+        further = {"figure": Cell(f"{cells['reference'].text} ({cells['of'].text})")}
         names = ("figure", *PAIR_HEADERS, "runs", "batch/GPU")
     (row,) = cells_under(names, [point], [further])
     alone = point.gpus == 1
