@@ -23,6 +23,9 @@ bench: $(VENV)/.measures
 gpu-check: $(VENV)/.measures
 	$(BIN)/python ci/gpu_check.py
 
+# Where bytecode is not to be written, each worker and session compiles and rewrites all modules anew.
+test test-all test-schedulers: export PYTHONDONTWRITEBYTECODE =
+
 # worksteal gives each worker tests that lie together: the sessions that tests of a file share are
 # then measured once, and not by every worker.
 test: setup
@@ -66,7 +69,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
-# Simulates again how often the judgement errs, and writes the page and its picture anew.
+# Simulates again how often the judgement errs, and writes the page anew.
 validation: setup
 	$(BIN)/python tests/validation/page.py --comparisons 10000 --page docs/evidence/validation.md
 
@@ -89,6 +92,7 @@ $(VENV)/.measures $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check uv && \
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(INSTALLED) || \
 	$(BIN)/python -m pip install --disable-pip-version-check $(INSTALLED)
+	rm -rf gpuscale.egg-info  # for it pytest would rewrite the assertions of every module of gpuscale
 	touch $(VENV)/.measures $@
 
 # What can be made again; results and nights are not among it.

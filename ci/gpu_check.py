@@ -25,15 +25,13 @@ sys.path.insert(0, str(REPOSITORY))
 import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
-from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
+from gpuscale.base import process_ends  # noqa: E402 - found beside this file, uninstalled too
 from gpuscale.base.devices import DEVICES, is_gpu  # noqa: E402 - as above
+from gpuscale.base.environment import python_environment  # noqa: E402
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
-from gpuscale.base.host import python_environment  # noqa: E402
-from gpuscale.measure.smi import open_smi  # noqa: E402
-from gpuscale.measure.telemetry.device import Device  # noqa: E402
-from gpuscale.measure.telemetry.devices import find_devices  # noqa: E402
+from gpuscale.measure.telemetry.device import Device, find_devices, open_smi  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
-from gpuscale.records.software import normalised  # noqa: E402
+from gpuscale.records.evidence import normalised  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
@@ -128,7 +126,7 @@ class Checks:
     ) -> tuple[int, str]:
         """Run Python; return the exit code, which is 124 after a timeout, and the output."""
         # The command ends with this process, whose lease on the GPU may expire.
-        tied = (host.__file__, str(os.getpid()), sys.executable)
+        tied = (process_ends.__file__, str(os.getpid()), sys.executable)
         try:
             answer = subprocess.run(
                 [sys.executable, *tied, *arguments],
@@ -313,7 +311,7 @@ class Checks:
 
     def overhead(self) -> Iterator[Finding]:
         """Measure the overhead with `gpuscale selftest`."""
-        selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
+        selftest = ("-m", "gpuscale", "selftest", "--gpus", "1", "--runs", "3")
         case = f"{_case_file('resnet50')}::Resnet50"
         if self._size or not self.on_gpu:
             file = self._folder / "small.py"
@@ -328,7 +326,7 @@ class Checks:
         said = (
             f"measured / bare {ratio['value']:.4f}{ends}, limit {result['limit']:.3f}: "
             f"{result['verdict']} {result['reason']}; evidence {1000 * result['evidence_s']:.1f} "
-            f"ms a run, at most {1000 * result['most_evidence_s']:.1f} ms; NCCL's log "
+            "ms a run; NCCL's log "
             + ("none" if log_bytes is None else f"+{log_bytes} bytes in windows")
         )
         yield Finding(name="overhead", passed={0: True, 3: None}.get(code, False), said=said)
@@ -412,7 +410,7 @@ def check_telemetry(run: Run) -> Finding:
     needed = ("utilization_mean", "memory_used_peak_bytes", *POWER)
     lacks = [counter for counter in needed if counter not in seen.values]
     # One of the two devices of an MI250X measures the power of both.
-    is_of_module = set(lacks) == {*POWER} and any("whole module" in text for text in seen.absent)
+    is_of_module = set(lacks) == {*POWER} and any("of a module" in text for text in seen.absent)
     if lacks and not is_of_module:
         said = f"no {', '.join(lacks)}: {'; '.join(seen.absent)}"
         return Finding(name=name, passed=False, said=said)
@@ -483,12 +481,12 @@ def _nvidia_smi(field: str, gpu: str) -> str:
 
 def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
     """Compare the properties of a GPU that NVML reports with those that nvidia-smi prints."""
-    condition = gpu["condition"] or {}
+    answers = gpu["reading"]["answers"]
     pairs = {
         "name": gpu["name"],
-        "enforced.power.limit": condition.get("power_limit_w"),
-        "pcie.link.gen.max": condition.get("pcie_max_generation"),
-        "pcie.link.width.max": condition.get("pcie_max_width"),
+        "enforced.power.limit": answers.get("power_limit_w"),
+        "pcie.link.gen.max": answers.get("pcie_max_generation"),
+        "pcie.link.width.max": answers.get("pcie_max_width"),
     }
     theirs = {field: _nvidia_smi(field, gpu["uuid"]) for field in pairs}
     differ = [

@@ -6,12 +6,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuscale.analysis.statistics.estimates import Difference, Term
-from gpuscale.analysis.statistics.significance import detectable_loss
+from gpuscale.analysis.estimates import Difference, Term
 from gpuscale.campaigns.bisection.decision import Applied, Turns
 from gpuscale.campaigns.bisection.search import Search
-from gpuscale.judge.compare.while_measuring import SequentialPlan
-from gpuscale.records.bisection import Bisection, Finding
+from gpuscale.judge.stopping import SequentialPlan
+from gpuscale.records.campaigns import Bisection, BisectionFinding
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
 KINDS = ("one", "two", "three", "partial", "together", "hidden", "helped")
@@ -52,9 +51,8 @@ class Truth:
 def loss_of_a_culprit(noise: float) -> float:
     """Three times the loss that one trial's runs find 19 times in 20."""
     part = Term(variance=2 * noise**2 / PLAN.most_runs, df=math.inf)
-    found = detectable_loss(
-        Difference(value=0.0, parts=(part,)), significance=PLAN.rates().significance
-    )
+    of_plan = Difference(value=0.0, parts=(part,))
+    found = of_plan.detectable_loss(significance=PLAN.rates().significance)
     assert found is not None
     return max(-math.log1p(-min(3 * found, 0.7)), 0.03)
 
@@ -115,7 +113,7 @@ class Tally:
     trials: int = 0
 
     def add(self, found: Bisection, true: Truth) -> None:
-        is_found, named = found.finding is Finding.FOUND, culprits(found)
+        is_found, named = found.finding is BisectionFinding.FOUND, culprits(found)
         self.of += 1
         self.right += is_found and named == true.culprits
         self.wrong += is_found and not named <= true.culprits

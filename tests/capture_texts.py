@@ -24,58 +24,6 @@ PEER_S = 3.0
 MEMORY_BYTES = 2**29
 
 
-def shapes(device: str) -> dict[str, Callable[[], Any]]:
-    """Errors of mismatched shapes, by the operation that raises them."""
-    functional = nn.functional
-    made: dict[str, Any] = {"device": device}
-
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, **made)
-
-    def indices(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=torch.long, **made)
-
-    return {
-        "linear": lambda: nn.Linear(16, 10, **made)(zeros(2, 64)),
-        "linear of a vector": lambda: nn.Linear(4, 10, **made)(zeros(5)),
-        "linear without bias": lambda: nn.Linear(4, 10, bias=False, **made)(zeros(2, 5)),
-        "bmm": lambda: torch.bmm(zeros(2, 3, 4), zeros(3, 4, 5)),
-        "conv, channels": lambda: nn.Conv2d(3, 10, 3, **made)(zeros(2, 1, 9, 9)),
-        "conv, dimensions": lambda: nn.Conv2d(3, 10, 3, **made)(zeros(2, 9)),
-        "conv, kernel": lambda: nn.Conv2d(3, 10, 9, **made)(zeros(2, 3, 4, 4)),
-        "transposed conv": lambda: nn.ConvTranspose2d(3, 10, 3, **made)(zeros(2, 1, 9, 9)),
-        "pool": lambda: nn.MaxPool2d(4)(zeros(2, 3, 2, 2)),
-        "batch norm, dimensions": lambda: nn.BatchNorm2d(4, **made)(zeros(2, 4)),
-        "batch norm, channels": lambda: nn.BatchNorm2d(4, **made)(zeros(2, 5, 3, 3)),
-        "group norm": lambda: nn.GroupNorm(2, 4, **made)(zeros(2, 6, 3, 3)),
-        "layer norm": lambda: nn.LayerNorm(4, **made)(zeros(2, 5)),
-        "lstm": lambda: nn.LSTM(4, 8, **made)(zeros(2, 3, 5)),
-        "attention": lambda: nn.MultiheadAttention(8, 2, **made)(*[zeros(2, 3, 6)] * 3),
-        "sum": lambda: zeros(2, 3) + zeros(2, 4),
-        "cat": lambda: torch.cat([zeros(2, 3), zeros(3, 4)]),
-        "view": lambda: zeros(2, 3).view(4, 4),
-        "unflatten": lambda: nn.Unflatten(1, (2, 2))(zeros(2, 5)),
-        "cross entropy, batch": lambda: functional.cross_entropy(zeros(4, 10), indices(2)),
-        "cross entropy, size": lambda: functional.cross_entropy(zeros(2, 3, 10), indices(2)),
-        "binary cross entropy": lambda: functional.binary_cross_entropy(zeros(2, 3), zeros(2, 4)),
-        "with logits": lambda: functional.binary_cross_entropy_with_logits(
-            zeros(2, 3), zeros(2, 4)
-        ),
-        "l1": lambda: functional.l1_loss(zeros(2, 3), zeros(2, 4)),
-    }
-
-
-def of_cpu() -> dict[str, Callable[[], Any]]:
-    return {
-        "multi-target": lambda: nn.functional.nll_loss(
-            torch.zeros(2, 10), torch.zeros(2, 3).long()
-        ),
-        "out of bounds": lambda: nn.functional.cross_entropy(
-            torch.zeros(2, 10), torch.full((2,), 19)
-        ),
-    }
-
-
 def said_by(work: Callable[[], Any]) -> str | None:
     try:
         work()
@@ -142,12 +90,7 @@ def main() -> None:
     gone, store = with_lost_peer(hangs=False)
     late, _ = with_lost_peer(hangs=True)
     allocator, convolution = answers(2, (out_of_memory, (), {}))
-    on_cpu = {**shapes("cpu"), **of_cpu()}
     found = {
-        "shapes": {
-            **{f"{name} (meta)": said_by(work) for name, work in shapes("meta").items()},
-            **{name: said_by(work) for name, work in on_cpu.items()},
-        },
         "lost peer": {"gone": gone, "late": late, "store": store},
         "out of memory": {"allocator": allocator, "convolution": convolution},
     }

@@ -19,8 +19,9 @@ from changing import replace
 from measuring import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration, Results
+from gpuscale.records.record import to_json
 from gpuscale.store import write_baseline
-from gpuscale.store.codec import encode_header, encode_run
+from gpuscale.store.file_formats import encode_header
 
 REPOSITORY = Path(__file__).parents[1]
 JOB = "4711"
@@ -29,7 +30,7 @@ SCRIPTS = {
     "arc4.sge": {"JOB_ID": JOB},
     "juwels-booster.sbatch": {"SLURM_JOB_ID": JOB, "SLURM_CPUS_PER_TASK": "96"},
     "cte-power.sbatch": {"SLURM_JOB_ID": JOB, "SLURM_CPUS_PER_TASK": "160"},
-    "waic.lsf": {"LSB_JOBID": JOB, "GPUSCALE_BASELINE": "baselines/gpu-node.json"},
+    "waic.lsf": {"LSB_JOBID": JOB},
 }
 SUBMITTED_FROM = ("SGE_O_WORKDIR", "SLURM_SUBMIT_DIR", "LS_SUBCWD")
 STUB_PYTEST = """\
@@ -135,7 +136,7 @@ def _baseline() -> Baseline:
 
 def write_results(path: Path, results: Results) -> None:
     """Write a results file."""
-    path.write_text("\n".join([encode_header(results), *map(encode_run, results.runs)]) + "\n")
+    path.write_text("\n".join([encode_header(results), *map(to_json, results.runs)]) + "\n")
 
 
 def use_real_pytest(root: Path, test: str) -> Path:
@@ -180,7 +181,6 @@ def job_environment(root: Path, settings: Mapping[str, str], *, verdict: int = 0
         "MEASURED": str(root / f"verdict-{verdict}.jsonl"),
         "PYTHON": sys.executable,
         "LEFT_OUT": "",
-        "GPUSCALE_MODULES": "",
         "PATH": os.environ["PATH"],
         # Pages take seconds, and one test has them.
         "PYTHONPATH": f"{root / 'without-plots'}:{REPOSITORY}",

@@ -1,18 +1,24 @@
 """Real scripts, started and timed by the process that watches a command, without a session."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from measuring import heed_interrupts
 from msgspec.structs import replace
 
+from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.launch.collect import collect_run
 from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.requests import run_request
 from gpuscale.records import Environment, Node, Run, RunRequest, TimingPlan
 from gpuscale.workload.command_case import CommandCase
-from gpuscale.workload.run_defaults import command_request
 
 TIMING = TimingPlan(warmup_steps=2, warmup_s=0.05, windows=10, window_s=0.05, run_seconds=1.0)
 HERE = Environment(device="cpu", cpu_count=2)
@@ -30,6 +36,18 @@ def steps(numbers, pace_s=0.01, **more):
 
 """
 """The beginning of scripts: steps of equal length on a busy machine too."""
+
+
+def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The command in a process of its own, which heeds interrupts; its output is one text."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
 
 
 def request_for(
@@ -50,17 +68,30 @@ def request_for(
     settings = {"command": f"{sys.executable} {path}", "batch": 8, **attributes}
     case = type("Train", (CommandCase,), {"__module__": __name__, **settings})
     there = tuple(Node(host=f"n{number}", cpu_count=2) for number in range(1, nodes + 1))
-    request = command_request(case, replace(HERE, nodes=there), gpus=gpus, run=1)
+    plan = ItemPlan(case=case, strategy=COMMAND, gpus=gpus, run=1)
+    request = run_request(plan, replace(HERE, nodes=there), MeasureOptions())
     return replace(request, timing=TIMING, timeout_s=timeout_s)
 
 
-def watch(folder: Path, request: RunRequest) -> "subprocess.Popen[bytes]":
-    """The process that watches the command of a request, started in a new folder of the run."""
+def watch(folder: Path, request: RunRequest, rank: int = 0) -> "subprocess.Popen[bytes]":
+    """A process that watches the command of a request, as a keeper starts it on this host."""
     place = folder / "run"
     place.mkdir(exist_ok=True)
     RunDirectory(path=place).request.write(request)
     code = "import sys; from gpuscale.measure.worker.command import main; main(sys.argv[1])"
-    return subprocess.Popen([sys.executable, "-c", code, str(place)])
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    own |= {"WORLD_SIZE": str(request.processes), "MASTER_PORT": str(free_port())}
+    variables = {**os.environ, **own}
+    if (place / "hosts").exists():
+        # The test says which of the processes it is.
+        variables = {**own, **os.environ}
+    return subprocess.Popen([sys.executable, "-c", code, str(place)], env=variables)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def measured(
@@ -68,11 +99,13 @@ def measured(
 ) -> Run:
     """The run that a script makes."""
     request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, nodes=0, **attributes)
-    process = watch(folder, request)
+    processes = [watch(folder, request, rank) for rank in range(request.processes)]
     try:
-        process.wait(timeout_s + 30)
+        for process in processes:
+            process.wait(timeout_s + 30)
     finally:
-        process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
     directory = RunDirectory(path=folder / "run")
     failure = next((report.failure for report in directory.failures()), None)
     return collect_run(request, directory, failure, started_at_s=time.time(), wall_s=1.0)

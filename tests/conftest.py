@@ -1,7 +1,24 @@
-"""Settings that all tests share."""
+"""Settings that all tests share, and libraries of drivers that are built once for them."""
 
+from pathlib import Path
+
+import pytest
+from amdsmi_library.library import Layouts, build
 from hypothesis import HealthCheck, settings
+from nvml.library import compile_driver
 
 # A busy machine is slow, and no test may fail for that.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the NVML library of the tests."""
+    return compile_driver(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def amd_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layouts]:
+    """The folder of the AMD SMI library of the tests, and what its functions answer."""
+    return build(tmp_path_factory.mktemp("rocm"))

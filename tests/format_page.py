@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from gpuscale.base.counters import NUMBERS
+from gpuscale.base.gpu_counters import NUMBERS
 from gpuscale.records import Baseline, Run
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
@@ -116,8 +116,7 @@ def _metric_lines() -> Iterator[str]:
 
 def _counter_lines() -> Iterator[str]:
     for name, counter in NUMBERS.items():
-        shown = f"**`{name}`**" if counter.in_windows else f"`{name}`"
-        yield f"- {shown}{f': {counter.meaning}' if counter.meaning else ''}"
+        yield f"- `{name}`{f': {counter.meaning}' if counter.meaning else ''}"
 
 
 def _type_words(described: Any) -> str:

@@ -91,12 +91,15 @@ class Host:
             limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
             _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
-    def limit_uplink(self, rate: str, *, beyond: Sequence["Host"]) -> None:
-        """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow."""
+    def limit_uplink(self, rate: str, *, beyond: Sequence["Host"], adapter: str) -> None:
+        """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow.
+
+        `adapter` limits what is sent to others: without it only this machine's cores would.
+        """
         root = "dev eth0 root handle 1: htb default 1"
         _on(self, "tc", "qdisc", "add", *root.split())
-        for number, limit in (("1:1", "10gbit"), ("1:2", rate)):
-            of_class = f"dev eth0 parent 1: classid {number} htb rate {limit} burst 1m"
+        for number, limit in (("1:1", adapter), ("1:2", rate)):
+            of_class = f"dev eth0 parent 1: classid {number} htb rate {limit} burst 32k cburst 32k"
             _on(self, "tc", "class", "add", *of_class.split())
         for host in beyond:
             match = f"dev eth0 parent 1: protocol ip u32 match ip dst {host.address} flowid 1:2"

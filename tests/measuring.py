@@ -64,13 +64,23 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
     """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
+    return _run(pytest_command(*arguments), folder, environment)
+
+
+def run_gpuscale(folder: Path, *arguments: str) -> Session:
+    """Run `gpuscale` in `folder`, in a process of its own, as what starts sessions needs it."""
+    return _run([sys.executable, "-m", "gpuscale", *arguments], folder, ())
+
+
+def _run(command: list[str], folder: Path, environment: Sequence[str]) -> Session:
+    """Run `python -m MODULE …`, in a process that has imported torch if nothing is against it."""
     variables = dict(pair.split("=", 1) for pair in environment)
     if can_be_warm(variables):
-        own = pytest_command(*arguments)[3:]
-        exit_code, output = warm_session(folder, own, variables, TIMEOUT_S)
+        _, _, module, *arguments = command
+        exit_code, output = warm_session(module, folder, arguments, variables, TIMEOUT_S)
         return Session(exit_code=exit_code, output=output, folder=folder)
     answer = subprocess.run(
-        pytest_command(*arguments),
+        command,
         cwd=folder,
         env={**environment_of_sessions(), **variables},
         stdout=subprocess.PIPE,

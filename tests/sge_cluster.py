@@ -1,7 +1,8 @@
-"""A Grid Engine on this machine: a master on the login host and one node like ARC4's."""
+"""A Grid Engine on this machine: a master on the login host, and nodes like ARC4's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from hosts import Cluster, cluster_of
@@ -50,23 +51,33 @@ _SCHEDULING = {
     "job_load_adjustments": "NONE",
     "load_adjustment_decay_time": "0:0:0",
 }
-_QUEUE = {
-    "qname": "all.q",
-    "hostlist": NODE,
-    "load_thresholds": "NONE",
-    "pe_list": "NONE",
-    "slots": "4",
-}
+_QUEUE = {"qname": "all.q", "load_thresholds": "NONE", "slots": "4"}
+# Two slots on each node, whose daemon lets Open MPI start its own there.
+PARALLEL_ENVIRONMENT = "two_on_each"
+_PARALLEL_ENVIRONMENT = f"""\
+pe_name {PARALLEL_ENVIRONMENT}
+slots 8
+user_lists NONE
+xuser_lists NONE
+start_proc_args NONE
+stop_proc_args NONE
+allocation_rule 2
+control_slaves TRUE
+job_is_first_task FALSE
+urgency_slots min
+accounting_summary FALSE
+qsort_args NONE
+"""
 # Name, shortcut, type, relation, requestable, consumable, default, urgency.
 _GPUS = "coproc_v100 coproc_v100 INT <= YES YES 0 0"
 
 
 @contextmanager
-def sge_cluster() -> Iterator[Cluster]:
+def sge_cluster(names: Sequence[str] = (NODE,)) -> Iterator[Cluster]:
     """A running Grid Engine, whose daemons and jobs end with the block."""
     with cluster_of(
-        [NODE],
-        programs=("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf", "qacct", "qdel"),
+        names,
+        programs=("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf", "qacct", "qdel", "qrsh"),
         packages="gridengine-master gridengine-exec gridengine-client",
         variables=_VARIABLES,
     ) as (cluster, stack):
@@ -74,10 +85,12 @@ def sge_cluster() -> Iterator[Cluster]:
         cluster.daemon(stack, cluster.login, "sge_qmaster")
         cluster.wait_until_ready(lambda: cluster.run("qconf", "-sconf").returncode == 0)
         _done(cluster, "qconf", "-as", "login")
-        _done(cluster, "qconf", "-ah", NODE)
-        cluster.daemon(stack, cluster.nodes[0], "sge_execd")
-        cluster.wait_until_ready(lambda: cluster.run("qconf", "-se", NODE).returncode == 0)
-        _configure(cluster)
+        for node in cluster.nodes:
+            _done(cluster, "qconf", "-ah", node.name)
+            cluster.daemon(stack, node, "sge_execd")
+        for name in names:
+            cluster.wait_until_ready(partial(_is_known, cluster, name))
+        _configure(cluster, names)
         # Until it has reported its load no job is put on it.
         cluster.wait_until_ready(lambda: "-NA-" not in _done(cluster, "qstat", "-f"))
         yield cluster
@@ -108,14 +121,21 @@ def _write_spool(cluster: Cluster) -> None:
         _done(cluster, f"{_TOOLS}/spooldefaults", kind, value)
 
 
-def _configure(cluster: Cluster) -> None:
-    """A scheduler without delay, GPUs to ask for, and a queue that has them on the node."""
+def _is_known(cluster: Cluster, name: str) -> bool:
+    return cluster.run("qconf", "-se", name).returncode == 0
+
+
+def _configure(cluster: Cluster, names: Sequence[str]) -> None:
+    """A scheduler without delay, GPUs to ask for, and a queue that has them on the nodes."""
     scheduling = _changed(_done(cluster, "qconf", "-ssconf"), _SCHEDULING)
     _done(cluster, "qconf", "-Msconf", _file(cluster, scheduling))
     complexes = f"{_done(cluster, 'qconf', '-sc')}{_GPUS}\n"
     _done(cluster, "qconf", "-Mc", _file(cluster, complexes))
-    _done(cluster, "qconf", "-mattr", "exechost", "complex_values", "coproc_v100=4", NODE)
-    queue = _changed(_done(cluster, "qconf", "-sq"), _QUEUE)
+    for name in names:
+        _done(cluster, "qconf", "-mattr", "exechost", "complex_values", "coproc_v100=4", name)
+    _done(cluster, "qconf", "-Ap", _file(cluster, _PARALLEL_ENVIRONMENT))
+    places = {"hostlist": " ".join(names), "pe_list": PARALLEL_ENVIRONMENT}
+    queue = _changed(_done(cluster, "qconf", "-sq"), {**_QUEUE, **places})
     _done(cluster, "qconf", "-Aq", _file(cluster, queue))
 
 

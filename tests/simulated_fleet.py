@@ -8,9 +8,11 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuscale.judge.fleet import judge
-from gpuscale.records.fleet import FleetRow, FleetVerdict, NodeVisit
+from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict, NodeVisit
+from gpuscale.store.campaign_folders import SweepRecord
 
 Drift = Callable[[float], float]
 """Log step time of the machine over the sweep, from 0 to 1."""
@@ -104,7 +106,11 @@ class Fleet:
         )
 
     def sweep(self, past: Sequence[Sequence[NodeVisit]] = ()) -> "Sweep":
-        """Visit all nodes, a control with every `at_once` of them, and the suspects again."""
+        """Visit all nodes, a control with every `at_once` of them, and the suspects again.
+
+        Before the suspects each control is visited once more, and one with every two of them, as
+        in a real sweep.
+        """
         order = self.rng.sample(range(self.nodes), self.nodes)
         controls = order[: max(2, min(4, self.nodes // 3))]
         # The second jobs take the last tenth of the sweep.
@@ -118,12 +124,14 @@ class Fleet:
             visits.append(self.visit(node, 1 + number, 0.9 * place / self.nodes, is_control=True))
         asked: list[str] = []
         verdict = judge(visits, past)
-        while now := [node.node for node in verdict.nodes if node.doubt == "one job"]:
+        while now := [node.node for node in verdict if node.needs_job]:
             for number, name in enumerate(now):
                 at = 0.9 + 0.1 * (len(asked) + number) / (len(asked) + len(now))
                 visits.append(self.visit(int(name[3:]), 100, at))
-            for number in range(0 if asked else 2 * len(controls)):
-                at = 0.9 + 0.1 * (number + 0.5) / (2 * len(controls))
+            start = 0.9 + 0.1 * len(asked) / (len(asked) + len(now))
+            count = len(now) // 2 + (0 if asked else len(controls))
+            for number in range(count):
+                at = start + (1 - start) * (number + 0.5) / count
                 node = controls[number % len(controls)]
                 visits.append(self.visit(node, 200 + number, at, is_control=True))
             asked += now
@@ -133,8 +141,18 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The visits of a sweep, the nodes that needed a second job, and what is said in the end."""
+    """The visits of a sweep, the nodes that needed another job, and what is said in the end."""
 
     visits: Sequence[NodeVisit]
     asked: Sequence[str]
-    verdict: FleetVerdict
+    verdict: Sequence[NodeVerdict]
+
+    def in_state(self, state: NodeState) -> set[str]:
+        return {node.node for node in self.verdict if node.state is state}
+
+
+def sweep_record(nodes: Sequence[str], **fields: Any) -> SweepRecord:
+    """The record of a sweep on one GPU a node, in which no job has begun."""
+    plan = {"cluster": "here", "partition": "main", "case": "case.py", "gpus": (1,)}
+    plan["created_at"] = "2026-11-03T03:00:00+00:00"
+    return SweepRecord(**{**plan, "nodes": tuple(nodes), **fields})

@@ -7,8 +7,91 @@ from pathlib import Path
 import builders as make
 from changing import replace
 from hosts import skip_unless_required
+from measuring import write_case
 
 from gpuscale.store import write_baseline
+
+PROFILE = """\
+description = "Two hosts on one machine"
+scheduler = "{scheduler}"
+
+[node]  # CPU ranks stand in for GPUs
+{node}
+
+[job]
+gpu_option = "{gpu_option}"
+time_limit = "00:05:00"
+
+[measure]
+cases = ["bench_cases/test_tiny.py"]
+runs = 1
+device = "cpu"
+size = "full"
+run_seconds = 0.2
+options = ["-p", "no:cacheprovider", "--oversubscribe"{options}]
+
+[judge]
+baseline = "baselines/here.json"
+cases = ["case/ddp"]
+"""
+ON_EACH_NODE = """
+import sys
+from gpuscale import CommandCase
+
+class OnEachNode(CommandCase):
+    command = (
+        f"{sys.executable} -m torch.distributed.run --nnodes {{nodes}} --nproc-per-node "
+        "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py"
+    )
+    batch = 8
+
+@pytest.mark.gpuscale(case=OnEachNode)
+def test_on_each_node(scaling):
+    scaling()
+"""
+BY_MPIRUN = (
+    ON_EACH_NODE
+    + """
+class ByItsOwnMpirun(CommandCase):
+    command = (
+        "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none "
+        f"-np {{gpus}} {sys.executable} steps.py"
+    )
+    batch = 8
+    launch = "once"
+
+@pytest.mark.gpuscale(case=ByItsOwnMpirun)
+def test_by_its_own_mpirun(scaling):
+    scaling()
+"""
+)
+_STEPS = """
+import time
+from gpuscale import report
+
+with report() as step_done:
+    while True:
+        time.sleep(0.01)
+        step_done()
+"""
+
+
+def profile_of(
+    scheduler: str,
+    *,
+    node: str = "gpus = 2\ncores = 2",
+    gpu_option: str = "",
+    options: str = "",
+) -> str:
+    """The profile of a cluster of two hosts, whose jobs measure the tiny case."""
+    return PROFILE.format(scheduler=scheduler, node=node, gpu_option=gpu_option, options=options)
+
+
+def write_cases(site: Path, *commands: str) -> None:
+    """The tiny case of a site, and beside it cases of commands that make steps for ever."""
+    with write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n").open("a") as file:
+        file.write("".join(commands))
+    (site / "steps.py").write_text(_STEPS)
 
 
 def make_site(

@@ -12,7 +12,7 @@ from measuring import Session, run_pytest, write_case
 from test_strategies import request_for
 
 from gpuscale import TrainingCase
-from gpuscale.measure.worker.strategies.one_process import DataParallelStrategy
+from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 

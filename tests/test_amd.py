@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amdsmi_library.library import Answers, Layouts, build, mi250x, mi300x, write_fleet
+from amdsmi_library.library import Answers, Layouts, mi250x, mi300x, write_fleet
+from sampling import Sampler
 
-from gpuscale.measure.run_directory import Sampler
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED = 2, 10, 34
@@ -19,15 +19,12 @@ FIRST, SECOND = "0000:c1:00.0", "0000:c6:00.0"
 Fleet = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layouts]:
-    return build(tmp_path_factory.mktemp("rocm"))
-
-
 @pytest.fixture
-def fleet(library: tuple[Path, Layouts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def fleet(
+    amd_library: tuple[Path, Layouts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Fleet:
     """Puts GPUs into this machine."""
-    root, layouts = library
+    root, layouts = amd_library
     monkeypatch.setenv("ROCM_PATH", str(root))
 
     def put(*gpus: Answers) -> None:
@@ -37,29 +34,18 @@ def fleet(library: tuple[Path, Layouts], tmp_path: Path, monkeypatch: pytest.Mon
     return put
 
 
-def sample(
-    folder: Path, addresses: Mapping[str, str | None], *, ticks: int = 12, in_middle: bool = False
-) -> TelemetryReport:
-    """Samples devices, and summarises all samples, or those that others surround."""
+def sample(folder: Path, addresses: Mapping[str, str | None]) -> TelemetryReport:
+    """Samples devices, and summarises all samples."""
     output = folder / "samples.jsonl"
-
-    def wait_for(lines: int) -> float:
-        deadline = time.monotonic() + 240
-        while not output.exists() or output.read_text().count("\n") < lines:
+    deadline, started = time.monotonic() + 240, time.time()
+    sampler = Sampler(addresses, output, 0.01)
+    try:
+        while not output.exists() or output.read_text().count("\n") < 12:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        return time.time()
-
-    output.unlink(missing_ok=True)
-    started = time.time()
-    sampler = Sampler(addresses=addresses, output=output, interval_s=0.01)
-    try:
-        # Energy is interpolated between samples, so there are some on both sides.
-        began, ended = wait_for(3), wait_for(ticks)
     finally:
         sampler.stop()
-    interval = (began, ended) if in_middle else (started, time.time())
-    return summarize(output, uuids=[*addresses], intervals=[interval])
+    return summarize(output, uuids=[*addresses], intervals=[(started, time.time())])
 
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -106,7 +92,6 @@ def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
         "pcie_max_width": 16,
         "pcie_replays": 0,
         "power_limit_w": 750,
-        "xgmi_links": 7,
         "xgmi_active_min": 7,
         "xgmi_errors": 0,
         "ecc_uncorrected": 0,
@@ -119,44 +104,15 @@ def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
     assert not any("nvlink" in name for name in one.values)
 
 
-def test_the_energy_of_a_module_is_shared_out_to_its_two_devices(
-    fleet: Fleet, tmp_path: Path
-) -> None:
-    fleet(mi250x(0xC1, is_first=True), mi250x(0xC6, is_first=False))
-    first, second = sample(tmp_path, {"a": FIRST, "b": SECOND}).gpu_summaries
-    for name, value in (("power_mean_w", 250), ("power_limit_w", 280)):
-        assert first.values[name] == second.values[name] == value
-    # Before MI300 reasons are bits of the moment.
-    assert first.clock_event_reasons == {"socket_thermal": 1.0}
-    report = sample(tmp_path, {"a": FIRST, "b": SECOND}, ticks=40, in_middle=True)
-    first, second = report.gpu_summaries
-    # The library counts one more at each call, of which each tick makes two.
-    assert first.values["energy_j"] == pytest.approx(second.values["energy_j"], rel=0.3)
-    per_call_j = 10**6 * 15.25e-6
-    assert first.values["energy_j"] == pytest.approx(per_call_j * first.samples, rel=0.3)
-
-
-@pytest.mark.parametrize(("mine", "other"), [(FIRST, "0000:c6:00"), (SECOND, "0000:c1:00")])
-def test_half_a_module_has_no_energy_and_says_why(
-    fleet: Fleet, tmp_path: Path, mine: str, other: str
-) -> None:
-    fleet(mi250x(0xC1, is_first=True), mi250x(0xC6, is_first=False))
-    (gpu,) = sample(tmp_path, {"a": mine}).gpu_summaries
-    assert not {"power_mean_w", "energy_j", "power_limit_w"} & set(gpu.values)
-    why = f"only for the whole module, whose other device ({other}) is not in this run"
-    assert [reason.partition(":")[0] for reason in gpu.absent if why in reason] == [
-        "power",
-        "energy",
-        "power limit",
-    ]
+def test_the_power_of_half_a_module_is_named_as_not_measured(fleet: Fleet, tmp_path: Path) -> None:
+    fleet(mi250x(0xC1))
+    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
+    why = "AMD SMI measures it for both devices of a module together"
+    named = [f"{name}: {why}" for name in ("power", "energy", "power limit")]
+    assert [reason for reason in gpu.absent if why in reason] == named
     assert gpu.values["utilization_mean"] == pytest.approx(0.9)
-
-
-def test_devices_of_two_modules_are_no_pair(fleet: Fleet, tmp_path: Path) -> None:
-    # Only the second device of one module and the first one of another are visible.
-    fleet(mi250x(0xC6, is_first=False), mi250x(0xC9, is_first=True))
-    found = sample(tmp_path, {"a": SECOND, "b": "0000:c9:00.0"}).gpu_summaries
-    assert not any("power_mean_w" in gpu.values for gpu in found)
+    # Before MI300 reasons are bits of the moment.
+    assert gpu.clock_event_reasons == {"socket_thermal": 1.0}
 
 
 def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path: Path) -> None:
@@ -164,16 +120,14 @@ def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path:
         "amdsmi_get_gpu_compute_partition": {"": "CPX"},
         "amdsmi_get_gpu_memory_partition": {"": "NPS4"},
     }
-    fleet(mi300x(0xC1, **modes))
-    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
-    assert "power: measured only for the whole GPU, which other partitions (CPX/NPS4) share" in (
-        gpu.absent
-    )
-    assert not {"utilization_mean", "energy_j", "memory_used_peak_bytes"} & set(gpu.values)
-    assert gpu.values["sm_clock_mean_mhz"] == 2100
-    code = "from gpuscale.measure.worker.machine import known_to_driver; print(known_to_driver())"
+    fleet(mi300x(0xC1, **modes), mi300x(0xC6))
+    gpu, _ = sample(tmp_path, {"a": FIRST, "b": SECOND}).gpu_summaries
+    why = "AMD SMI counts for the whole GPU, which other partitions (CPX/NPS4) share"
+    assert (gpu.absent, gpu.values) == ((f"device: {why}",), {})
+    code = "from gpuscale.measure.worker.gpus import known_to_driver; print(known_to_driver())"
     answer = python(code)
-    assert "'smi': 'AMD SMI', 'smi_index': 0, 'partition': 'CPX/NPS4'" in answer.stdout
+    assert "'smi': 'AMD SMI', 'smi_index': 0, 'pci_address': '0000:c1:00.0'" in answer.stdout
+    assert "'partition': 'CPX/NPS4'" in answer.stdout
 
 
 def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
@@ -185,6 +139,8 @@ def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
             amdsmi_get_gpu_total_ecc_count=NO_PERMISSION,
             amdsmi_get_temp_metric=NOT_SUPPORTED,
             amdsmi_get_gpu_activity={"umc_activity": 1},
+            # As before MI300.
+            amdsmi_get_power_info={"average_socket_power": 300, "current_socket_power": 0xFFFF},
         )
     )
     (gpu,) = sample(tmp_path, {"a": FIRST, "b": None}).gpu_summaries[:1]
@@ -193,7 +149,18 @@ def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
         "temperature: Feature not supported",
         "ECC errors: Permission Denied",
     }
-    assert gpu.values["power_mean_w"] == 620
+    assert gpu.values["power_mean_w"] == 300
+
+
+def test_energy_is_counted_in_units_of_the_gpu(fleet: Fleet) -> None:
+    fleet(mi300x(0xC1))
+    code = (
+        "from gpuscale.measure.telemetry.device import open_smi\n"
+        "with open_smi() as smi:\n    ((_, gpu),) = smi.all_devices()\n"
+        "    print(gpu.read().answers['energy_j'])\n"
+    )
+    # A billion units of 15.25 microjoules, and a million more at each call.
+    assert float(python(code).stdout) == pytest.approx(15250, abs=100)
 
 
 def test_a_torch_without_pci_addresses_is_named(fleet: Fleet, tmp_path: Path) -> None:
@@ -215,7 +182,7 @@ def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_t
         mi300x(0xC6),
     )
     (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
-    assert (gpu.values["xgmi_links"], gpu.values["xgmi_active_min"]) == (7, 6)
+    assert gpu.values["xgmi_active_min"] == 6
     assert gpu.values["xgmi_errors"] >= 1
     code, text = doctor()
     assert "XGMI          6 of 7 links active (inactive: 6)" in text
@@ -244,8 +211,7 @@ def test_gpus_whose_addresses_amd_smi_withholds_are_unreachable(fleet: Fleet) ->
     assert "driver    of unknown version" in text
     assert code == 1
     code_of_sampler = (
-        "from gpuscale.measure.smi import open_smi\n"
-        "from gpuscale.measure.telemetry.devices import find_devices\n"
+        "from gpuscale.measure.telemetry.device import find_devices, open_smi\n"
         f"with open_smi() as smi:\n    print(find_devices(smi, {{'a': {FIRST!r}}})['a'])\n"
     )
     said = python(code_of_sampler).stdout
@@ -269,13 +235,13 @@ def test_a_library_that_does_not_start_is_a_problem(fleet: Fleet) -> None:
     ],
 )
 def test_where_amds_driver_is_the_missing_part_is_named_and_nothing_is_printed(
-    tmp_path: Path, library: tuple[Path, Layouts], sabotage: str, reason: str
+    tmp_path: Path, amd_library: tuple[Path, Layouts], sabotage: str, reason: str
 ) -> None:
     code = (
-        "import sys; from pathlib import Path; from gpuscale.measure import smi\n"
-        f"{sabotage}smi.AMD_DRIVER = Path('/')\n"
-        "try:\n    smi.open_smi().__enter__()\n"
-        "except smi.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
+        "import sys; from pathlib import Path; from gpuscale.measure.telemetry import device\n"
+        f"{sabotage}device.AMD_DRIVER = Path('/')\n"
+        "try:\n    device.open_smi().__enter__()\n"
+        "except device.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
     )
     answer = python(code, ROCM_PATH=str(tmp_path))
     assert reason in answer.stderr
@@ -287,8 +253,8 @@ def test_rocms_own_binding_comes_first(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (own / "__init__.py").write_text("raise AttributeError('amdsmi_new: undefined symbol')")
     code = (
-        "from gpuscale.measure import amdsmi\n"
-        "try:\n    amdsmi.start()\nexcept Exception as error:\n    print(error)\n"
+        "from gpuscale.measure.telemetry import amd\n"
+        "try:\n    amd.start()\nexcept Exception as error:\n    print(error)\n"
     )
     said = python(code, ROCM_PATH=str(tmp_path)).stdout
     assert said == (

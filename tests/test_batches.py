@@ -9,17 +9,16 @@ from measuring import BENCH_CASES, run_pytest, write_case
 from statements import known
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.base.errors import UsageError
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.recording import baseline_from_results
 from gpuscale.judge.stopping import DecidedVerdict
-from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.results_file import validate_configurations
+from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.plugin.requests import run_request
 from gpuscale.plugin.run_maker import stopping_rule
-from gpuscale.records import Failure, Run, RunRequest, Verdict
+from gpuscale.records import Run, RunRequest, Verdict
 from gpuscale.store import read_results, write_baseline
 from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.run_defaults import default_request
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.1", "--runs", "1")
 
@@ -90,16 +89,6 @@ def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_p
     }
 
 
-@pytest.mark.parametrize("batch", [256, None])
-def test_none_of_the_batches_of_a_file_is_another_measurement(batch: int | None) -> None:
-    asked = "that of the case" if batch is None else str(batch)
-    with pytest.raises(UsageError, match=f"mnist_cnn/ddp .*batch: 32, 64 → {asked}"):
-        validate_configurations(Path("night.jsonl"), curve(BEFORE), [at(batch)])
-    # Failures of a batch that was too large are no rows.
-    failed = [replace(run, failure=Failure(kind="raised", message="")) for run in curve(BEFORE)]
-    validate_configurations(Path("night.jsonl"), failed, [at(batch)])
-
-
 def test_the_batch_of_the_size_asked_for_by_its_number_is_no_other_one() -> None:
     class Small(TrainingCase):
         sample_shape = (16,)
@@ -107,7 +96,8 @@ def test_the_batch_of_the_size_asked_for_by_its_number_is_no_other_one() -> None
 
     def asked(batch: int | None) -> object:
         here = environment("cpu")
-        return default_request(Small, here, strategy="ddp", gpus=1, run=1, batch=batch)
+        plan = ItemPlan(case=Small, strategy="ddp", gpus=1, run=1, batch=batch)
+        return run_request(plan, here, MeasureOptions())
 
     assert asked(8) == asked(None) != asked(16)
 

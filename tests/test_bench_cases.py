@@ -2,6 +2,7 @@
 
 import ctypes
 import gzip
+import importlib
 import signal
 from pathlib import Path
 
@@ -9,25 +10,18 @@ import pytest
 import torch
 from measuring import BENCH_CASES, REPOSITORY, run_pytest
 from torch.utils.data import Dataset, Subset
-from torchvision import datasets
 
-from bench_cases.test_gpt import Gpt
-from bench_cases.test_mnist_cnn import MnistCnn
-from bench_cases.test_mnist_net import MnistNet
-from bench_cases.test_resnet50 import Resnet50
-from bench_cases.test_resnet_v2_cifar import Resnet50v2Cifar, Resnet152v2Cifar
 from gpuscale import TrainingCase
-from gpuscale.base.errors import CaseError
 from gpuscale.measure.worker.data import (
     LoadedBatches,
     PooledBatches,
     SyntheticDataset,
-    validate_shared_memory,
 )
 
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
 PR_GET_PDEATHSIG = 2
-CASES = (MnistCnn, MnistNet, Resnet50, Resnet50v2Cifar)
+RESNET_V2 = "resnet_v2_cifar.Resnet50v2Cifar"
+CASES = ("mnist_cnn.MnistCnn", "mnist_net.MnistNet", "resnet50.Resnet50", RESNET_V2)
 
 needs_digits = pytest.mark.skipif(
     not MNIST.is_dir(), reason="the real digits are not here (../shared/data/mnist)"
@@ -46,6 +40,14 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def shipped(name: str) -> TrainingCase:
+    """A shipped case, imported late for torchvision, which takes as long as torch."""
+    module, _, kind = name.partition(".")
+    case = getattr(importlib.import_module(f"bench_cases.test_{module}"), kind)()
+    assert isinstance(case, TrainingCase)
+    return case
+
+
 def parameters(case: TrainingCase) -> int:
     return sum(p.numel() for p in case.model().parameters())
 
@@ -53,12 +55,15 @@ def parameters(case: TrainingCase) -> int:
 def test_models_have_the_sizes_of_their_sources() -> None:
     # Counted by hand from the layers that the sources list.
     cnn = (64 * 9 + 64) + (64 * 64 * 9 + 64) + (64 * 128 * 9 + 128) + (128 * 128 * 9 + 128)
-    assert parameters(MnistCnn()) == cnn + 128 * 10 + 10
+    assert parameters(shipped("mnist_cnn.MnistCnn")) == cnn + 128 * 10 + 10
     net = (32 * 9 + 32) + (32 * 64 * 9 + 64) + (9216 * 128 + 128) + (128 * 10 + 10)
-    assert parameters(MnistNet()) == net
-    assert parameters(Resnet50()) == 25_557_032
+    assert parameters(shipped("mnist_net.MnistNet")) == net
+    assert parameters(shipped("resnet50.Resnet50")) == 25_557_032
     # Keras counts the running statistics too, and publishes both models without their last layer.
-    for case, published in ((Resnet50v2Cifar(), 23_564_800), (Resnet152v2Cifar(), 58_331_648)):
+    for case, published in (
+        (shipped(RESNET_V2), 23_564_800),
+        (shipped("resnet_v2_cifar.Resnet152v2Cifar"), 58_331_648),
+    ):
         statistics = sum(its.numel() for its in case.model().buffers() if its.dim())
         assert parameters(case) + statistics == published + 2048 * 10 + 10
 
@@ -75,12 +80,20 @@ def test_the_language_model_has_the_size_of_gpt_2_and_a_tenth_of_it_to_try() -> 
         return (2 * words + context + 2) * width + blocks * block
 
     with torch.device("meta"):
-        assert parameters(sized(Gpt(), "full")) == counted(24_576, 1024, 768, 12) == 123_591_168
-        assert parameters(sized(Gpt(), "smoke")) == counted(4_096, 32, 320, 6) == 10_030_080
+        assert (
+            parameters(sized(shipped("gpt.Gpt"), "full"))
+            == counted(24_576, 1024, 768, 12)
+            == 123_591_168
+        )
+        assert (
+            parameters(sized(shipped("gpt.Gpt"), "smoke"))
+            == counted(4_096, 32, 320, 6)
+            == 10_030_080
+        )
 
 
 def test_the_language_model_learns_the_next_token_and_decays_matrices_only() -> None:
-    case = sized(Gpt(), "smoke")
+    case = sized(shipped("gpt.Gpt"), "smoke")
     inputs, target = case.sample(3, case.size)
     assert inputs.dtype == torch.int64
     assert torch.equal(inputs[1:], target[:-1])
@@ -96,37 +109,38 @@ def test_the_language_model_learns_the_next_token_and_decays_matrices_only() -> 
 
 def test_optimisers_are_those_of_their_sources() -> None:
     model = torch.nn.Linear(1, 1)
-    adam = MnistCnn().optimizer(model, 4)
+    adam = shipped("mnist_cnn.MnistCnn").optimizer(model, 4)
     assert (type(adam).__name__, adam.defaults["lr"]) == ("Adam", 1e-3)
-    adadelta = MnistNet().optimizer(model, 2)
+    adadelta = shipped("mnist_net.MnistNet").optimizer(model, 2)
     assert (type(adadelta).__name__, adadelta.defaults["lr"]) == ("Adadelta", 1.0)
-    schedule = MnistNet().scheduler(adadelta)
+    schedule = shipped("mnist_net.MnistNet").scheduler(adadelta)
     assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
     assert (schedule.step_size, schedule.gamma) == (1, 0.7)
-    assert Resnet50().optimizer(model, 4).defaults["lr"] == 0.02
-    assert Resnet50v2Cifar().optimizer(model, 4).defaults["lr"] == pytest.approx(0.04)
+    assert shipped("resnet50.Resnet50").optimizer(model, 4).defaults["lr"] == 0.02
+    assert shipped(RESNET_V2).optimizer(model, 4).defaults["lr"] == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize(
-    ("case", "gpus", "batch"),
+    ("name", "gpus", "batch"),
     [
-        (MnistCnn, 1, 128),
-        (MnistCnn, 4, 128),
-        (MnistNet, 1, 128),
-        (MnistNet, 2, 64),
-        (Resnet50, 4, 256),
-        (Resnet50, 16, 128),
-        (Resnet50v2Cifar, 4, 256),
+        ("mnist_cnn.MnistCnn", 1, 128),
+        ("mnist_cnn.MnistCnn", 4, 128),
+        ("mnist_net.MnistNet", 1, 128),
+        ("mnist_net.MnistNet", 2, 64),
+        ("resnet50.Resnet50", 4, 256),
+        ("resnet50.Resnet50", 16, 128),
+        (RESNET_V2, 4, 256),
     ],
 )
-def test_batch_sizes_are_those_of_sources(case: type[TrainingCase], gpus: int, batch: int) -> None:
-    assert case().batch_per_gpu(case().named_size("full"), gpus) == batch
+def test_batch_sizes_are_those_of_sources(name: str, gpus: int, batch: int) -> None:
+    case = shipped(name)
+    assert case.batch_per_gpu(case.named_size("full"), gpus) == batch
 
 
-@pytest.mark.parametrize("case_type", CASES)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size_name", ["smoke", pytest.param("full", marks=pytest.mark.thorough)])
-def test_synthetic_samples_are_reproducible(case_type: type[TrainingCase], size_name: str) -> None:
-    case = case_type()
+def test_synthetic_samples_are_reproducible(name: str, size_name: str) -> None:
+    case = shipped(name)
     size = case.named_size(size_name)
     sample, label = SyntheticDataset(case, size)[70]
     again, same_label = SyntheticDataset(case, size)[70]
@@ -150,7 +164,7 @@ def test_a_case_with_images_alone_gets_floats(raw: tuple[int, ...], resized: boo
 
 
 def test_pooled_batches_are_those_of_the_case_have_no_end_and_differ_between_ranks() -> None:
-    case = MnistCnn()
+    case = shipped("mnist_cnn.MnistCnn")
     size = case.named_size("smoke")
 
     def labels(rank: int) -> list[list[int]]:
@@ -205,23 +219,15 @@ def test_loader_processes_die_with_their_rank() -> None:
     assert next(batches)[0].unique().tolist() == [signal.SIGKILL]
 
 
-def test_too_little_shared_memory_for_the_loaders_is_told_with_the_remedy() -> None:
-    case = MnistCnn()
-    dataset = SyntheticDataset(case, case.named_size("full"))
-    # 28×28 floats and a label; two workers of each of two ranks make two batches in advance.
-    needed_bytes = 128 * (28 * 28 * 4 + 8) * 2 * 2 * 2
-    validate_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes)
-    with pytest.raises(CaseError, match="--shm-size"):
-        validate_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1)
-
-
 @pytest.mark.thorough
 @needs_digits
 def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
-    case = MnistCnn()
+    case = shipped("mnist_cnn.MnistCnn")
     size = case.named_size("smoke")
     training = case.real_dataset(digits, size, download=False)
     assert isinstance(training, Subset)
+    from torchvision import datasets
+
     everything = datasets.MNIST(digits, train=True, transform=case.transform(size))
     held_back = sorted(set(range(len(everything))) - set(training.indices))[:200]
     images = torch.stack([everything[i][0] for i in held_back])
@@ -273,3 +279,21 @@ def test_a_session_trains_on_real_data_and_says_so(digits: Path, tmp_path: Path)
     assert run.configuration.scaling == "strong"
     assert run.batch_per_gpu == 32
     assert "real data" in session.output
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("MnistCnn", "mnist_cnn"),
+        ("Resnet50Cifar", "resnet50_cifar"),
+        ("ResNet50V2", "res_net50_v2"),
+        ("GPT", "gpt"),
+        ("GPT2Small", "gpt2_small"),
+        ("HTTPNet", "http_net"),
+        ("MNISTNet", "mnist_net"),
+        ("NaNs", "nans"),
+    ],
+)
+def test_a_case_is_named_by_its_class_in_snake_case(written: str, name: str) -> None:
+    case: type[TrainingCase] = type(written, (TrainingCase,), {})
+    assert case.name() == name

@@ -19,7 +19,7 @@ from bisecting import (
 
 from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError, Turns
 from gpuscale.campaigns.bisection.search import Search
-from gpuscale.records.bisection import Finding
+from gpuscale.records.campaigns import BisectionFinding
 
 NOISE = 0.01
 
@@ -66,7 +66,7 @@ def test_halving_by_a_threshold_errs_where_this_search_does_not() -> None:
 
 def test_a_proof_has_both_speeds() -> None:
     found = search(machine({5: 0.1}), 12)
-    assert found.finding is Finding.FOUND
+    assert found.finding is BisectionFinding.FOUND
     assert culprits(found) == {5}
     loss = math.exp(-0.1) - 1
     assert found.alone is not None
@@ -77,18 +77,18 @@ def test_a_proof_has_both_speeds() -> None:
 
 def test_equal_environments_end_after_one_trial_and_a_faster_one_is_said() -> None:
     same = search(machine({}), 12)
-    assert (same.finding, same.trials) == (Finding.SAME, 1)
-    assert search(machine({3: -0.1}), 12).finding is Finding.REVERSED
+    assert (same.finding, same.trials) == (BisectionFinding.SAME, 1)
+    assert search(machine({3: -0.1}), 12).finding is BisectionFinding.REVERSED
 
 
 def test_noise_that_hides_a_loss_is_undecided() -> None:
     found = search(machine({3: 0.02}, noise=0.1), 12)
-    assert (found.finding, found.reason) == (Finding.UNDECIDED, "noise")
+    assert (found.finding, found.reason) == (BisectionFinding.UNDECIDED, "noise")
 
 
 def test_a_budget_that_ends_leaves_suspects() -> None:
     found = search(machine({5: 0.1}), 16, trials=3)
-    assert (found.finding, found.reason, found.trials) == (Finding.SUSPECTED, "trials", 3)
+    assert (found.finding, found.reason, found.trials) == (BisectionFinding.SUSPECTED, "trials", 3)
     assert 5 in culprits(found)
     assert len(culprits(found)) < 16
     early = search(machine({5: 0.1}), 16, trials=1)
@@ -102,7 +102,7 @@ def test_time_that_is_up_before_anything_is_known_is_undecided() -> None:
     turns = Turns(late, PLAN)
     ended = Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run()
     assert ended is not None
-    assert (ended.finding, ended.reason, ended.loss) == (Finding.UNDECIDED, "time", None)
+    assert (ended.finding, ended.reason, ended.loss) == (BisectionFinding.UNDECIDED, "time", None)
 
 
 def test_mixtures_that_do_not_run_are_skipped() -> None:
@@ -113,11 +113,11 @@ def test_mixtures_that_do_not_run_are_skipped() -> None:
     truth_is = machine({3: 0.1})
     truth_is.broken = breaks
     found = search(truth_is, 16)
-    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset({3}))
+    assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset({3}))
     together = machine({7: 0.1})
     together.broken = breaks
     found = search(together, 16)
-    assert (found.finding, found.culprits) == (Finding.FOUND, ((7, 8),))
+    assert (found.finding, found.culprits) == (BisectionFinding.FOUND, ((7, 8),))
 
 
 def test_an_end_without_a_number_ends_the_search() -> None:
@@ -156,7 +156,7 @@ def test_a_run_that_fails_once_is_made_again() -> None:
     found = Search(turns=turns, groups=range(8), most_trials=50, tell=lambda *_: None).run()
     assert failed
     assert found is not None
-    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset({3}))
+    assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset({3}))
 
 
 @pytest.mark.parametrize("slow", [{17}, {0}, {39}, {5, 30}])
@@ -173,7 +173,7 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
         tell=lambda _, sides, __: tried.extend(sides),
     ).run()
     assert found is not None
-    assert (found.finding, culprits(found)) == (Finding.FOUND, frozenset(slow))
+    assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset(slow))
     assert all(applied == set(range(len(applied))) for applied in tried)
     assert found.alone is not None
     assert found.alone.value == pytest.approx(math.exp(-0.1) - 1, abs=0.02)
@@ -187,4 +187,4 @@ def test_a_commit_beside_ones_that_do_not_start_is_one_of_several() -> None:
         turns=turns, groups=range(40), most_trials=50, is_ordered=True, tell=lambda *_: None
     ).run()
     assert found is not None
-    assert (found.finding, found.culprits) == (Finding.FOUND, ((19, 20, 21),))
+    assert (found.finding, found.culprits) == (BisectionFinding.FOUND, ((19, 20, 21),))

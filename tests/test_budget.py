@@ -9,16 +9,15 @@ from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscale.analysis.budget import (
+from gpuscale.analysis.efficiency_budget import (
     EfficiencyBudget,
-    device_spreads,
     efficiency_budgets,
     rank_skews,
 )
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import EntryKey, Phases, Run
 from gpuscale.records.configuration import DataKind
-from gpuscale.reports.show.step_time import budget_lines, budget_text
+from gpuscale.reports.show.step_parts import budget_lines, budget_text
 
 COMPUTING = phases(forward_s=0.060, backward_s=0.030, optimizer_s=0.010)
 ONE = phased_run([COMPUTING])
@@ -214,78 +213,3 @@ def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) 
     one = phased_run([COMPUTING], communication_s=0.010)
     lines = [*budget_lines([one, on([COMPUTING] * 2, 0.010 - gain_s)])]
     assert any("most likely noise: make more runs" in line for line in lines) == is_named
-
-
-def on_device(uuid: str, factor: float, index: int) -> Run:
-    return phased_run([COMPUTING.scaled(factor)], index=index, devices=[uuid])
-
-
-def test_a_slow_device_is_named_when_runs_on_one_device_agree() -> None:
-    runs = [
-        on_device(uuid, factor, index)
-        for index, (uuid, factor) in enumerate(
-            [("GPU-a", 1.0), ("GPU-b", 1.05), ("GPU-a", 1.001), ("GPU-b", 1.052)], start=1
-        )
-    ]
-    (step_times_s,) = device_spreads(runs).values()
-    assert list(step_times_s) == ["GPU-a", "GPU-b"]
-    assert step_times_s["GPU-b"] / step_times_s["GPU-a"] == pytest.approx(1.0505, abs=0.001)
-    (_, line) = budget_lines(runs)
-    assert "105 ms on GPU-b, 5.0 % more than on GPU-a" in line
-
-
-def test_repeated_runs_on_more_devices_tell_the_noise_of_the_rotating_ones() -> None:
-    singles = [on_device(f"GPU-{i}", 1 + 0.05 * i, i + 1) for i in range(3)]
-    assert not device_spreads(singles)
-    fours = [
-        phased_run([COMPUTING.scaled(factor)] * 4, communication_s=0.01, index=index)
-        for index, factor in enumerate([1.0, 1.001, 0.999, 1.0005], start=1)
-    ]
-    assert device_spreads([*singles, *fours])
-
-
-def rotating_session(rng: np.random.Generator, slower: float) -> list[Run]:
-    """Three runs on 1 and on 4 of 4 GPUs, GPU-1 slower than the others; runs differ by 0.5%."""
-    factors = [1.0, 1 + slower, 1.0]
-    singles = [
-        on_device(f"GPU-{i}", float(factor * rng.normal(1, 0.005)), i + 1)
-        for i, factor in enumerate(factors)
-    ]
-    paces = [COMPUTING, COMPUTING.scaled(1 + slower), COMPUTING, COMPUTING]
-    fours = [
-        phased_run([pace.scaled(noise) for pace in paces], communication_s=0.01, index=i + 1)
-        for i, noise in enumerate(rng.normal(1, 0.005, 3))
-    ]
-    return [*singles, *fours]
-
-
-def test_a_gpu_slower_by_a_twelfth_is_named_by_an_ordinary_session() -> None:
-    rng = np.random.default_rng(3)
-    found = [device_spreads(rotating_session(rng, 0.08)) for _ in range(200)]
-    assert sum(map(bool, found)) >= 190
-    slowest = {list(step_times_s)[-1] for spreads in found for step_times_s in spreads.values()}
-    assert slowest == {"GPU-1"}
-
-
-@pytest.mark.thorough
-def test_equal_gpus_are_not_set_apart_by_an_ordinary_session() -> None:
-    rng = np.random.default_rng(4)
-    assert sum(bool(device_spreads(rotating_session(rng, 0.0))) for _ in range(200)) <= 5
-
-
-def test_a_device_that_is_far_slower_is_named_though_no_devices_are_repeated() -> None:
-    runs = [on_device(f"GPU-{i}", 1.4 if i == 2 else 1.0, i + 1) for i in range(8)]
-    (step_times_s,) = device_spreads(runs).values()
-    assert list(step_times_s)[-1] == "GPU-2"
-
-
-# Above the declared deviation of 1% its help is not wholly free: 3% of 500 and chance.
-@pytest.mark.thorough
-@pytest.mark.parametrize(("noise", "most"), [(0.003, 12), (0.01, 12), (0.03, 27)])
-def test_a_spread_within_the_noise_of_runs_is_not_reported(noise: float, most: int) -> None:
-    rng = np.random.default_rng(2)
-    found = 0
-    for _ in range(500):
-        runs = [on_device(f"GPU-{i % 3}", float(rng.normal(1, noise)), i + 1) for i in range(6)]
-        found += bool(device_spreads(runs))
-    assert found <= most

@@ -48,7 +48,8 @@ def test_slurm_accepts_fewer_gpus_with_their_cores(slurm: Cluster, options: list
 @pytest.mark.parametrize("script", SLURM_SCRIPTS)
 def test_job_that_regressed_fails_in_slurm(slurm: Cluster, tmp_path: Path, script: str) -> None:
     checkout = make_checkout(tmp_path)
-    settings = job_environment(checkout, {"PATH": slurm.environment["PATH"]}, verdict=1)
+    path = f"{checkout}/stand-ins:{slurm.environment['PATH']}"
+    settings = job_environment(checkout, {"PATH": path}, verdict=1)
     submitted = slurm.run(
         "sbatch", "--wait", "--parsable", f"ci/{script}", folder=checkout, environment=settings
     )

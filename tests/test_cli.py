@@ -17,22 +17,21 @@ from builders import results, results_text, run
 from command_line import ARC4, REPOSITORY, gpuscale
 from command_line import TWO_CPU_RANKS as RESULTS
 
-from gpuscale.cli import main
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["compare", "cut.json", RESULTS], "cut.json:12: column"),
         (["compare", "binary.json", RESULTS], "UTF-8"),
-        (["compare", "deep.json", RESULTS], "nested"),
-        (["compare", "future.json", RESULTS], "upgrade gpuscale"),
+        (["compare", "deep.json", RESULTS], "deep.json: "),
+        (["compare", "future.json", RESULTS], "version: expected 2"),
         (["compare", RESULTS, RESULTS], "is given as both sides"),
         (["report", RESULTS, "--baseline", RESULTS], "is given as both sides"),
         (["compare", "copy.jsonl", RESULTS], "copy.jsonl: has 12 runs of the results to judge"),
         (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results to judge"),
-        (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+        (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["compare", ARC4], "there are no results yet"),
+        (["compare", "nope.json"], "nope.json: No such file or directory; check the path"),
         (["show"], "there are no results yet"),
         (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),
     ],
@@ -58,26 +57,7 @@ def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: st
     assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --xyzzy\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("compre", "argument COMMAND: invalid choice: 'compre'; did you mean 'compare'?"),
-        ("baseline recrd", "argument ACTION: invalid choice: 'recrd'; did you mean 'record'?"),
-        ("show --format cvs", "argument --format: invalid choice: 'cvs'; did you mean 'csv'?"),
-        ("show --fromat csv", "unrecognized arguments: --fromat; did you mean '--format'?"),
-        ("run --gps 1 -- x", "unrecognized arguments: --gps; did you mean '--gpus'?"),
-        ("show --format xyz", "invalid choice: 'xyz' (choose from"),
-    ],
-)
-def test_for_a_mistyped_name_the_nearest_one_is_given(
-    typed: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(typed.split())
-    assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
+def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)
     header, *runs = RESULTS.read_text().splitlines()
@@ -92,7 +72,6 @@ def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     moment = f"{days_ago:%Y-%m-%d %H:%M} UTC"
     shown = gpuscale("show", cwd=tmp_path)
     assert shown.stdout.startswith(f"results   {place}\nmeasured  {moment} by ")
-    assert ", 3 days ago\n" in shown.stdout
     compared = gpuscale("compare", ARC4, cwd=tmp_path)
     (line,) = compared.stderr.splitlines()
     when = f"measured {moment}, 3 days ago"
@@ -111,7 +90,7 @@ def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: P
     failed.write_text(results_text(results(run(1, None))))
     place = ".gpuscale/results/"
     newer = f"newer, but without a valid run: {place}{failed.name}, {place}{begun.name}"
-    for words in (["show"], ["compare", ARC4], ["export", "trace", "x.json"]):
+    for words in (["show"], ["compare", ARC4], ["plot", "-o", str(tmp_path / "x.svg")]):
         answer = gpuscale(*words, cwd=tmp_path)
         assert answer.stderr.count(f"gpuscale: left out: {newer}\n") == 1, answer.stderr
         assert f"{place}{well.name}" in answer.stdout + answer.stderr
@@ -123,7 +102,7 @@ def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: P
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     command = f"{sys.executable} -m gpuscale show {RESULTS} | true"
     answer = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False
     )
     assert answer.stderr == ""
 
@@ -152,7 +131,7 @@ def in_a_terminal(
         if not chunk:
             break
         output += chunk
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     return output.decode()
 
 
@@ -204,7 +183,7 @@ def test_a_full_disk_under_the_output_is_no_regression() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
     assert answer.returncode == 2
@@ -217,11 +196,11 @@ def test_a_full_disk_under_the_output_is_no_regression() -> None:
 def test_an_error_that_nobody_can_be_told_is_no_regression(closed: bool) -> None:
     command = [sys.executable, "-m", "gpuscale", "show", "no-such-file"]
     words = ["sh", "-c", '"$@" 2>/dev/full' if not closed else '"$@" 2>&-', "sh", *command]
-    assert subprocess.run(words, cwd=REPOSITORY, timeout=60, check=False).returncode == 2
+    assert subprocess.run(words, cwd=REPOSITORY, timeout=240, check=False).returncode == 2
     told = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *command],
         cwd=REPOSITORY,
-        timeout=60,
+        timeout=240,
         check=False,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hosts import LIMIT_S, Cluster, processes_in, within_limit
-from measuring import pytest_command
+from measuring import pytest_command, write_case
 from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
 from test_launch_mpirun import open_mpi
@@ -191,7 +191,7 @@ def test_a_hang_ends_at_the_timeout_on_all_nodes(site: Site, tmp_path: Path, lau
     failure = runs_in(tmp_path)[0].failure
     assert failure is not None
     assert (failure.kind, failure.rank) == ("timeout", None)
-    assert "no step was told in the last" in failure.message
+    assert "the command was not done after 40 s" in failure.message
     assert "batch 21 does not come" in failure.detail
 
 
@@ -203,6 +203,21 @@ def test_a_case_in_a_file_says_how_it_is_launched(site: Site, tmp_path: Path) ->
     done = site.cluster.run(*site.session(*session), folder=tmp_path)
     assert done.returncode == 0, done.stdout
     assert runs_in(tmp_path)[0].is_valid
+
+
+@pytest.mark.parametrize("site", ["slurm"], indirect=True)
+@pytest.mark.parametrize("kind", ["case", "command"])
+def test_mpirun_starts_ranks_in_a_job_of_slurm(site: Site, tmp_path: Path, kind: str) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    (tmp_path / "train.py").write_text(HEALTHY)
+    across = ("--launcher", "mpirun", "--gpus", "4", *OPTIONS, *INTO_FILE)
+    run = (sys.executable, "-m", "gpuscale", "run", *across, "--", *TORCHRUN)
+    session = pytest_command(*across) if kind == "case" else run
+    done = site.cluster.run(*ALLOCATE, *session, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    hosts = [rank.host for rank in runs_in(tmp_path)[0].ranks]
+    assert sorted(map(str, hosts)) == ["n1", "n1", "n2", "n2"]
+    assert processes_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("site", ["slurm"], indirect=True)

@@ -13,17 +13,26 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Failure
+from gpuscale.records import Failure, Run
 from gpuscale.records.request import RankFailure
-from gpuscale.reports.show.scaling_table import scaling_table
+from gpuscale.reports.show import scaling_table
 
 FOREVER = "steps(range(10**6))\n"
 
 
+def check_step_time(run: Run) -> None:
+    """Check that a step took the 10 ms of the scripts' sleep, which a busy machine prolongs.
+
+    The lines of two ranks in one pipe would halve it.
+    """
+    assert run.failure is None
+    assert run.step_time_s is not None
+    assert 0.008 < run.step_time_s < 0.2
+
+
 def test_a_step_takes_as_long_as_its_lines_are_apart(tmp_path: Path) -> None:
     run = measured(tmp_path, FOREVER)
-    assert run.failure is None
-    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    check_step_time(run)
     assert len(run.windows) == 10
     assert run.steps_per_window is not None
     assert run.steps_per_window >= 5
@@ -153,8 +162,7 @@ ranks = [
 ranks[0].wait()
 """
     run = measured(tmp_path, script, gpus=2)
-    assert run.failure is None
-    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    check_step_time(run)
 
 
 def test_a_bare_script_is_started_once_for_each_rank(tmp_path: Path) -> None:
@@ -170,8 +178,7 @@ steps(range(10**6))
 def test_ranks_in_one_pipe_tell_each_step_once(tmp_path: Path) -> None:
     script = "for n in range(10**6):\n    steps([n])\n    print('GPUSCALE {\"step\": %d}' % n)\n"
     run = measured(tmp_path, script, gpus=2)
-    assert run.failure is None
-    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    check_step_time(run)
 
 
 def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +190,41 @@ def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.Monke
     script = f"open('told', 'w').write(' '.join(os.environ[name] for name in ({names})))\n"
     watch(tmp_path, replace(request_for(tmp_path, script, gpus=2), devices=(1, 0))).wait()
     assert Path("told").read_text() == "7,4 5,2"
+
+
+@pytest.mark.parametrize(
+    ("programs", "devices", "own", "threads"),
+    [
+        ("python train.py", (), None, "1"),
+        ("python train.py", (), "4", "4"),
+        ("python train.py", (0,), None, "None"),
+        ("deepspeed train.py", (0,), None, "None"),
+        # Of one process torchrun would leave it unset.
+        ("torchrun train.py", (0,), None, "1"),
+        ("torchrun train.py", (0,), "4", "4"),
+        ("srun torchrun", (0,), None, "1"),
+        ("accelerate launch", (0,), None, "1"),
+        ("-m torch.distributed.launch", (0,), None, "1"),
+    ],
+)
+def test_threads_of_a_rank_do_not_depend_on_their_number(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: str,
+    devices: tuple[int, ...],
+    own: str | None,
+    threads: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    script = "open('told', 'w').write(str(os.environ.get('OMP_NUM_THREADS')))\n"
+    # The shell drops the programs, which need not be installed here.
+    command = f"sh -c 'shift; exec \"$@\"' {programs} {sys.executable} {tmp_path}/train.py"
+    request = request_for(tmp_path, script, command=command)
+    watch(tmp_path, replace(request, devices=devices)).wait()
+    assert Path("told").read_text() == threads
 
 
 def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +240,8 @@ def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     watch(tmp_path, request_for(tmp_path, lost, gpus=3, nodes=2)).wait()
     (report,) = directory.failures()
     assert "1 on this host" in report.failure.detail
-    place = f"exit code 1 as rank 2 on {socket.gethostname()}"
-    assert place in report.failure.message
+    end = f"rank 2 ended with exit code 1 on {socket.gethostname()}"
+    assert report.failure.message.startswith(end)
     assert report.lost_peer
     # How far a run is tells only a rank that knows it.
     assert not directory.progress.exists()
@@ -261,7 +303,7 @@ steps(range(10**6))
         (
             "raise RuntimeError('label 7 is out of range')",
             "raised",
-            "rank 1 raised RuntimeError: label 7 is out of range;",
+            "rank 1 raised RuntimeError: label 7 is out of range",
             "Traceback",
         ),
         ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL", '"step": 4'),
@@ -287,9 +329,8 @@ def test_a_shell_reads_the_ranks_output(tmp_path: Path, monkeypatch: pytest.Monk
     script = "print('as rank', os.environ['RANK'], file=sys.stderr)\n" + FOREVER
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
     run = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>errors | tee log'")
-    assert run.failure is None
     # Lines of one rank, in its own pipe, and not those that the shell prints again.
-    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    check_step_time(run)
     lines = Path("log").read_text().splitlines()
     assert lines.count('GPUSCALE {"step": 7}') == 2
     told = Path("errors").read_text()
@@ -303,7 +344,7 @@ def test_a_shell_hides_no_failed_rank(tmp_path: Path, monkeypatch: pytest.Monkey
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
     failure = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>&1 | tee log'").failure
     assert failure is not None
-    assert failure.message.startswith("rank 1 raised RuntimeError: label 7;")
+    assert failure.message.startswith("rank 1 raised RuntimeError: label 7")
     assert "RuntimeError: label 7" in Path("log").read_text()
 
 

@@ -6,13 +6,13 @@ from changing import replace
 from statements import known
 
 from gpuscale.base.errors import UsageError
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.hardware import machine_mismatch, same_gpu_model
-from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.hardware import machine_mismatch, same_gpu_model
 from gpuscale.judge.sides import side_of_results
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
-from gpuscale.store.codec import decode_baseline, encode_baseline
+from gpuscale.store.file_formats import decode_baseline, encode_baseline
 
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 NOW = {1: [0.100, 0.1002, 0.0999], 2: [0.110, 0.1102, 0.1099]}
@@ -151,7 +151,7 @@ def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name:
 
 def test_a_number_of_gpus_that_neither_side_has_is_refused() -> None:
     other = measured({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50"))
-    with pytest.raises(UsageError, match="8 GPUs: neither the baseline nor the results"):
+    with pytest.raises(UsageError, match="--gpus 8: neither the baseline nor the results"):
         compare(BASELINE, [measured(NOW), other], cases=["mnist_cnn"], gpus=[1, 2, 8])
 
 
@@ -167,7 +167,7 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
     comparison = compare(
         with_other, [measured(NOW), other], cases=["mnist_cnn", "resnet50"], gpus=[8]
     )
-    assert [(entry.key.label, entry.verdict) for entry in comparison.entries] == [
+    assert [(entry.label, entry.verdict) for entry in comparison.entries] == [
         ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
         ("resnet50/ddp on 8 GPUs", Verdict.OK),
     ]

@@ -13,11 +13,11 @@ from builders.nights import Fault, Night, results_of_night, write_night
 from changing import replace
 from statements import codes_in, facts_of, known
 
-from gpuscale.base.units import format_distinct, rough_percent
+from gpuscale.base.text import format_distinct, rough_percent
 from gpuscale.cli import main
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.recording import baseline_from_results
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Baseline,
@@ -33,7 +33,7 @@ from gpuscale.records import (
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.rows import smallest_losses
 from gpuscale.reports.phrases import change_text
-from gpuscale.reports.show.step_time import budget_findings
+from gpuscale.reports.show.step_parts import budget_findings
 from gpuscale.store import write_baseline
 
 NIGHTS = [f"n{i}" for i in range(6)]
@@ -186,7 +186,7 @@ def test_a_loss_never_asks_for_a_baseline_that_would_hold_it(
     write_baseline(tmp_path / "then.json", before)
     assert main(["compare", str(tmp_path / "then.json"), str(tmp_path / "now.jsonl")]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "the baseline lacks phases, paces or exposed communication" in text
+    assert "lack phases, paces or exposed communication" in text
     assert "baseline record" not in text
     assert "baseline again" not in text
 
@@ -202,15 +202,6 @@ def test_a_change_that_no_machine_can_make_is_named(factor: float, is_named: boo
     assert ("counted alike" in lines.get("next", "")) == is_named
 
 
-def test_uneven_runs_of_tonight_are_named_unless_the_baseline_was_as_uneven() -> None:
-    noisy, alike = [0.1, 0.125, 0.09], [0.1, 0.12, 0.085, 0.1, 0.115, 0.09]
-    uneven = compare(baseline({1: QUIET}), [measured({1: noisy})])
-    assert facts_of(uneven.notes, "uneven_runs")["deviation"] > 0.1
-    assert "uneven" in said(uneven)["beware"]
-    for before, now in ((alike, noisy), (QUIET, QUIET)):
-        assert "beware" not in said(compare(baseline({1: before}), [measured({1: now})]))
-
-
 def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> None:
     faster = measured({1: [0.8 * t for t in QUIET]})
     one, many = (
@@ -219,8 +210,22 @@ def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> No
     assert (one.exit_code, many.exit_code) == (0, 0)
     assert facts_of(one.notes, "few_sessions")["sessions"] == 1
     assert "sessions differ" in said(one)["beware"]
+    assert "measure both in turn" in said(one)["beware"]
     assert "beware" not in said(many)
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))
+
+
+def test_a_gain_over_sessions_before_and_after_is_not_to_be_measured_in_turn_again() -> None:
+    faster = measured({1: [0.8 * t for t in QUIET]})
+    now = replace(faster, runs=tuple(replace(run, started_at_s=1.7e9) for run in faster.runs))
+    around = baseline({1: QUIET})
+    runs = (
+        replace(run, started_at_s=1.7e9 + hours * 3600)
+        for run, hours in zip(around.runs, (-2, -1, 1, 2, 3, 4), strict=True)
+    )
+    lines = said(compare(replace(around, runs=tuple(runs)), [now]), now)
+    assert "the baseline has runs from before and after these" in lines["beware"]
+    assert "measure both in turn" not in lines["beware"]
 
 
 def two_ranks(*factors: tuple[float, float]) -> Results:

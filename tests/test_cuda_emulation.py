@@ -4,19 +4,25 @@ This shows which calls are made in which order on which devices, and in which un
 are read. It shows nothing of time, of NCCL, or of kernels.
 """
 
-import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
-from amdsmi_library.library import build, mi250x, write_fleet
+from amdsmi_library.library import Layouts, mi250x, write_fleet
 from cuda_emulation.devices import UUIDS
 from measuring import Session, pytest_command, write_case
-from nvml.library import compile_driver
+from test_options import GIVEN
+
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.terminal import header_lines
+from gpuscale.records import Environment
+from gpuscale.reports.phrases import software_text
 
 TESTS = Path(__file__).parent
 BUILT_FOR = "2.14"
@@ -53,9 +59,8 @@ Run = Callable[..., Session]
 
 
 @pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+def devices(driver: Path) -> Mapping[str, str]:
     """The variables of a machine with two emulated GPUs and a driver that knows them."""
-    driver = compile_driver(tmp_path_factory.mktemp("driver"))
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GPUSCALE")}
     return {
         **kept,
@@ -92,6 +97,15 @@ def session(devices: Mapping[str, str], tmp_path: Path) -> Run:
         return run_on(devices, tmp_path, *command, **variables)
 
     return run
+
+
+DESCRIBED = """
+import sys
+import msgspec
+from gpuscale.measure.launch.launcher import Launcher
+
+sys.stdout.buffer.write(msgspec.json.encode(Launcher(device="auto", folder=None).environment))
+"""
 
 
 def gpuscale(*arguments: str) -> list[str]:
@@ -147,37 +161,41 @@ def test_no_memory_and_a_lost_device_end_their_runs_only(session: Run) -> None:
 
 def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path: Path) -> None:
     file = write_case(tmp_path, "Case = Tiny")
-    command = gpuscale("batch", f"{file}::Case", "--format", "json")
     memory_bytes = 4 * 1024
+    command = gpuscale("batch", f"{file}::Case", "--gpus", "2")
     found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes))
     assert found.exit_code == 0, found.output
-    answer = json.loads(found.output[found.output.index("{") :])
-    peaks = {each["batch"]: each["peak_memory_bytes"] for each in answer["tries"] if each["fits"]}
-    small, smaller, largest = 12, 8, answer["batch"]
-    of_a_sample = (peaks[small] - peaks[smaller]) / (small - smaller)
-    assert peaks[largest] <= memory_bytes < peaks[largest] + of_a_sample
+    peaks = {
+        int(n): float(kib) for n, kib in re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
+    }
+    (largest,) = (int(n) for n in re.findall(r"with --batch (\d+)", found.output))
+    of_a_sample = (peaks[12] - peaks[8]) / 4
+    assert peaks[largest] <= memory_bytes / 1024 < peaks[largest] + of_a_sample
 
 
 def test_a_rocm_torch_and_a_device_chosen_by_uuid_are_described(
     devices: Mapping[str, str], tmp_path: Path
 ) -> None:
-    described = (
-        "import json, sys; from gpuscale.measure.launch.local import LocalLauncher\n"
-        "found = LocalLauncher(device='auto').environment\n"
-        "versions = found.rocm_version, found.rccl_version, found.cuda_version\n"
-        "json.dump([versions, [(gpu.uuid, gpu.smi_index) for gpu in found.gpus]], sys.stdout)"
-    )
     chosen = {"CUDA_VISIBLE_DEVICES": f"GPU-{UUIDS[1]}", "EMULATED_ROCM": "gfx90a"}
-    answer = run_on(devices, tmp_path, sys.executable, "-c", described, **chosen)
-    assert json.loads(answer.output) == [["6.4.43482", "2.28.3", None], [[UUIDS[1], 1]]]
+    families = ("RCCL", "HSA", "HIP", "ROCR", "MIOPEN", "MPICH", "CXI", "NCCL")
+    chosen |= {f"{family}_X": "1" for family in families}
+    answer = run_on(devices, tmp_path, sys.executable, "-c", DESCRIBED, **chosen)
+    found = msgspec.json.decode(answer.output, type=Environment)
+    assert (found.rocm_version, found.rccl_version) == ("6.4.43482", "2.28.3")
+    assert (found.cuda_version, found.cudnn_version, found.nccl_version) == (None, None, None)
+    assert [(gpu.uuid, gpu.smi_index) for gpu in found.gpus] == [(UUIDS[1], 1)]
+    assert found.variables.keys() >= {f"{family}_X" for family in families}
+    assert "ROCm 6.4.43482, RCCL 2.28.3" in software_text(found)
+    assert "CUDA" not in software_text(found)
+    assert ", RCCL (device: rocm)" in next(header_lines(found, parse_options(GIVEN), None))
 
 
 def test_two_devices_of_amd_are_trained_on_and_sampled(
-    session: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    session: Run, tmp_path: Path, amd_library: tuple[Path, Layouts]
 ) -> None:
-    root, layouts = build(tmp_path_factory.mktemp("rocm"))
+    root, layouts = amd_library
     # In another order than HIP's.
-    fleet = [mi250x(0xC6, is_first=False), mi250x(0xC1, is_first=True)]
+    fleet = [mi250x(0xC6, amdsmi_get_gpu_activity={"gfx_activity": 50}), mi250x(0xC1)]
     table = write_fleet(tmp_path / "fleet", layouts, fleet)
     there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
     options = ("--gpus", "2", "--run-seconds", "4", "--device", "rocm")
@@ -187,8 +205,8 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
     (run,) = made.results.runs
     assert run.configuration.device == "rocm"
-    powers = [gpu.values["power_mean_w"] for gpu in run.gpu_summaries]
-    assert powers == [250.0, 250.0]
+    used = [gpu.values["utilization_mean"] for gpu in run.gpu_summaries]
+    assert used == pytest.approx([0.9, 0.5])
 
 
 SCRIPT = """

@@ -29,17 +29,13 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
-    Baseline,
-    EntryVerdict,
     Environment,
     EnvironmentChange,
     GpuDevice,
     GpuSummary,
-    Results,
     Run,
-    Verdict,
 )
-from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, RanksOf, Remedy
+from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, Remedy
 
 
 def causes(
@@ -115,68 +111,6 @@ def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:
     assert places == {slow: "GPU 5 at 0000:C1:00.0 of node1"}
 
 
-@pytest.mark.parametrize(
-    ("fault", "gpus", "shared_by"),
-    [
-        (SLOW, 4, RanksOf((0, 1, 2, 3), 4)),
-        (SLOW, 1, None),
-        (LATE, 4, RanksOf((0, 1, 2, 3), 4)),
-        (
-            Fault(computing=1.22, ranks=frozenset({0, 1, 2})),
-            4,
-            RanksOf((0, 1, 2), 4),
-        ),
-    ],
-)
-def test_a_shared_cause_names_its_ranks(fault: Fault, gpus: int, shared_by: RanksOf | None) -> None:
-    cause = causes(fault, gpus=gpus)[0]
-    assert cause.shared_by == shared_by
-    assert cause.ranks == ()
-    assert cause.before_s is not None
-    assert cause.after_s == pytest.approx(cause.before_s + LOST_S, rel=0.05)
-
-
-def test_a_slow_device_is_found_whichever_rank_it_serves() -> None:
-    rng = np.random.default_rng(8)
-    sick = Fault(computing=1.5, device=2)
-    before = well(rng, [2], deviation=0.003)
-    now = night_of(rng, [2], 4, sick, deviation=0.003)
-    # Half of the runs have the device, so the mean is too uncertain to be called; it is here.
-    cause = with_verdict(before, now, 2).causes[0]
-    assert cause.kind is CauseKind.SLOW_RANK
-    assert cause.device_uuids == ("GPU-2",)
-    assert cause.seen_in == CountOf(2, 4)
-
-
-def test_of_runs_on_one_gpu_the_device_that_alone_got_slow_is_named() -> None:
-    rng = np.random.default_rng(9)
-    sick = Fault(computing=1.3, device=1)
-    named = 0
-    for _ in range(20):
-        before = well(rng, [1], deviation=0.01)
-        now = night_of(rng, [1], 4, sick, deviation=0.01)
-        row = diagnosed(before, now)[1]
-        # One run in four is slow: that makes the mean uncertain, not certainly worse.
-        assert row.verdict is Verdict.INCONCLUSIVE
-        named += [cause.device_uuids for cause in row.causes] == [("GPU-1",)]
-    assert named >= 18
-    assert row.causes[0].seen_in == CountOf(1, 4)
-    assert with_verdict(before, now, 1, Verdict.OK).causes == ()
-
-
-@pytest.mark.thorough
-def test_without_a_sick_device_an_inconclusive_row_names_none() -> None:
-    rng = np.random.default_rng(31)
-    inconclusive = named = 0
-    for _ in range(100):
-        before = well(rng, [1], deviation=0.05)
-        row = diagnosed(before, night_of(rng, [1], 4, WELL, deviation=0.05))[1]
-        inconclusive += row.verdict is Verdict.INCONCLUSIVE
-        named += bool(row.causes)
-    assert inconclusive > 50
-    assert named <= 3
-
-
 def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> None:
     rng = np.random.default_rng(34)
     before = well(rng, [4], deviation=0.003)
@@ -190,16 +124,6 @@ def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> 
     assert slow.kind is CauseKind.COMPUTE
     assert [each.kind for each in faults] == [CauseKind.PCIE, CauseKind.MEMORY_ERRORS]
     assert {each.device_uuids for each in faults} == {("GPU-3",)}
-
-
-def with_verdict(
-    before: Baseline, now: Results, gpus: int, verdict: Verdict = Verdict.REGRESSED
-) -> EntryVerdict:
-    """The row with the causes that it would have if the comparison had called it so."""
-    comparison = compare(before, [now])
-    called = tuple(replace(entry, verdict=verdict) for entry in comparison.entries)
-    rows = diagnose(sides_of(before, [now]), replace(comparison, entries=called)).entries
-    return next(row for row in rows if row.key.gpus == gpus)
 
 
 def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
@@ -246,7 +170,7 @@ def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
 
 def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:
     def worn(summary: GpuSummary) -> GpuSummary:
-        return replace(with_values(summary, pcie_width=8), xids=(63,))
+        return with_values(summary, pcie_width=8)
 
     (cause,) = causes(SLOW, telemetry=True, devices=worn)
     assert cause.kind is CauseKind.COMPUTE
@@ -287,7 +211,7 @@ def test_results_without_phases_establish_no_cause() -> None:
         return replace(run, ranks=tuple(replace(r, phases=None, pace_s=None) for r in run.ranks))
 
     (cause,) = causes(SLOW_LINK, seen=bare)
-    assert (cause.kind, cause.code) == (CauseKind.NOT_ESTABLISHED, "no_phases_after")
+    assert (cause.kind, cause.code) == (CauseKind.NOT_ESTABLISHED, "no_phases")
 
 
 def test_time_that_no_part_holds_is_not_put_down_to_one() -> None:

@@ -2,52 +2,36 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 
 import pytest
 from builders import (
     CNN,
-    cpu_environment,
     environment,
     gpu_summary,
-    phased_run,
     phases,
-    results,
     run,
     with_values,
 )
 from builders.causes import row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
-from builders.nights import ON_CPU
 from changing import replace
 
-from gpuscale.analysis.budget import PARTS, EfficiencyBudget
 from gpuscale.judge import diagnose
-from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.notes import with_validity
-from gpuscale.judge.diagnose import lost_parts
-from gpuscale.judge.diagnose.attribution import Rank, Step
-from gpuscale.judge.diagnose.causes import device_faults, lost_to_ideal, not_established
+from gpuscale.judge.diagnose.causes import device_faults, lost_parts, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.recording import baseline_from_results
-from gpuscale.judge.sides import sides_of
+from gpuscale.judge.diagnose.step_parts import Rank, Step
 from gpuscale.records import (
     Configuration,
-    EntryKey,
     EntryVerdict,
     EnvironmentChange,
     GpuSummary,
-    HostLoad,
     MetricSpec,
-    NodeEvidence,
-    Results,
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
-from gpuscale.reports.comparison import as_text, view_of
 
 
 def step(
@@ -162,7 +146,7 @@ def test_lost_xgmi_links_and_their_errors_are_named_where_communication_is_slowe
         after = step(communication_s=3.0, summaries=[gpu(**values)])
         (cause,) = lost_parts(row(after, before=before), ())
         assert cause.kind is CauseKind.XGMI
-        assert words in " ".join([whole_line(cause), *evidence(cause)])
+        assert words in " ".join([whole_line(cause, "cuda"), *evidence(cause)])
 
 
 def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
@@ -210,33 +194,6 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
     assert [*environment_changed(row(step()), ())] == []
 
 
-@pytest.mark.parametrize(
-    ("efficiency", "parts", "shares"),
-    [
-        (0.5, (0.05, 0.2, 0.25), (0.5, 0.4, 0.1)),
-        (0.5, (0.04, None, 0.25), (0.5,)),
-        (1.0, (0.0, 0.0, 0.0), ()),
-        (0.9, (0.2, -0.1, 0.0), (1.0,)),
-        # The rest is a gain of a tenth.
-        (0.9, (0.15, 0.0, 0.05), (0.75, 0.25)),
-    ],
-)
-def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_first(
-    efficiency: float, parts: tuple[float | None, ...], shares: tuple[float, ...]
-) -> None:
-    budget = EfficiencyBudget(
-        key=EntryKey("mnist_cnn", "ddp", 4),
-        configuration=CNN,
-        efficiency=efficiency,
-        parts={name: part for name, part in zip(PARTS, parts, strict=True) if part is not None},
-        rest=1 - efficiency - sum(part for part in parts if part is not None),
-    )
-    *found, still_open = lost_to_ideal(budget)
-    assert [cause.share for cause in found] == pytest.approx(list(shares))
-    assert still_open.code == "published_figures"
-    assert [cause.code for cause in lost_to_ideal(None)] == ["published_figures"]
-
-
 def codes_of(call: ast.expr) -> Iterator[str]:
     """The text of an argument, or its two texts where a condition decides."""
     match call:
@@ -261,46 +218,3 @@ def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over
                     causes.update(codes_of(code))
     assert causes == {*WORDS, *NOT_ESTABLISHED}
     assert remedies == set(NEXT_STEPS)
-
-
-def phased(forward_s: float, backward_s: float, load: float, software: str = "2.11") -> Results:
-    """Four runs on 1 and on 2 CPU ranks of a host that other processes load."""
-    node = NodeEvidence(host="vm", load=HostLoad(load_average=load, cores=2))
-    runs = []
-    for index, noise in enumerate((1.0, 1.01, 0.99, 1.005), start=1):
-        for ranks in (1, 2):
-            its = phases(forward_s=forward_s * noise, backward_s=backward_s, optimizer_s=0.001)
-            made = phased_run([its] * ranks, configuration=ON_CPU, index=index, communication_s=0)
-            reports = tuple(replace(rank, host="vm", device_uuids=()) for rank in made.ranks)
-            runs.append(replace(made, ranks=reports, nodes=(node,)))
-    return results(*runs, where=replace(cpu_environment(), torch_version=software))
-
-
-@pytest.mark.parametrize(
-    ("now", "cause", "next_step"),
-    [
-        (phased(0.232, 0.0014, 9.0), "forward +31 ms", "did the model or the case's code change?"),
-        (phased(0.232, 0.0014, 9.0, "2.12"), "forward +31 ms", "measure again with the likeliest"),
-        (phased(0.230, 0.0018, 9.0), "computing +29 ms", "look for other processes on vm"),
-        (
-            phased(0.232, 0.0014, 30.0),
-            "forward +31 ms",
-            "measure again while the host",
-        ),
-    ],
-)
-def test_one_phase_that_got_longer_alone_is_named_and_asks_for_the_code(
-    now: Results, cause: str, next_step: str
-) -> None:
-    before = baseline_from_results(
-        [phased(0.201, 0.0016, 9.0)], name="ours", cluster="vm", minimum_runs=1
-    )
-    sides = sides_of(before, [now])
-    judged = with_validity(
-        diagnose.diagnose(sides, compare(before, [now])), sides, today=date(2026, 11, 23)
-    )
-    shown = view_of(judged, [now])
-    lines = dict(shown.headline)
-    assert lines["cause"].startswith(cause)
-    assert lines["next"].startswith(next_step)
-    assert "next:" not in as_text.render(shown).split("before → now")[1]

@@ -1,16 +1,25 @@
-"""The pages name nothing that is not there: links, anchors, and pages named elsewhere."""
+"""The pages are true: links and names lead somewhere, and examples and lists are those of today."""
 
+import json
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders.comparisons import of_each_verdict, view
+from format_page import PAGE as FORMAT_PAGE
+from format_page import page_with_lists
 from measuring import REPOSITORY
 
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.reports import COMPARISON_FORMATS, SHOWN_FORMATS
+from gpuscale.records import Baseline, Configuration, Results
+from gpuscale.reports.comparison import formats
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.figures import FIGURES
+from gpuscale.reports.show.formats import SHOWN_FORMATS
+from gpuscale.store import read_any
 
 PAGES = sorted(
     [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")]
@@ -78,3 +87,76 @@ def test_contributing_names_files_and_names_that_are_there() -> None:
         assert any((root / name).exists() for root in (REPOSITORY, REPOSITORY / "gpuscale")), name
     for name in re.findall(r"`([A-Z_]{2,}|[A-Z][a-z]+[A-Z]\w+)`", text):
         assert name in code, name
+
+
+FORMAT_TEXT = FORMAT_PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"), [("jsonl results", Results), ("json baseline", Baseline)]
+)
+def test_the_examples_are_read(tmp_path: Path, block: str, kind: type) -> None:
+    found = re.search(rf"```{block}\n(.*?)```", FORMAT_TEXT, re.DOTALL)
+    assert found is not None
+    path = tmp_path / "example"
+    path.write_text(found[1], encoding="utf-8")
+    assert isinstance(read_any(path), kind)
+
+
+def test_the_lists_are_made_from_the_records_of_today() -> None:
+    assert page_with_lists(FORMAT_TEXT) == FORMAT_TEXT, "run: python tests/format_page.py"
+
+
+DOCS = REPOSITORY / "docs"
+TOOLS_TEXT = (DOCS / "tools.md").read_text(encoding="utf-8")
+ESTIMATE = {"value", "low", "high"}
+
+
+def fields_of(value: object, place: str = "") -> Iterator[str]:
+    """Every field of a document, as the page writes it: `entries[].change`."""
+    if isinstance(value, dict) and value.keys() != ESTIMATE and not place.endswith("configuration"):
+        for name, item in value.items():
+            path = f"{place}.{name}" if place else name
+            yield from fields_of(item, path)
+    elif isinstance(value, list):
+        for item in value:
+            yield from fields_of(item, f"{place}[]")
+    if place:
+        yield place
+
+
+def documented() -> set[str]:
+    part = TOOLS_TEXT.split("\n## JSON of a comparison\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^- (`.*?):", part, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def document() -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(formats.json(view(of_each_verdict(), "data=5ms")))
+    return value
+
+
+def test_every_field_of_the_json_has_a_row_and_every_row_a_field() -> None:
+    # `entries` itself is documented as the list that it is, and so are the others.
+    found = set(fields_of(document()))
+    without_lists = {path for path in found if f"{path}[]" not in found}
+    containers = {"baseline", "current"}
+    assert documented() == without_lists - containers
+
+
+def test_the_row_of_the_configuration_names_its_fields() -> None:
+    (row,) = re.findall(r"^- `entries\[\]\.configuration`:.*$", TOOLS_TEXT, re.MULTILINE)
+    names = {*Configuration.__struct_fields__} - {"case", "strategy"}
+    assert {f"`{name}`" for name in names} <= set(re.findall(r"`\w+`", row))
+    assert document()["entries"][0]["configuration"].keys() == names
+
+
+@pytest.mark.parametrize(
+    ("page", "printed"), [("reading.md", "compare/environment.txt"), ("history.md", "history.txt")]
+)
+def test_what_a_page_shows_is_what_is_printed(page: str, printed: str) -> None:
+    said = (REPOSITORY / "tests/golden/expected" / printed).read_text(encoding="utf-8").splitlines()
+    blocks = re.findall(r"```(?:console)?\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    (shown,) = (block for block in blocks if "mnist_cnn/ddp" in block)
+    for line in shown.splitlines():
+        assert line.strip() in ("", "…") or line.startswith("$ ") or line in said, line

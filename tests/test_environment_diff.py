@@ -61,14 +61,6 @@ def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_res
     assert environment_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
 
 
-def test_other_firmware_of_a_gpu_is_a_change() -> None:
-    sides = (replace(HERE, gpus=(replace(HERE.gpus[0], firmware=f"VBIOS {n}"),)) for n in (1, 2))
-    before, after = sides
-    (other,) = environment_changes([before], [after])
-    assert environment_text(other) == "firmware of GPUs VBIOS 1 → VBIOS 2"
-    assert environment_changes([HERE], [after]) == ()
-
-
 def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_known() -> None:
     other = replace(HERE, nccl_version="2.28", kernel="6.1", host="node2", launcher="slurm")
     assert [each.name for each in field_differences(HERE, other, IN_SESSION)] == [

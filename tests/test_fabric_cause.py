@@ -12,7 +12,7 @@ from changing import replace
 from command_line import gpuscale
 
 from gpuscale.records import NodeEvidence, Results
-from gpuscale.records.node_evidence import Port
+from gpuscale.records.ports import Port
 
 SLOW_LINK = Fault(communication_s=0.03, gpus=frozenset({4}))
 OTHER = Port(name="mlx5_0 port 1", kind="infiniband", state="active", rate_gbit_s=400)

@@ -4,21 +4,23 @@ import csv
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+from browser import seen_in_chromium
 from builders import results, results_text, run
-from simulated_fleet import Fleet
+from simulated_fleet import Fleet, sweep_record
 
 from gpuscale.cli import main
 from gpuscale.judge.fleet import judge
-from gpuscale.records.fleet import NotMeasured
-from gpuscale.records.json_text import to_json
+from gpuscale.records.campaigns import NotMeasured
+from gpuscale.records.record import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView
 from gpuscale.reports.page.fleet import fleet_html
-from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord
+from gpuscale.store.campaign_folders import SWEEP_JSON, SweepJob
 
-MOMENT = "2026-11-23T16:00:00+00:00"
+BEGAN_S = 1.8e9
 
 
 def view(
@@ -28,22 +30,18 @@ def view(
     fleet = Fleet(rng=random.Random(1), nodes=39, gpus=2)
     name = fleet.slow_gpu(17, 1, 0.2) if slow else ""
     visits = fleet.sweep().visits if repeated else [fleet.visit(at, 0, at / 39) for at in range(39)]
-    jobs = [SweepJob(node="nid0039", number=1, submitted_at=MOMENT, outcome=reason, detail="<fan>")]
-    record = SweepRecord(
-        cluster="here",
-        partition="gpu",
-        nodes=tuple(fleet.name(at) for at in range(40 if reason else 39)),
-        case="case.py",
+    jobs = [
+        SweepJob(node="nid0039", number=1, submitted_at_s=BEGAN_S, outcome=reason, detail="<fan>")
+    ]
+    record = sweep_record(
+        [fleet.name(at) for at in range(40 if reason else 39)],
         gpus=(1, 2),
-        job_s=100.0,
-        created_at=MOMENT,
+        partition="gpu",
         jobs=tuple(jobs if reason else ()),
     )
-    missing = {"nid0039": reason} if reason else {}
-    verdict = judge(visits, not_measured=missing)
     return SweepView(
         record=record,
-        verdict=verdict,
+        nodes=judge(visits, not_measured={"nid0039": (reason, "<fan>")} if reason else {}),
         evidence={name: "hot"},
         exclude=name,
         clock_errors_s={"nid0003": -3600.0},
@@ -84,9 +82,22 @@ def test_the_page_ranks_the_nodes_and_lists_them_by_name() -> None:
     page = fleet_html(view())
     assert page.count("<circle") == 39
     assert page.index("nid0017: −2") < page.index("nid0000: ")
-    assert '<th scope="row">nid001…</th>' in page
-    assert page.count('class="loss"') == 1
+    heights = {row: y for y, row in re.findall(r'y="([\d.]+)"[^>]*>(nid\d+)…</text>', page)}
+    cells = re.findall(r'<title>(nid\d+)[^<]*</title><text x="([\d.]+)" y="([\d.]+)"', page)
+    assert len(cells) == 40
+    assert all(y == heights[name[:-1]] for name, _, y in cells)
+    assert len({(name[-1], x) for name, x, _ in cells}) == 10
+    assert page.count('style="color:var(--loss)"') == 2
+    assert page.count("<title>nid0017: −2") == 2
+    assert re.search(r">−2\d</text>", page)
     assert "&lt;fan&gt;" in page
+
+
+@pytest.mark.parametrize("width", [400, 1000])
+def test_chromium_shows_all_of_the_page(tmp_path: Path, width: int) -> None:
+    seen = seen_in_chromium(fleet_html(view()), width, tmp_path)
+    assert (seen.overflow, seen.cut, seen.hidden, seen.unnamed) == (0, [], [], [])
+    assert seen.figures == 2
 
 
 def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same(
@@ -97,19 +108,12 @@ def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same
         folder = tmp_path / f"sweep-{day}"
         folder.mkdir()
         jobs = [
-            SweepJob(node=name, number=1, submitted_at=MOMENT, outcome="measured") for name in names
+            SweepJob(node=name, number=1, submitted_at_s=BEGAN_S, outcome="measured")
+            for name in names
         ]
-        record = SweepRecord(
-            cluster="here",
-            partition="gpu",
-            nodes=tuple(names),
-            case=case,
-            gpus=(1,),
-            job_s=100.0,
-            created_at=f"2026-11-0{day}T01:00:00+00:00",
-            jobs=tuple(jobs),
-        )
-        (folder / RECORD).write_text(to_json(record))
+        moment = f"2026-11-0{day}T01:00:00+00:00"
+        record = sweep_record(names, case=case, created_at=moment, jobs=tuple(jobs))
+        (folder / SWEEP_JSON).write_text(to_json(record))
         for number, job in enumerate(jobs):
             time_s = (0.2 + number / 1e4) * (slow if job.node == "n3" else 1)
             made = results(*(run(1, time_s, index=index) for index in (1, 2, 3)))

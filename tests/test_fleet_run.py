@@ -84,6 +84,7 @@ def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.Complete
             "only nodes of one kind are compared: n[1-5] has gpu:2, 2 cores; big has",
         ),
         (("--nodes", "n5"), "1 node cannot be compared; name 4 or more"),
+        (("--nodes", "n[1-"), 'missing bracket: "n[1-"; write nodes as nid[0001-0064,0070]'),
         (
             ("--partition", "main", "--case", "gpt"),
             "bench_cases/test_gpt.py is no file of a case; name one file of",
@@ -103,14 +104,13 @@ def test_nodes_that_cannot_be_compared_are_refused_in_one_line(
 
 
 def test_each_node_is_measured_in_a_job_of_its_own(cluster: Cluster, site: Path) -> None:
-    held = ("--nodelist=n5", "--exclusive", "--partition=main", "--wrap", "sleep 600")
-    cluster.run("sbatch", "--output=/dev/null", *held)
+    cluster.run("scontrol", "update", "nodename=n5", "state=drain", "reason=fan")
     nodes = ("--partition", "main", "--nodes", "n[1-5]")
-    options = ("--case", "tiny", "--jobs", "2", "--patience", "0.7", "--yes")
+    options = ("--case", "tiny", "--jobs", "2", "--yes")
     answer = fleet(cluster, site, "run", "./mysite.toml", *nodes, *options)
-    assert "5 nodes of main, each with bench_cases/test_tiny.py on 1 GPU" in answer.stdout
-    assert "busy       n5: allocated" in answer.stdout
-    assert "node-hours and" in answer.stdout
+    assert "5 nodes of main, each with bench_cases/test_tiny.py on 1 CPU rank" in answer.stdout
+    assert "down       n5: drained (fan)" in answer.stdout
+    assert "estimate: 81.0 s a node, 0.112 GPU-hours in all" in answer.stdout
     (folder,) = (site / ".gpuscale/fleet").iterdir()
     files = sorted(folder.glob("n?-1.jsonl"))
     runs = {path.name: read_results(path).runs for path in files}

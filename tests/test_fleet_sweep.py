@@ -12,14 +12,16 @@ import pytest
 from builders import environment, results, results_text, run
 from changing import replace
 from ci_checkout import write_program
+from simulated_fleet import sweep_record
 
 from gpuscale.campaigns import fleet
 from gpuscale.cli.fleet import view_of_sweep
-from gpuscale.judge.fleet import to_repeat
-from gpuscale.records.fleet import NodeVisit
-from gpuscale.records.json_text import to_json
+from gpuscale.judge.fleet import judge
+from gpuscale.measure.schedulers.slurm import expanded, folded
+from gpuscale.records.campaigns import NodeVerdict, NodeVisit
+from gpuscale.records.record import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS
-from gpuscale.store.sweep import RECORD, SweepJob, SweepRecord
+from gpuscale.store.campaign_folders import SWEEP_JSON, SweepJob, read_sweep
 
 NAMES = [f"n{number:02}" for number in range(20)]
 
@@ -34,25 +36,23 @@ class Machine:
     """Log step time that each job adds for all later ones."""
     effects: dict[str, float] = field(default_factory=dict)
     ahead_s: Mapping[str, float] = field(default_factory=dict)
+    busy: str = ""
+    """A node on which no job ever starts."""
     jobs: int = 0
 
     def sweep(self, name: str, created_at: str) -> Path:
         """Measure all nodes, and return the folder of the sweep."""
         place = self.folder / name
         place.mkdir()
-        record = SweepRecord(
-            cluster="here",
-            partition="main",
-            nodes=tuple(NAMES),
-            case="case.py",
-            gpus=(1,),
-            job_s=10.0,
-            created_at=created_at,
-        )
-        (place / RECORD).write_text(to_json(record))
+        record = sweep_record(NAMES, created_at=created_at)
+        (place / SWEEP_JSON).write_text(to_json(record))
 
-        def submit(job: SweepJob, _: str) -> str:
+        def submit(job: SweepJob, queued_as: str) -> str:
             self.jobs += 1
+            if job.node == self.busy:
+                queue = self.folder / "queue"
+                queue.write_text(f"{self.jobs}|PENDING|{queued_as}\n")
+                return str(self.jobs)
             level = self.drift * self.jobs + self.effects.get(job.node, 0.0)
             began_s = time.time() + self.ahead_s.get(job.node, 0.0)
             runs = (
@@ -66,20 +66,23 @@ class Machine:
             (place / job.results_name).write_text(results_text(made))
             return str(self.jobs)
 
-        fleet.Sweep(place, record, submit, lambda _: None, 2, 600).run()
+        fleet.Sweep(place, record, submit, lambda _: None, 2).run()
         return place
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose Slurm has all nodes idle, no queue, and jobs that have ended well."""
-    answers = {
-        "sinfo": "\n".join(f"{name}|main|idle|(null)|2|none" for name in NAMES),
-        "squeue": "",
-        "scontrol": "JobId=1 JobState=COMPLETED ExitCode=0:0",
+    nodes = "\n".join(f"{name}|main|idle|(null)|2|none" for name in NAMES)
+    programs = {
+        "sinfo": f"echo '{nodes}'",
+        "squeue": f"cat {tmp_path}/queue",
+        "scancel": f"echo -n >{tmp_path}/queue",
+        "scontrol": "echo 'JobId=1 JobState=COMPLETED ExitCode=0:0'",
     }
-    for name, text in answers.items():
-        write_program(tmp_path / "bin" / name, f"#!/bin/sh\necho '{text}'\n")
+    (tmp_path / "queue").touch()
+    for name, line in programs.items():
+        write_program(tmp_path / "bin" / name, f"#!/bin/sh\n{line}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setattr(fleet, "_POLL_S", 0.0)
     return Machine(tmp_path, random.Random(3))
@@ -98,9 +101,25 @@ def test_a_node_slower_only_beside_its_own_past_gets_a_second_job_and_is_sick(
         machine.sweep(f"here-2026-11-0{day}", f"2026-11-0{day}T03:00:00+00:00")
     machine.effects["n04"] += 0.05
     place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
-    first = view_of_sweep(place).verdict.nodes[0]
+    first = view_of_sweep(place).nodes[0]
     assert (first.node, first.state, first.against) == ("n04", "sick", "past")
     assert jobs_of(place)["n04"] == 2
+    # The level of the machine must be known when the suspect is measured again.
+    jobs = read_sweep(place).jobs
+    again = [(job.node, job.is_control) for job in jobs[-5:]]
+    assert again[-1] == ("n04", False)
+    assert len({node for node, is_control in again if is_control}) == 4
+
+
+def test_a_node_whose_job_never_starts_is_busy_and_its_job_is_cancelled(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_PATIENCE_S", 1.0)
+    machine.busy = "n07"
+    view = view_of_sweep(machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00"))
+    assert {node.node for node in view.nodes if node.state == "healthy"} == {*NAMES} - {"n07"}
+    assert FLEET_FORMATS["text"](view).endswith("\nbusy       n07: idle")
+    assert (machine.folder / "queue").read_text() == ""
 
 
 def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Machine) -> None:
@@ -108,7 +127,7 @@ def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Ma
     machine.drift, machine.ahead_s = 0.002, {"n19": -3600.0, "n00": 3600.0}
     place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
     view = view_of_sweep(place)
-    assert {node.state for node in view.verdict.nodes} == {"healthy"}
+    assert {node.state for node in view.nodes} == {"healthy"}
     text = FLEET_FORMATS["text"](view)
     assert "clock      n19 is 60 min behind the host" in text
     assert "clock      n00 is 60 min ahead of the host" in text
@@ -119,11 +138,13 @@ def test_a_fleet_is_judged_only_when_no_idle_node_is_left_to_measure(
 ) -> None:
     judged: list[int] = []
 
-    def counted(visits: Sequence[NodeVisit], past: Sequence[Sequence[NodeVisit]]) -> Sequence[str]:
+    def counted(
+        visits: Sequence[NodeVisit], past: Sequence[Sequence[NodeVisit]]
+    ) -> Sequence[NodeVerdict]:
         judged.append(len({visit.node for visit in visits}))
-        return to_repeat(visits, past)
+        return judge(visits, past)
 
-    monkeypatch.setattr(fleet, "to_repeat", counted)
+    monkeypatch.setattr(fleet, "judge", counted)
     place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
     assert min(judged) >= len(NAMES) - 2
     assert len(judged) <= 1 + jobs_of(place).total() - len(NAMES) + 2
@@ -132,20 +153,27 @@ def test_a_fleet_is_judged_only_when_no_idle_node_is_left_to_measure(
 def test_a_sweep_of_another_machine_is_not_continued_here(machine: Machine) -> None:
     place = machine.folder / "there"
     place.mkdir()
-    record = SweepRecord(
-        cluster="there",
-        partition="main",
-        nodes=("x1", "x2"),
-        case="case.py",
-        gpus=(1,),
-        job_s=10.0,
-        created_at="2026-11-03T03:00:00+00:00",
-    )
-    (place / RECORD).write_text(to_json(record))
+    record = sweep_record(["x1", "x2"], cluster="there")
+    (place / SWEEP_JSON).write_text(to_json(record))
     answer = command_line.gpuscale("fleet", "run", "--resume", str(place), cwd=machine.folder)
     assert answer.returncode == 2
     assert "Slurm knows none of these nodes of there; continue it there, or name" in answer.stderr
     assert (answer.stdout + answer.stderr).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (("nid0102", "nid0417", "nid0418"), "nid[0102,0417-0418]"),
+        (("n3", "n10", "n1", "login"), "login,n[1,3,10]"),
+        (("x1000c0s0b0n0", "x1000c0s0b0n1", "x1001c0s0b0n0"), "x1000c0s0b0n[0-1],x1001c0s0b0n0"),
+        (("@gpu", "n1"), "@gpu,n1"),
+        ((), ""),
+    ],
+)
+def test_names_of_nodes_are_folded_as_slurm_reads_them(names: Sequence[str], listed: str) -> None:
+    assert folded(names) == listed
+    assert expanded(listed) == {*names}
 
 
 def test_results_of_another_machine_in_the_folder_of_a_sweep_are_refused(machine: Machine) -> None:

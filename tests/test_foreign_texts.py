@@ -9,7 +9,6 @@ from gpuscale.base import foreign_texts
 
 OF_TORCH = json.loads(SAMPLES.read_text())
 TABLES = {
-    "shapes": foreign_texts.SHAPES,
     "lost peer": foreign_texts.LOST_PEER_LINES,
     "out of memory": foreign_texts.OUT_OF_MEMORY,
 }
@@ -33,13 +32,7 @@ def test_what_a_torch_says_on_a_cpu_is_recognised(version: str) -> None:
 def test_a_lost_rank_is_told_from_other_errors(version: str) -> None:
     samples = OF_TORCH[version]
     for text in samples["lost peer"].values():
-        assert foreign_texts.MAYBE_EXTERNAL.search(text)
-        assert not foreign_texts.SHAPES.search(text)
         assert not foreign_texts.OUT_OF_MEMORY.search(text)
-    for text in filter(None, samples["shapes"].values()):
-        assert not foreign_texts.LOST_PEER_LINES.search(text)
-        assert not foreign_texts.MAYBE_EXTERNAL.search(text)
-        assert not foreign_texts.SYSTEM.search(text)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +57,9 @@ def test_a_lost_rank_is_told_from_other_errors(version: str) -> None:
         # The watchdog of NCCL, by which a hang ends.
         ("LOST_PEER_LINES", "after throwing an instance of 'c10::DistBackendError'",
          "sgl-project/sglang/issues/1693"),
+        # torchrun, ended because something else failed first.
+        ("LOST_PEER_LINES", "torch.distributed.elastic.multiprocessing.api.SignalException: "
+         "Process 293812 got signal: 15", "NVIDIA/nvidia-resiliency-ext/issues/18"),
         ("OUT_OF_MEMORY", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB",
          "murong-xu/CADS/issues/4"),
         ("OUT_OF_MEMORY", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate",
@@ -83,5 +79,4 @@ def test_reported_cuda_and_nccl_texts_are_recognised(table: str, text: str, repo
 def test_a_wrong_index_on_a_gpu_is_a_fault_of_the_case() -> None:
     # https://github.com/googlecolab/colabtools/issues/4326
     text = "RuntimeError: CUDA error: device-side assert triggered"
-    assert not foreign_texts.MAYBE_EXTERNAL.search(text)
     assert not foreign_texts.SYSTEM.search(text)

@@ -28,22 +28,19 @@ from builders.nights import (
     write_night,
 )
 from changing import replace
-from nvml.library import compile_driver
 from statements import known
 
 from gpuscale import __version__
 from gpuscale.cli import main
-from gpuscale.judge.recording import proposals, revised
-from gpuscale.plugin.ending import summary_lines
-from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.run_maker import stopping_rule
+from gpuscale.judge.baseline import proposals, revised
+from gpuscale.plugin.terminal import summary_lines
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = Path(__file__).parent / "golden" / "expected"
 RENEW = "GPUSCALE_RENEW_GOLDEN"
-FORMATS = {"json": "json", "markdown": "md", "junit": "xml", "github": "github"}
+FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
 # Every comparison is kept as text; one for each branch of JSON as JSON too; and one for each branch
 # of the other formats in all of them.
 IN_ALL_FORMATS = frozenset(
@@ -184,17 +181,12 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "communication": Scenario(with_fault(communication_s=0.020)),
     "communication_on_4": Scenario(
-        with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5, xids=(74,))
+        with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5)
     ),
     "pcie": Scenario(with_fault(communication_s=0.020, pcie_width=8)),
-    "fault_without_loss": Scenario(with_fault(xids=(48,), pcie_width=8)),
+    "fault_without_loss": Scenario(with_fault(pcie_width=8)),
     "bad_device": Scenario(with_fault(computing=1.22, clock=0.82, device=2)),
-    "bad_device_without_telemetry": Scenario(
-        now(fault=Fault(computing=1.22, device=2), telemetry=False)
-    ),
-    "memory_errors": Scenario(
-        with_fault(communication_s=0.020, ecc_uncorrected=2, xids=(48, 13), device=3)
-    ),
+    "memory_errors": Scenario(with_fault(communication_s=0.020, ecc_uncorrected=2, device=3)),
     "environment": Scenario(
         in_environment(
             host="node7",
@@ -244,7 +236,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
     "other_batch": Scenario(now(batch=64)),
     "other_machine": Scenario(now(configurations=(ON_CPU,), telemetry=False)),
-    "other_host_cpu": Scenario(now(environment={"cpu_model": "AMD EPYC 7543"})),
     "other_placement": Scenario(now(gpus_per_node=2)),
     "two_nodes": Scenario(
         now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
@@ -272,7 +263,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "more_memory": Scenario(with_fault(memory=1.5)),
     "more_energy": Scenario(with_fault(energy=1.2, gpus=frozenset({4}))),
-    "expired": Scenario(now(), baseline=lambda: baseline_of(THEN, expires_on="2020-01-31")),
     "many_nights": Scenario(
         with_fault(communication_s=0.010), baseline=lambda: baseline_of(*ALLOCATIONS)
     ),
@@ -417,25 +407,13 @@ def test_results_are_given_to_other_tools_as_before(name: str, folder: Path) -> 
     check(f"show/{name}_formats.txt", _compact("\n".join(shown)))
 
 
-@pytest.mark.parametrize("name", ["healthy", "two_nodes", "noisy", "batches"])
-def test_results_are_projected_as_before(name: str, folder: Path) -> None:
-    write_night(folder / "night.jsonl", NIGHTS[name])
-    further = ("show", "night.jsonl", "--project", "8,16,64", "--steps", "100000")
-    shown = [given(*further)]
-    if name == "two_nodes":
-        shown += [given(*further, columns=80), given(*further, "--format", "latex")]
-    check(f"show/{name}_projected.txt", "\n".join(shown))
-
-
 @pytest.mark.parametrize("name", ["failures", "injected", "noisy", "without_1_gpu"])
 def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> None:
     results = results_of_night(NIGHTS[name])
-    options = {"gpus": "1,2,4", "runs": "3:8", "target_ci": "1%", "device": "auto"}
     with redirect_stdout(io.StringIO()):
         lines = summary_lines(
             results,
             folder / "night.jsonl",
-            stopping_rule(parse_options(options)),
             new_runs=results.runs,
             interrupted=name == "failures",
         )
@@ -447,7 +425,7 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
 
 
 def with_history() -> Baseline:
-    baseline = baseline_of(THEN, expires_on="2096-12-31")
+    baseline = baseline_of(THEN)
     results = [results_of_night(replace(NOW, runs=6, faster=1.1))]
     return revised(
         baseline,
@@ -465,7 +443,6 @@ BASELINES: Mapping[str, Callable[[], Baseline]] = {
     "several_nights": lambda: baseline_of(*ALLOCATIONS),
     "two_nodes": then(gpus=(1, 4, 8)),
     "with_history": with_history,
-    "expired": lambda: baseline_of(THEN, expires_on="2020-01-31"),
     "with_tolerances": lambda: baseline_of(
         THEN,
         tolerances=Tolerances(
@@ -491,27 +468,6 @@ def test_a_published_baseline_is_shown_as_before(name: str, folder: Path) -> Non
     check(f"baseline/{name}.txt", "\n".join(shown))
 
 
-def test_baselines_differ_in_the_words_as_before(folder: Path) -> None:
-    write_baseline(folder / "a.json", baseline_of(THEN))
-    write_baseline(folder / "same.json", baseline_of(THEN))
-    write_baseline(folder / "b.json", with_history())
-    other = baseline_of(
-        replace(
-            THEN,
-            job="1002",
-            gpus=(1, 2, 8),
-            fault=Fault(computing=1.1),
-            environment={"torch_version": "2.12.0", "host": "node9"},
-        ),
-        name="other",
-        tolerances=Tolerances(margin=0.03),
-    )
-    write_baseline(folder / "c.json", other)
-    shutil.copy(ROOT / "baselines" / "arc4.json", folder)
-    others = ("same.json", "b.json", "c.json", "arc4.json")
-    check("baseline_diff.txt", "\n".join(given("baseline", "diff", "a.json", b) for b in others))
-
-
 def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
     write_baseline(folder / "a.json", baseline_of(THEN))
     write_night(folder / "same.jsonl", THEN)
@@ -529,7 +485,7 @@ def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
         given(*update, "faster.jsonl", "--accept", "all"),
         given(*update, "faster.jsonl", "--accept", "resnet50", *why),
         given(*update, "faster.jsonl", "--accept", "mnist_cnn/ddp@4", *why),
-        given(*update, "faster.jsonl", "--accept", "all", "--expires", "2099-05-01", *why),
+        given(*update, "faster.jsonl", "--accept", "all", *why),
         given(*update, "faster.jsonl"),
     ]
     check("baseline_update.txt", "\n".join(shown))
@@ -542,7 +498,7 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
     write_night(folder / "injected.jsonl", replace(THEN, injections=("data=20ms",)))
     record = ("baseline", "record", "--cluster", "ARC4")
     shown = [
-        given(*record, "night.jsonl", "-o", "a.json", "--expires", "2099-05-01"),
+        given(*record, "night.jsonl", "-o", "a.json"),
         given(*record, "night.jsonl", "-o", "a.json"),
         given(*record, "night.jsonl", "-o", "b.json", "--gpus", "1,4", "--case", "mnist_cnn"),
         given(*record, "night.jsonl", "-o", "c.json", "--case", "resnet50"),
@@ -600,7 +556,6 @@ scheduler = "slurm"
 
 [job]
 time_limit = "01:00:00"
-module_purge = true
 modules = ["apptainer"]
 unset = ["OMP_PLACES"]
 prologue = ["ulimit -l unlimited", "source ./proxy.sh"]
@@ -615,8 +570,8 @@ def test_a_job_script_of_a_users_own_folder_and_container_is_as_before(folder: P
 
 
 @pytest.mark.parametrize("fleet", ["0,1", "2,3", "4,5,6,7,8,9", "99", ""])
-def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path) -> None:
-    variables = {"LD_LIBRARY_PATH": str(compile_driver(folder)), "FAKE_NVML_FLEET": fleet}
+def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path, driver: Path) -> None:
+    variables = {"LD_LIBRARY_PATH": str(driver), "FAKE_NVML_FLEET": fleet}
     result = subprocess.run(
         [sys.executable, "-m", "gpuscale", "doctor"],
         env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
@@ -665,7 +620,7 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
     check("history.txt", "\n".join(shown))
 
 
-def test_a_history_names_the_gpu_that_got_slower_and_its_recovery(folder: Path) -> None:
+def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder: Path) -> None:
     for day in range(30):
         upgraded, sick = day >= 6, 12 <= day < 15
         night = Night(

@@ -4,15 +4,14 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from amdsmi_library.library import build, mi250x, write_fleet
+from amdsmi_library.library import Layouts, mi250x, write_fleet
 from builders import run, with_values
 from changing import replace
-from nvml.library import compile_driver
+from hosts import within_limit
 
 from ci.gpu_check import (
     REPOSITORY,
@@ -25,9 +24,9 @@ from ci.gpu_check import (
 from ci.gpu_report import About, Finding, Report, make_checks
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.cli.selftest import load_case_class
-from gpuscale.measure.evidence.interpreter import installed_packages
+from gpuscale.measure.evidence.software import installed_packages
 from gpuscale.records import NodeEvidence
-from gpuscale.records.software import Library
+from gpuscale.records.evidence import Library
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
@@ -62,7 +61,12 @@ def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) ->
     ],
 )
 def test_nvidia_smi_that_says_otherwise_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, answer: str, is_same: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Path,
+    field: str,
+    answer: str,
+    is_same: bool,
 ) -> None:
     told = {
         "name": "Fake V100 A",
@@ -75,7 +79,7 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     smi.write_text('#!/bin/sh\ncase "$1" in\n' + "\n".join(lines) + "\nesac\n")
     smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(compile_driver(tmp_path)))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setenv("FAKE_NVML_FLEET", "0")
     findings = list(Checks("cuda", tmp_path).doctor())
     assert [finding.passed for finding in findings] == [True, is_same]
@@ -113,7 +117,9 @@ def test_half_a_module_of_amd_is_judged_without_its_power() -> None:
     measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
     (summary,), (rank,) = measured.gpu_summaries, measured.ranks
     half = with_values(summary, energy_j=None, power_mean_w=None, memory_used_peak_bytes=2.0**31)
-    half = replace(half, absent=("power: measured only for the whole module, whose other device",))
+    half = replace(
+        half, absent=("power: AMD SMI measures it for both devices of a module together",)
+    )
     ranks = (replace(rank, device_uuids=(summary.uuid,)),)
     finding = check_telemetry(replace(measured, gpu_summaries=(half,), ranks=ranks))
     assert finding.passed, finding.said
@@ -168,9 +174,11 @@ def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:
     assert "no check that; there are doctor, shipped_cases" in refused.stderr
 
 
-def test_the_device_is_that_of_torch_and_amds_gpus_are_examined(tmp_path: Path) -> None:
-    root, layouts = build(tmp_path)
-    table = write_fleet(tmp_path / "fleet", layouts, [mi250x(0xC1, is_first=True)])
+def test_the_device_is_that_of_torch_and_amds_gpus_are_examined(
+    tmp_path: Path, amd_library: tuple[Path, Layouts]
+) -> None:
+    root, layouts = amd_library
+    table = write_fleet(tmp_path / "fleet", layouts, [mi250x(0xC1)])
     tests = REPOSITORY / "tests"
     there = {
         "PYTHONPATH": f"{tests / 'cuda_emulation'}{os.pathsep}{tests}",
@@ -209,21 +217,15 @@ def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
                 found.append(path.parent.name)
         return found
 
-    def wait_until(is_there: bool) -> None:
-        deadline_s = time.monotonic() + 60
-        while bool(measuring()) is not is_there:
-            assert time.monotonic() < deadline_s, "60 s passed"
-            time.sleep(0.1)
-
     script = str(REPOSITORY / "ci" / "gpu_check.py")
     options = ("--device", "cpu", "--only", "shipped_cases", "--out", str(tmp_path))
     check = subprocess.Popen([sys.executable, script, *options], cwd=tmp_path)
     try:
-        wait_until(True)
+        assert within_limit(lambda: bool(measuring()))
     finally:
         check.kill()
         check.wait()
-    wait_until(False)
+    assert within_limit(lambda: not measuring())
 
 
 def test_a_log_of_nccl_that_says_nothing_is_no_pass() -> None:

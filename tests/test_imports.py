@@ -1,6 +1,7 @@
 """`gpuscale import`: what other tools recorded becomes nights that are judged like any others."""
 
 import json
+import math
 import os
 import random
 import re
@@ -15,7 +16,9 @@ import pytest
 from command_line import gpuscale
 
 from gpuscale.cli import main
+from gpuscale.cli.inputs import read_nights
 from gpuscale.store import read_baseline, read_results
+from gpuscale.store.imports.sources import SOURCES
 
 CASE = {
     "name": "Img %n=4",
@@ -41,7 +44,7 @@ def images(value: float, unit: str = "img/s") -> dict[str, list[Any]]:
 
 
 def write(folder: Path, *reports: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, content in enumerate(reports):
         (folder / f"r{number}.json").write_text(json.dumps(content))
     return folder
@@ -150,15 +153,19 @@ def test_failed_and_unusable_cases_are_named_and_never_passed(
         report(0, images(100)),
         report(1, {}, result="fail", fail_phase="sanity"),
         report(2, images(0.0)),
-        report(3, images(-4.0)),
+        report(3, {**images(-4.0), "site:gpu:score": [math.nan, 5, None, None, "GB/s"]}),
         report(4, images(100), result="skip"),
     )
     (reports / "broken.json").write_text(json.dumps(report(5, images(1)))[:300])
     assert imported(reports, "-o", tmp_path / "nights") == 0
     said = capsys.readouterr()
     assert "broken.json" in said.err
-    assert "Img %n=4 (fail in sanity)" in said.out
+    assert "Img %n=4 (no value): 2 ×, Img %n=4 (fail in sanity)" in said.out
     assert len([*(tmp_path / "nights").glob("*.jsonl")]) == 1
+    assert imported(reports, "-o", tmp_path / "nights") == 0
+    assert "0 new nights with 0 values, from 0 files; 5 files known" in capsys.readouterr().out
+    assert imported(tmp_path / "nowhere.json", "-o", tmp_path / "nights") == 2
+    assert "nowhere.json: No such file" in capsys.readouterr().err
 
 
 def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,8 +173,11 @@ def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[st
         tmp_path / "reports", report(0, images(100)), report(1, images(50), system="other")
     )
     assert imported(reports, "-o", tmp_path / "nights") == 2
-    assert "--system" in capsys.readouterr().err
-    assert imported(reports, "-o", tmp_path / "other", "--system", "other:gpu") == 0
+    assert "r1.json is of other:gpu" in capsys.readouterr().err
+    other = reports, "-o", tmp_path / "other", "--system"
+    assert imported(*other, "third:gpu") == 2
+    assert "nothing is of third:gpu; there are other:gpu, site:gpu" in capsys.readouterr().err
+    assert imported(*other, "other:gpu") == 0
     (file,) = (tmp_path / "other").glob("*.jsonl")
     assert read_results(file).environment.system == "other:gpu"
 
@@ -180,14 +190,11 @@ def test_a_unit_that_changes_is_named_and_its_values_are_not_mixed(
     reports = (report(day, images(*rate)) for day, rate in enumerate(rates))
     nights, better = tmp_path / "nights", ("--better", "throughput=more")
     assert imported(write(tmp_path / "reports", *reports), "-o", nights, *better) == 0
-    assert f"\n{named}\n" in capsys.readouterr().out
     assert main(["history", str(nights)]) == 0
     assert f"note: {named}\n" in capsys.readouterr().out
     # The row in the former unit was not measured on the last night.
     assert main(["compare", "--history", str(nights)]) == 3
     assert f"note: {named}\n" in capsys.readouterr().out
-    imported(tmp_path / "reports", "-o", nights)
-    assert "several units" not in capsys.readouterr().out
 
 
 def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
@@ -201,6 +208,26 @@ def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
     files = sorted((tmp_path / "nights").glob("*.jsonl"))
     assert [read_results(file).runs[0].measured["throughput"] for file in files] == [100, 101, 102]
     assert read_results(files[0]).environment.system == "site:gpu"
+
+
+def test_a_report_and_a_log_of_the_same_sessions_count_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_s = 1.79e9
+    reports = [report(0, images(100), job_completion_time_unix=at_s + 60 * n) for n in range(3)]
+    for number, each in enumerate(reports):
+        each["session_info"].update(uuid=str(number), time_start_unix=at_s + 60 * number - 30)
+    write(tmp_path / "site" / "gpu", *reports)
+    head = "result|job_completion_time_unix|name|num_tasks|job_nodelist|throughput_value"
+    head += "|throughput_unit|throughput_lower_thres|throughput_upper_thres"
+    lines = [f"pass|{at_s + 60 * n}|Img %n=4|4|n1|100|img/s|-0.1|None" for n in range(3)]
+    # ReFrame has renamed the log, since its columns changed.
+    (tmp_path / "site" / "gpu" / "Img.log.h0").write_text("\n".join((head, *lines, "")))
+    assert imported(tmp_path / "site", "-o", tmp_path / "nights") == 0
+    assert "with 6 values" in capsys.readouterr().out
+    read = read_nights([tmp_path / "nights"])
+    assert sum(len(results.runs) for results in read) == 3
+    assert "left out: 3 repeated runs; each counts once" in capsys.readouterr().err
 
 
 NCCL = """
@@ -249,6 +276,15 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
             "time,commit,latency_ms,images_per_s\n2026-03-01,abc,3.5,10\n",
             [("t/images_per_s on 1 GPU", 10.0), ("t/latency_ms on 1 GPU", 3.5)],
         ),
+        (
+            "table",
+            "wiki.md",
+            "|case|strategy|batch|n|img/s|\n|-|-|-|-|-|\n|cnn|ddp|8|1|9.5|\n|cnn|ddp|8|2|18|\n",
+            [
+                ("cnn, ddp/samples_per_s on 1 GPU", 9.5),
+                ("cnn, ddp/samples_per_s on 2 GPUs", 18.0),
+            ],
+        ),
     ],
 )
 def test_each_source_becomes_rows_with_its_values(
@@ -257,7 +293,7 @@ def test_each_source_becomes_rows_with_its_values(
     (tmp_path / name).write_text(text)
     assert main(["import", source, str(tmp_path), "-o", str(tmp_path / "nights")]) == 0
     (file,) = (tmp_path / "nights").glob("*.jsonl")
-    found = [(run.key.label, *run.measured.values()) for run in read_results(file).runs]
+    found = [(run.label, *run.measured.values()) for run in read_results(file).runs]
     assert sorted(found) == rows
 
 
@@ -269,15 +305,19 @@ def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:
     assert runs == [(1, 3.5), (2, 3.6)]
 
 
-@pytest.mark.parametrize("source", ["reframe", "nccl-tests", "mlperf", "pytest-benchmark", "csv"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").write_text("nothing of the kind\n")
     assert main(["import", source, str(tmp_path / "other"), "-o", str(tmp_path / "nights")]) == 2
-    left_out, refusal = capsys.readouterr().err.splitlines()
-    assert "other" in left_out
-    assert refusal == "gpuscale: none of the files could be read; see above"
+    refused, *rows = capsys.readouterr().err.splitlines()
+    assert "other" in refused
+    assert all(row.startswith("  line 1: ") for row in rows)
+    (tmp_path / "another").write_text("nor of this\n")
+    both = str(tmp_path / "other"), str(tmp_path / "another")
+    assert main(["import", source, *both, "-o", str(tmp_path / "nights")]) == 2
+    assert capsys.readouterr().err.endswith("none of the files could be read; see above\n")
 
 
 SITE = """
@@ -359,5 +399,7 @@ def test_what_a_table_does_not_tell_of_its_machine_is_left_out_everywhere(tmp_pa
     compared = gpuscale("compare", "--history", "nights", cwd=tmp_path).stdout
     assert gpuscale("report", "nights", "-o", "page.html", cwd=tmp_path).returncode == 0
     page = re.sub(r"<style>.*?</style>", "", (tmp_path / "page.html").read_text(), flags=re.DOTALL)
-    for text in (history, compared, page):
+    shown = gpuscale("show", *(tmp_path / "nights").glob("2026-11-20*.jsonl"), cwd=tmp_path).stdout
+    assert "measured  2026-11-20 02:00 UTC, imported by gpuscale" in shown
+    for text in (history, compared, page, shown):
         assert not re.search(r"unknown host|unrecorded|\bNone\b|\(\?\)", text)

@@ -37,13 +37,13 @@ def printed(**texts: str) -> dict[str, list[Line]]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "codes", "source", "exception", "code"),
+    ("lines", "exit_code", "source", "exception", "code"),
     [
         # A script by itself, and one whose starter raises after it.
-        (printed(command=OWN), {}, COMMAND_SOURCE, "ValueError: no data", None),
+        (printed(command=OWN), 1, COMMAND_SOURCE, "ValueError: no data", None),
         (
             printed(command=f"{OWN}\n{STARTER_EXCEPTION}"),
-            {},
+            1,
             COMMAND_SOURCE,
             "ValueError: no data",
             None,
@@ -51,14 +51,14 @@ def printed(**texts: str) -> dict[str, list[Line]]:
         # torchrun, whose summary names the rank; without it the rank with a cause of its own.
         (
             printed(rank_0=LOST, rank_1=OF_TORCH, command=f"{STARTER_EXCEPTION}\n{summary(1, 1)}"),
-            {},
+            1,
             "rank 1",
             "ValueError: no data",
             1,
         ),
         (
             printed(rank_0=LOST, rank_1=OF_TORCH, command=STARTER_EXCEPTION),
-            {},
+            1,
             "rank 1",
             "ValueError: no data",
             None,
@@ -66,40 +66,39 @@ def printed(**texts: str) -> dict[str, list[Line]]:
         # Both at once, and the summary names the wrong one first.
         (
             printed(rank_0=LOST, rank_1=OF_TORCH, command=summary(0, 1, 1)),
-            {},
+            1,
             "rank 1",
             "ValueError: no data",
             1,
         ),
         # Killed without a word, while the other one logged something that it survived.
-        (printed(rank_0=OWN, command=summary(1, -9)), {}, "rank 1", None, -9),
-        (printed(rank_0=LOST, command=summary(0, 1, -9)), {}, "rank 1", None, -9),
-        (printed(rank_0=LOST, rank_1="I give up", command=summary(1, 3)), {}, "rank 1", None, 3),
+        (printed(rank_0=OWN, command=summary(1, -9)), 1, "rank 1", None, -9),
+        (printed(rank_0=LOST, command=summary(0, 1, -9)), 1, "rank 1", None, -9),
+        (printed(rank_0=LOST, rank_1="I give up", command=summary(1, 3)), 1, "rank 1", None, 3),
         # What a rank survived, before it was killed, is not why it ended.
-        (printed(rank_1=OWN, command=summary(1, -9)), {}, "rank 1", None, -9),
-        # Ranks that gpuscale started.
-        (printed(rank_0=LOST, rank_1=OWN), {"rank 0": 1}, "rank 1", "ValueError: no data", None),
-        (printed(rank_0=LOST), {"rank 0": 1, "rank 1": -9}, "rank 1", None, -9),
-        # All ranks lost others: the first one that is known to have ended.
+        (printed(rank_1=OWN, command=summary(1, -9)), 1, "rank 1", None, -9),
+        # A signal ended the command, whatever it had survived before.
+        (printed(command=OWN), -9, COMMAND_SOURCE, None, -9),
+        # All ranks lost others: the first one of the summary.
         (
-            printed(rank_0=LOST, rank_1=LOST),
-            {"rank 1": 1},
+            printed(rank_0=LOST, rank_1=LOST, command=summary(1, 1, 1)),
+            1,
             "rank 1",
             "RuntimeError: [gloo/pair.cc:534] Connection closed",
             1,
         ),
         # A shell prints again what the ranks printed.
-        (printed(rank_1=OF_TORCH, command=OF_TORCH), {}, "rank 1", "ValueError: no data", None),
+        (printed(rank_1=OF_TORCH, command=OF_TORCH), 1, "rank 1", "ValueError: no data", None),
     ],
 )
 def test_the_process_that_ended_a_command_is_found(
     lines: dict[str, list[Line]],
-    codes: dict[str, int],
+    exit_code: int,
     source: str,
     exception: str | None,
     code: int | None,
 ) -> None:
-    found = last_words(lines, codes)
+    found = last_words(lines, exit_code)
     assert found is not None
     assert (found.source, found.exception, found.exit_code) == (source, exception, code)
 
@@ -108,7 +107,7 @@ def test_a_long_traceback_is_shown_from_its_beginning_and_an_endless_one_cut() -
     def shown(frames: int) -> tuple[str, ...]:
         head, *_, last = OWN.splitlines()
         text = "\n".join(["before", head, *(["  File"] * frames), last])
-        found = last_words(printed(command=text), {})
+        found = last_words(printed(command=text), 1)
         assert found is not None
         return found.lines
 

@@ -1,38 +1,25 @@
 """One run is made of the reports of its ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from builders import request, results, results_text, run
 from changing import replace
+from command_line import gpuscale
 from commands import HERE, request_for
 
 from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Failure, NodeEvidence, Phases, RankReport, Run
+from gpuscale.records import Failure, NodeEvidence, Phases, RankReport, Run, Window
 from gpuscale.records.environment import without_software
+from gpuscale.records.evidence import Library, ProcessSoftware
 from gpuscale.records.request import (
     CommandOutcome,
-    CommandWindow,
     Measurement,
     RankOutcome,
     RankWindow,
 )
-from gpuscale.records.software import Library, ProcessSoftware
 from gpuscale.store import read_results
-
-
-def gpuscale_in(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
 
 
 def own_phases(forward_s: float, backward_s: float) -> Phases:
@@ -102,14 +89,13 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
     hosts = ("n1", "n1", "n2", "n2")
     started = [RankReport(rank=rank, host=host) for rank, host in enumerate(hosts)]
     directory.launched.write(started)
-    windows = tuple(CommandWindow(started_at_s=1e9 + n, time_s=1.0) for n in range(10))
+    windows = tuple(Window(started_at_s=1e9 + n, time_s=1.0, busy_s=()) for n in range(10))
     told = CommandOutcome(
         batch_per_gpu=8,
         warmup_steps=2,
         warmup_s=0.1,
         steps_per_window=10,
         windows=windows,
-        reported_step_s=None,
     )
     directory.command_outcome(0).write(told)
     made = collect_run(
@@ -120,14 +106,14 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
     (read,) = read_results(path).runs
     assert [rank.host for rank in read.ranks] == ["n1", "n1", "n2", "n2"]
     # What needs to know how long each rank was busy does without.
-    for command in ("report r.jsonl", "plot r.jsonl -o p.svg", "export trace t.json r.jsonl"):
-        done = gpuscale_in(tmp_path, *command.split())
-        assert done.returncode == 0, done.stdout
+    for command in ("report r.jsonl", "plot r.jsonl -o p.svg"):
+        done = gpuscale(*command.split(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     # All four on one host is another measurement.
     on_one = tuple(replace(rank, host="n1") for rank in made.ranks)
     alone = replace(made, ranks=on_one, started_at_s=9e8)
     (tmp_path / "alone.jsonl").write_text(results_text(results(alone, where=HERE)))
-    compared = gpuscale_in(tmp_path, "compare", "alone.jsonl", "r.jsonl")
+    compared = gpuscale("compare", "alone.jsonl", "r.jsonl", cwd=tmp_path)
     assert compared.returncode == 4
     assert "ranks per node" in compared.stdout
 

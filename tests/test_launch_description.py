@@ -7,7 +7,6 @@ from builders import environment
 from changing import replace
 from test_options import GIVEN
 
-from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.base.errors import MachineError, UsageError
 from gpuscale.measure.launch.collect import job_environment, joined
 from gpuscale.measure.run_directory import RunDirectory
@@ -63,8 +62,11 @@ def test_a_run_too_large_for_a_job_is_skipped(strategy: str, gpus: int, reason: 
 
 
 def test_ranks_share_gpus_only_where_that_was_asked_for_and_say_so() -> None:
+    class Case(TrainingCase):
+        sample_shape, batch = (16,), 8
+
     machine = replace(node("n1", 2), device="cuda")
-    plan = ItemPlan(case=MnistCnn, strategy="ddp", gpus=3, run=1)
+    plan = ItemPlan(case=Case, strategy="ddp", gpus=3, run=1)
     shared = parse_options(GIVEN | {"oversubscribe": True})
     assert skip_reason(plan, machine, parse_options(GIVEN)) == "needs 3 GPUs; 2 found"
     assert skip_reason(plan, machine, shared) is None
@@ -77,15 +79,13 @@ def test_ranks_share_gpus_only_where_that_was_asked_for_and_say_so() -> None:
     assert skip_reason(replace(plan, strategy="dp"), machine, shared) is not None
 
 
-def test_a_pipeline_needs_a_gpu_for_each_stage_unless_nccl_shares_them() -> None:
+def test_a_pipeline_needs_a_gpu_for_each_stage() -> None:
     machine = replace(node("n1", 2), device="cuda")
     plan = ItemPlan(case=TrainingCase, strategy="pipeline", gpus=3, run=1)
     shared = parse_options(GIVEN | {"oversubscribe": True})
     reason = "pipeline with --oversubscribe: gloo sends nothing that lies on a GPU"
     assert skip_reason(plan, machine, shared) == reason
     assert skip_reason(replace(plan, gpus=2), machine, shared) is None
-    over_nccl = replace(machine, variables={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
-    assert skip_reason(plan, over_nccl, shared) is None
 
 
 def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:
@@ -114,9 +114,8 @@ def test_a_node_whose_gpus_cannot_be_used_is_named_with_what_to_mend(tmp_path: P
     directory = RunDirectory(path=tmp_path)
     directory.environment("n1").write(node("n1"))
     directory.refusal("n2").write_text("CUDA does not start")
-    with pytest.raises(MachineError, match=r"^n2: CUDA does not start$") as caught:
+    with pytest.raises(MachineError, match=r"^n2: CUDA does not start$"):
         job_environment(("n1", "n2"), directory, "auto", reached=("n1", "n2"), timed_out=False)
-    assert [*caught.value.hosts] == ["n2"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_a_node_whose_gpus_cannot_be_used_is_named_with_what_to_mend(tmp_path: P
     [
         (["n1"], False, r"n2: does not see .*--results .*\(srun: .*task 1: Exited"),
         ([], False, r"no node could be looked at \(srun: error: n2"),
-        ([], True, "n1, n2 did not answer in time"),
+        ([], True, "n1, n2: no answer in time about its GPUs"),
     ],
 )
 def test_nodes_that_left_nothing_are_named_with_the_remedy(

@@ -1,10 +1,12 @@
 """The cause of a failed run among all its errors."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 from commands import request_for
 from test_overhead import request_for_cpu
 
@@ -12,6 +14,7 @@ from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles
+from gpuscale.measure.worker.user_code import _load_module, traceback_text
 from gpuscale.records import Failure, RankReport
 from gpuscale.records.request import RankFailure
 
@@ -28,7 +31,12 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
     directory = RunDirectory(path=folder)
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"
-        failure = Failure(kind="raised", message=message, rank=rank, detail="its traceback")
+        failure = Failure(
+            kind="raised",
+            message=f"rank {rank} raised {message}",
+            rank=rank,
+            detail="its traceback",
+        )
         file = directory.failure(rank)
         file.write(RankFailure(failure=failure, lost_peer=lost_peer))
         os.utime(file.path, (position, position))
@@ -66,7 +74,7 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
         ({0: 1, 1: 1, 2: 1, 3: 1}, {0: True, 2: False}, "ValueError: no such batch"),
         ({0: 1, 1: 0, 2: 0, 3: 0}, {0: True}, "DistBackendError: NCCL error"),
         # What watched the command of rank 2 was killed before it could tell.
-        ({0: 1, 1: 1, 2: -9, 3: 1}, {0: True}, "watches the command on n2 was killed by SIGKILL"),
+        ({0: 1, 1: 1, 2: -9, 3: 1}, {0: True}, "watches the command was killed by SIGKILL on n2"),
         # Somebody cancelled the job.
         ({0: 0, 1: 0, 2: 143, 3: 143}, {}, "the command was ended by SIGTERM on n2: the job was"),
         # Slurm ended what ran on the first node, because the second one had failed.
@@ -134,7 +142,7 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> N
 )
 def test_system_errors_differ_from_case_errors(tmp_path: Path, error: Exception, kind: str) -> None:
     directory = RunDirectory(path=tmp_path)
-    RankFiles(directory, 1).leave_failure(error, lost_peer=False)
+    RankFiles(directory, 1).leave_failure(error, 8, lost_peer=False)
     assert directory.failure(1).read().failure.kind == kind
 
 
@@ -153,31 +161,48 @@ def test_what_ended_a_rank_is_told_with_a_traceback_only_where_it_was_not_expect
     tmp_path: Path, error: Exception, kind: str, has_traceback: bool
 ) -> None:
     directory = RunDirectory(path=tmp_path)
-    RankFiles(directory, 0).leave_failure(error, lost_peer=False)
+    RankFiles(directory, 0).leave_failure(error, 8, lost_peer=False)
     failure = directory.failure(0).read().failure
     assert failure.kind == kind
     assert bool(failure.detail) is has_traceback
     assert str(error) in failure.message
 
 
+def test_without_a_line_of_the_user_the_place_in_gpuscale_and_the_whole_text_are_shown(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken.py").write_text("def model(:\n")
+    with pytest.raises(SyntaxError) as caught:
+        _load_module("broken_case", tmp_path / "broken.py")
+    error = caught.value
+    assert error.__traceback__ is not None
+    # This test's own frame would count as the user's.
+    shown = traceback_text(error.with_traceback(error.__traceback__.tb_next))
+    place, *text = shown.splitlines()
+    assert re.fullmatch(r"in what gpuscale/measure/worker/user_code\.py:\d+ calls:", place)
+    assert text[0] == f'File "{tmp_path / "broken.py"}", line 1'
+    assert text[-1].startswith("SyntaxError: ")
+
+
 @pytest.mark.parametrize(
-    ("message", "kind"),
+    ("error", "kind"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out_of_memory"),
-        ("RuntimeError: could not create a primitive", "out_of_memory"),
-        ("RuntimeError: could not create a primitive descriptor for a convolution", "raised"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (RuntimeError("could not create a primitive"), "out_of_memory"),
+        (RuntimeError("could not create a primitive descriptor for a convolution"), "raised"),
         (
-            "RuntimeError: [enforce fail] . DefaultCPUAllocator: can't allocate memory",
+            RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"),
             "out_of_memory",
         ),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "out_of_memory"),
-        ("MemoryError", "out_of_memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
     ],
 )
-def test_out_of_memory_differs_from_other_errors(tmp_path: Path, message: str, kind: str) -> None:
-    failure = Failure(kind="raised", message=message, rank=0, detail="its traceback")
+def test_out_of_memory_differs_from_other_errors(
+    tmp_path: Path, error: Exception, kind: str
+) -> None:
     directory = RunDirectory(path=tmp_path)
-    directory.failure(0).write(RankFailure(failure=failure, lost_peer=False))
+    RankFiles(directory, 0).leave_failure(error, 8, lost_peer=False)
     found = failure_of(request_for_cpu(), directory, {0: 1})
     assert found is not None
     assert found.kind == kind

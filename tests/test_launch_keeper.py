@@ -13,14 +13,14 @@ from changing import replace
 from commands import is_living
 from hosts import within_limit
 from measuring import REPOSITORY, write_case
-from nvml.library import GPU_A, compile_driver
+from nvml.library import GPU_A
 
-from gpuscale.base.cpus import cpu_numa_nodes
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.launch.rendezvous import rank_variables
-from gpuscale.measure.run_directory import NodeSamples, RunDirectory
-from gpuscale.measure.telemetry.summary import RunSampling
-from gpuscale.records import RunGpus, TimingPlan, Window
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.schedulers.placement import Placement
+from gpuscale.measure.telemetry.summary import telemetry_of
+from gpuscale.records import TimingPlan, Window
 
 HANGING = """
 import os, pathlib, time
@@ -36,12 +36,13 @@ import subprocess
 
 class Case(Tiny):
     def model(self):
-        subprocess.Popen(["sleep", "611"], start_new_session=True)
+        subprocess.Popen(["sleep", "613"], start_new_session=True)
         return super().model()
 """
 QUICK = TimingPlan(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_seconds=0.5)
 LIMIT_S = 240.0
 FIRST = {0: ((0, 0),)}
+HERE = Placement(hosts=(socket.gethostname(),), ranks=1, ranks_per_host=1)
 
 
 def run_directory(folder: Path, case: Path) -> RunDirectory:
@@ -64,7 +65,9 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
     return directory
 
 
-def keeper(folder: Path, *before: str, driver: Path | None = None) -> Keepers:
+def keeper(
+    folder: Path, *before: str, driver: Path | None = None, log: Path | None = None
+) -> Keepers:
     """A keeper with the variables that Open MPI would set, started by a command of its own."""
     variables = {
         **os.environ,
@@ -73,7 +76,7 @@ def keeper(folder: Path, *before: str, driver: Path | None = None) -> Keepers:
         "LD_LIBRARY_PATH": str(driver or ""),
     }
     program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper", "mpirun"]
-    return Keepers([*before, *program, str(folder), "fresh"], 1, variables)
+    return Keepers([*before, *program, str(folder), "fresh"], HERE, variables, log or folder)
 
 
 def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
@@ -81,14 +84,14 @@ def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
     return keepers.perform("rank", directory, FIRST, timeout_s=LIMIT_S, variables=variables)
 
 
-def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_path: Path) -> None:
+def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(
+    tmp_path: Path, driver: Path
+) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
     host = socket.gethostname()
     addresses: dict[str, dict[str, str | None]] = {host: {GPU_A: None}, "another": {"n": None}}
-    directory.gpus.write(RunGpus(addresses=addresses, are_sampled=True))
-    driver = tmp_path / "driver"
-    driver.mkdir()
-    keepers = keeper(tmp_path, driver=compile_driver(driver))
+    directory.gpus.write(addresses)
+    keepers = keeper(tmp_path, driver=driver)
     assert keepers.have_started(LIMIT_S)
     assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
     (node,) = directory.nodes()
@@ -97,10 +100,9 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_pa
     assert "TCP" in [port.name for port in node.ports]
     # What the rank started and left has ended with it.
     assert not any(
-        b"sleep\x00611" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
+        b"sleep\x00613" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
     )
     (outcome,) = directory.outcomes.read()
-    assert outcome.report.numa_nodes == cpu_numa_nodes(os.sched_getaffinity(0))
     windows = outcome.measurement.windows
     first, last = windows[0], windows[-1]
     whole_run = Window(
@@ -108,9 +110,8 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(tmp_pa
         time_s=last.started_at_s + last.busy_s - first.started_at_s,
         busy_s=(last.busy_s,),
     )
-    here = NodeSamples(host=host, path=directory.samples(host), addresses={GPU_A: None})
-    gone = NodeSamples(host="gone", path=directory.samples("gone"), addresses={"none": None})
-    report = RunSampling(lambda: [here, gone]).summarize(replace(run(1, 0.1), windows=(whole_run,)))
+    directory.gpus.write({host: {GPU_A: None}, "gone": {"none": None}})
+    report = telemetry_of(replace(run(1, 0.1), windows=(whole_run,)), directory)
     assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
     assert report.gpu_summaries[0].samples > 0
     assert report.absent is not None
@@ -159,7 +160,7 @@ def test_a_rank_and_its_keeper_end_when_the_launchers_folder_is_gone(tmp_path: P
 
 
 def test_a_keeper_that_does_not_see_the_launchers_folder_says_so(tmp_path: Path) -> None:
-    keepers = keeper(tmp_path / "nowhere")
+    keepers = keeper(tmp_path / "nowhere", log=tmp_path)
     assert not keepers.have_started(LIMIT_S)
     assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.output
 

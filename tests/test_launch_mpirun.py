@@ -12,7 +12,7 @@ from hosts import Cluster, outside_environment, processes_in, skip_without_hosts
 from measuring import pytest_command, write_case
 from nccl_speaks import CASE
 
-from gpuscale.base.cpus import allowed_cpus
+from gpuscale.base.devices import allowed_cpus
 from gpuscale.store import read_results
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -134,6 +134,7 @@ def test_each_host_keeps_what_nccl_says_there(
 # The last rank has the lines, as with some frameworks; the others would go on for ever.
 COMMAND = """
 import os, time
+import msgspec  # has a library, which shows where packages are
 from gpuscale import report
 
 (bound_to,) = os.sched_getaffinity(0)

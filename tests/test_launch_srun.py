@@ -13,7 +13,7 @@ from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 
-from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import read_results, write_baseline
 
@@ -212,7 +212,7 @@ def test_who_hung_or_died_is_told_from_who_waited(cluster: Cluster, tmp_path: Pa
     assert hung is not None
     assert died is not None
     assert (hung.kind, hung.host) == ("timeout", None)
-    assert "after step 20" in hung.message
+    assert "up to 20" in hung.message
     assert "rank 2 on n2 printed last:\nbatch 20 does not come" in hung.detail
     assert (died.kind, died.rank, died.host) == ("killed", 2, "n2")
     assert within_limit(lambda: processes_in(tmp_path) == [])

@@ -4,9 +4,8 @@ import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from itertools import permutations
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
@@ -33,15 +32,15 @@ APART = (
 # The ranks see what they share with who starts them, and nothing sees the ranks.
 RANKS = "measure.worker"
 RANKS_MAY_IMPORT = tuple(
-    f"measure.{part}" for part in ("evidence", "run_directory", "schedulers", "smi", "waits")
+    f"measure.{part}" for part in ("evidence", "run_directory", "schedulers", "telemetry.device")
 )
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}
 THIRD_PARTY = {
-    "measure.nvml": {"pynvml"},
+    "measure.schedulers.slurm": {"ClusterShell"},
+    "measure.telemetry.nvml": {"pynvml"},
     "measure.worker": {"torch", "torchvision", "PIL", "lightning", "greenlet"},
     "reports": {"tabulate", "wcwidth"},
-    "reports.exports": {"torch"},
     "reports.figures": {"matplotlib"},
     "reports.page": {"jinja2"},
     "plugin": {"pytest", "pytest_benchmark"},
@@ -50,102 +49,92 @@ THIRD_PARTY = {
 }
 
 
-def modules() -> list[Path]:
-    return sorted(
-        path
-        for path in PACKAGE.rglob("*.py")
-        if path not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
-    )
-
-
-def module_of(path: Path) -> str:
-    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
 def is_in(module: str, part: str) -> bool:
     return module == part or module.startswith(f"{part}.")
 
 
+def modules() -> dict[str, Path]:
+    """Every module but the package itself, by its name without the package's."""
+    paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    names = {".".join(path.parts).removesuffix(".__init__"): path for path in paths}
+    return {name: PACKAGE / f"{path}.py" for name, path in names.items() if name[:2] != "__"}
+
+
 def imports_of(path: Path) -> set[str]:
+    """Lazy imports and those of type checkers count too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
-            found.add(node.module)
-            if node.module == "gpuscale":
-                found.update(f"gpuscale.{alias.name}" for alias in node.names)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return found
 
 
-def modules_imported_by(path: Path) -> set[str]:
-    """Lazy imports and those of type checkers count too."""
-    names = {module_of(each) for each in modules()}
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            deeper = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {n if n.removeprefix("gpuscale.") in names else node.module for n in deeper}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name.removeprefix("gpuscale.") for name in found} & names - {module_of(path)}
+IMPORTS = {module: imports_of(path) for module, path in modules().items()}
+"""The names that each module imports, of modules or of what is in them."""
 
 
-def own_imports_of(path: Path) -> set[str]:
+def own_imports_of(module: str) -> set[str]:
     """The modules of gpuscale that a module imports, without the package's name."""
-    found = (name.removeprefix("gpuscale.") for name in imports_of(path) if "gpuscale." in name)
-    return {name for name in found if name.split(".")[0] in ROOMS}
+    found = {name.removeprefix("gpuscale.") for name in IMPORTS[module] if "gpuscale." in name}
+    return {name if name in IMPORTS else name.rpartition(".")[0] for name in found} & {*IMPORTS}
 
 
-def by_module(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+def test_a_module_imports_only_from_its_own_room_and_those_before_it() -> None:
+    rooms = {module: ROOMS.index(module.split(".")[0]) for module in IMPORTS}
+    later = [
+        f"{module} imports {name}"
+        for module in IMPORTS
+        for name in own_imports_of(module)
+        if rooms[name] > rooms[module]
+    ]
+    assert later == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=by_module)
-def test_a_module_imports_only_from_its_own_room_and_those_before_it(path: Path) -> None:
-    module = module_of(path)
-    allowed = ROOMS[: ROOMS.index(module.split(".")[0]) + 1]
-    assert {name.split(".")[0] for name in own_imports_of(path)} <= {*allowed}
+def test_parts_that_stand_apart_import_nothing_of_each_other() -> None:
+    joined = [
+        f"{module} imports {name}"
+        for parts in APART
+        for module in IMPORTS
+        for name in own_imports_of(module)
+        for own, other in permutations(parts, 2)
+        if is_in(module, own) and is_in(name, other)
+    ]
+    assert joined == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=by_module)
-def test_parts_that_stand_apart_import_nothing_of_each_other(path: Path) -> None:
-    module = module_of(path)
-    for parts in APART:
-        others = {part for part in parts if not is_in(module, part)}
-        if len(others) < len(parts):
-            assert not [n for n in own_imports_of(path) for part in others if is_in(n, part)]
+def test_nothing_imports_the_ranks_and_they_import_no_launcher() -> None:
+    wrong = []
+    for module in IMPORTS:
+        found = {name for name in own_imports_of(module) if is_in(name, "measure")}
+        if is_in(module, RANKS):
+            allowed = (RANKS, *RANKS_MAY_IMPORT)
+            found = {name for name in found if not any(is_in(name, part) for part in allowed)}
+        else:
+            found = {name for name in found if is_in(name, RANKS)}
+        wrong += [f"{module} imports {name}" for name in found]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=by_module)
-def test_nothing_imports_the_ranks_and_they_import_no_launcher(path: Path) -> None:
-    found = {name for name in own_imports_of(path) if is_in(name, "measure")}
-    if is_in(module_of(path), RANKS):
-        allowed = (RANKS, *RANKS_MAY_IMPORT)
-        assert all(any(is_in(name, part) for part in allowed) for name in found)
-    else:
-        assert not [name for name in found if is_in(name, RANKS)]
-
-
-@pytest.mark.parametrize("path", modules(), ids=by_module)
-def test_a_module_imports_only_the_libraries_of_its_part(path: Path) -> None:
-    module = module_of(path)
-    parts = [part for part in THIRD_PARTY if is_in(module, part)]
-    allowed = COMMON | (THIRD_PARTY[max(parts, key=len)] if parts else set())
-    roots = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
-    assert roots - {"gpuscale"} <= allowed
+def test_a_module_imports_only_the_libraries_of_its_part() -> None:
+    wrong = []
+    for module, names in IMPORTS.items():
+        parts = [part for part in THIRD_PARTY if is_in(module, part)]
+        allowed = COMMON | (THIRD_PARTY[max(parts, key=len)] if parts else set())
+        roots = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+        wrong += [f"{module} imports {name}" for name in roots - allowed - {"gpuscale"}]
+    assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = {module_of(path): modules_imported_by(path) for path in modules()}
+    graph = {module: own_imports_of(module) - {module} for module in IMPORTS}
     TopologicalSorter(graph).prepare()
 
 
 def test_every_module_is_in_a_room() -> None:
-    assert {module_of(path).split(".")[0] for path in modules()} == {*ROOMS}
+    assert {module.split(".")[0] for module in IMPORTS} == {*ROOMS}
 
 
 def loaded_after(*arguments: str) -> set[str]:

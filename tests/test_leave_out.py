@@ -19,7 +19,7 @@ def nights(tmp_path: Path) -> list[Path]:
     (tmp_path / "nights").mkdir()
     paths = write_nights(tmp_path / "nights", 9, lambda night: 1.25 if night == 4 else 1.0, runs=3)
     assert (
-        "far from the other nights of their level (rows): 2026-09-25"
+        "far from the other nights of their level: 2026-09-25"
         in gpuscale("history", paths[0].parent.parent).stdout
     )
     return paths
@@ -56,9 +56,6 @@ def test_every_output_leaves_it_out_and_names_it(nights: list[Path], tmp_path: P
     picture = tmp_path / "h.svg"
     assert gpuscale("plot", folder, "--figure", "history", "-o", picture).returncode == 0
     assert "cooling" in picture.read_text()
-    exported = gpuscale("export", "otava", tmp_path / "o.csv", folder)
-    assert f"left out: {NAMED}" in exported.stderr
-    assert len((tmp_path / "o.csv").read_text().splitlines()) == 1 + 8
     baseline = tmp_path / "b.json"
     recorded = gpuscale("baseline", "record", *nights, "--cluster", "x", "-o", baseline)
     assert f"left out: {NAMED}" in recorded.stderr
@@ -105,7 +102,7 @@ def test_what_cannot_be_left_out_changes_nothing(nights: list[Path], tmp_path: P
     for arguments, why in (
         ((nights[0].parent.parent, *because), "has 9 results files; name a single night"),
         ((nights[0], tmp_path / "empty", *because), "has 0 results files; name a single night"),
-        ((nights[0], tmp_path / "none", *because), "there is no such file"),
+        ((nights[0], tmp_path / "none", *because), "No such file or directory"),
         ((nights[0], "--because", " "), "say why"),
     ):
         answer = gpuscale("leave-out", *arguments)

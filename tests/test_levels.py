@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.analysis.statistics.levels import (
+from gpuscale.analysis.level_changes import (
     REMEMBERED,
     departure,
     is_far,

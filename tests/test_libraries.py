@@ -6,14 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import skip_unless_required
-from measuring import run_pytest, write_case
-from test_run_command import DDP, QUICK, RANKS_OF_TORCH, gpuscale, script
+from hosts import processes_in, skip_unless_required
+from measuring import run_gpuscale, run_pytest, write_case
+from test_run_command import QUICK, RANKS_OF_TORCH, script
 
 from gpuscale.records import NodeEvidence
-from gpuscale.records.software import Library
+from gpuscale.records.evidence import Library
 from gpuscale.store import read_results
+from gpuscale.workload.command_case import joined
 
+DDP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for number in range(10**6):
+    model(torch.rand(4, 8)).sum().backward()
+    # Every rank, each into a pipe of its own.
+    steps([number], samples=4 * dist.get_world_size(), loss=1.0)
+"""
 SOURCES = {
     "libnccl-x.so.2": "int ncclGetVersion(int *v) { *v = 22803; return 0; }",
     "librccl.so.1": "int ncclGetVersion(int *v) { *v = 2804; return 0; }",
@@ -46,13 +58,12 @@ VERSIONS = {
 }
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a library for each of the sources."""
     if shutil.which("gcc") is None:
         skip_unless_required("needs gcc")
-    folder = tmp_path / "libraries"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("libraries")
     for name, source in SOURCES.items():
         subprocess.run(
             ["gcc", "-shared", "-fPIC", "-o", folder / name, "-x", "c", "-"],
@@ -80,7 +91,7 @@ def of_name(node: NodeEvidence, name: str, folder: Path) -> Library:
 
 ASK = """
 import ctypes, sys
-from gpuscale.measure.evidence.libraries import own_libraries
+from gpuscale.measure.evidence.software import own_libraries
 for name in sys.argv[1:]:
     ctypes.CDLL(name)
 for library in own_libraries():
@@ -135,16 +146,25 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
     assert len(set(node.libraries)) == len(node.libraries)
 
 
-def test_the_preloaded_nccl_of_a_commands_ranks_is_recorded(built: Path, tmp_path: Path) -> None:
+def test_ranks_of_torchrun_are_measured_as_they_are_with_the_nccl_that_they_preload(
+    built: Path, tmp_path: Path
+) -> None:
     starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}", "--nproc-per-node", "{gpus}")
     # Only the command's: gpuscale's own processes have it not.
     command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))
     options = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
-    process = gpuscale(tmp_path, "run", *options, "--", *command)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+    done = run_gpuscale(tmp_path, "run", *options, "--", *command)
+    assert done.exit_code == 0, done.output
     results = read_results(tmp_path / "r.jsonl")
-    (node,) = results.runs[0].nodes
+    (run,) = results.runs
+    assert (run.label, run.batch_per_gpu) == ("train/command on 2 CPU ranks", 4)
+    assert run.configuration.command == joined(command)
+    assert run.configuration.precision is None
+    assert "::test_command[command-2gpus-run1] PASSED" in done.output
+    assert "was not checked: train/command" in " ".join(done.output.split())
+    assert not processes_in(tmp_path)
+    assert not (tmp_path / ".benchmarks").exists()
+    (node,) = run.nodes
     loaded = of_name(node, "NCCL", built)
     assert (loaded.version, loaded.label) == (None, "libnccl.so.2.28.3")
     # The interpreter that gpuscale runs in too, whose torch has its own name for its version.

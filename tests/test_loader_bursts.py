@@ -3,13 +3,16 @@
 import random
 import statistics
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
+from test_measurement_loop import Alone, MadeClock, ignore
 
-from gpuscale.analysis.statistics.steadiness import steadiness
+from gpuscale.analysis.steadiness import steadiness
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.loop import measure
-from gpuscale.records import Phases, TimingPlan
+from gpuscale.measure.worker.training import Training
+from gpuscale.records import TimingPlan
 from gpuscale.records.request import Measurement
 
 PLAN = TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0)
@@ -31,11 +34,12 @@ class Pace:
         return max(self.batch_s / self.workers, self.computing_s + self.all_reduce_s)
 
 
-class LoadedTraining:
+class LoadedTraining(MadeClock, Alone):
     """A training over torch's loader: batches in order, two of each worker in advance."""
 
     def __init__(self, pace: Pace, seed: int) -> None:
-        self.now_s = 100.0
+        super().__init__(first_step_s=0, step_s=0, unsynced_step_s=0)
+        self.clock = self.strategy = self
         self._pace = pace
         self._random = random.Random(seed)
         self._free_from_s = [self.now_s] * pace.workers
@@ -50,40 +54,12 @@ class LoadedTraining:
         self._free_from_s[worker] = begun_s + self._pace.batch_s * self._random.gauss(1, 0.02)
         self._ready_s.append(self._free_from_s[worker])
 
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    time = perf_counter
-
     def step(self, *, synchronized: bool = True) -> None:
         self.now_s = max(self.now_s, self._ready_s[self._taken])
         self._taken += 1
         self._load_another()
         self.now_s += self._pace.computing_s * self._random.gauss(1, 0.005)
         self.now_s += self._pace.all_reduce_s * synchronized
-
-    def synchronize(self) -> None:
-        pass
-
-    events_per_step = 7
-
-    def begin_window(self, *, marked_every: int) -> None:
-        pass
-
-    def phases(self) -> Phases:
-        return Phases(data_s=0, h2d_s=0, forward_s=0, backward_s=0, optimizer_s=0)
-
-    def remember(self) -> None:
-        pass
-
-    def realign(self) -> None:
-        pass
-
-    def barrier(self) -> None:
-        pass
-
-    def largest(self, value: float) -> float:
-        return value
 
 
 def measured(
@@ -94,12 +70,9 @@ def measured(
     for seed in range(RUNS):
         training = LoadedTraining(pace, seed)
         monkeypatch.setattr(loop, "time", training)
-        runs.append(measure(training, training, PLAN, ignore, pausing=True, loaders=loaders))
+        made = measure(cast("Training", training), PLAN, ignore, pausing=True, loaders=loaders)
+        runs.append(made)
     return runs, sum(steadiness(step_times_s(run)) is not None for run in runs)
-
-
-def ignore(stage: str, done: int, total: int) -> None:
-    """Nobody looks."""
 
 
 def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:

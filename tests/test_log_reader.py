@@ -1,18 +1,19 @@
 """Lines that arrive become steps of one training, whatever they count."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 from builders import request
 from statements import known
 
-from gpuscale.measure.worker.log_reader import CommandError, LogReader
-from gpuscale.measure.worker.marks import Windows
-from gpuscale.measure.worker.output import Line
+from gpuscale.measure.worker.log_reader import LogReader
+from gpuscale.measure.worker.output import CommandError, Line, _Pipe
+from gpuscale.measure.worker.windows import Point, Series, Windows, comes_in_bursts, windows_of
 from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
-from gpuscale.workload.log_formats import FORMATS, Mark
+from gpuscale.workload.log_formats import FORMATS
+from gpuscale.workload.log_lines import Mark
 
 TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
 
@@ -51,13 +52,6 @@ def test_a_suggested_line_can_be_printed_as_it_stands() -> None:
     assert FORMATS["gpuscale"].read(line[0]) == Mark(step=10)
 
 
-def test_a_line_at_the_end_of_each_epoch_stands_for_its_steps() -> None:
-    lines = [(number * 24.5, f"98/98 - 24s - 241ms/step - loss: {number}") for number in range(9)]
-    told = windows(None, lines)
-    assert seconds_per_step(told) == {0.25}
-    assert len(told.spans) == 7
-
-
 def test_a_validation_between_two_steps_is_no_part_of_them() -> None:
     lines, at_s = [], 0.0
     for step in range(0, 200, 10):
@@ -81,47 +75,6 @@ def test_another_bar_between_two_steps_is_no_part_of_them() -> None:
     assert seconds_per_step(windows("tqdm", lines)) == {1.0}
 
 
-def test_a_counter_of_samples_is_counted_in_steps() -> None:
-    bar = FORMATS["tqdm-samples"].example
-    lines = [(number * 0.5, bar.replace("1024/", f"{number * 128}/")) for number in range(30)]
-    told = windows("tqdm-samples", lines)
-    assert seconds_per_step(told) == {0.5 * known(request().batch_per_gpu) / 128}
-
-
-@pytest.mark.parametrize(
-    ("log_format", "line", "reported_s"),
-    [
-        ("nanogpt", "iter {step}: loss 3.1, time 500.00ms, mfu 38.10%", 0.5),
-        ("tqdm", " 10%|█   | {step}/999 [00:07<00:00, 2.00it/s]", 0.5),
-        # Of the 128 samples that each of two GPUs has in a step.
-        (
-            "timm",
-            "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  819.2/s  LR: 1",
-            0.3125,
-        ),
-        ("tqdm-samples", " 10%|█   | {samples}/99999 [00:07<00:00, 256.00img/s]", 0.5),
-        # The average since the start holds the warm-up.
-        ("keras", "{step}/999 ━━━━ 2s 500ms/step - loss: 2.1", None),
-        ("gpuscale", 'GPUSCALE {{"step": {step}}}', None),
-    ],
-)
-def test_reported_figures_are_kept(log_format: str, line: str, reported_s: float | None) -> None:
-    lines = [(n * 0.25, line.format(step=n, samples=n * 128)) for n in range(60)]
-    reader = reader_of(log_format, lines, gpus=2)
-    told = known(reader.windows)
-    outcome = reader.outcome(told, started_s=0, clock_s=0)
-    assert outcome.windows[0].time_s / outcome.steps_per_window == 0.25
-    assert outcome.reported_step_s == reported_s
-
-
-def test_figures_are_those_of_all_windows() -> None:
-    line = "iter {}: loss 3.1, time {:.2f}ms, mfu 38.10%"
-    lines = [(n * 0.25, line.format(n, 100 if n < 7 else 500)) for n in range(60)]
-    reader = reader_of("nanogpt", lines)
-    outcome = reader.outcome(known(reader.windows), started_s=0, clock_s=0)
-    assert outcome.reported_step_s == 0.5
-
-
 @pytest.mark.parametrize(("per_s", "batch"), [(256.0, "32"), (2048.0, "256"), (1024.0, None)])
 def test_contradicting_samples_make_no_number(per_s: float, batch: str | None) -> None:
     line = "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  {per_s}/s  LR: 1"
@@ -137,28 +90,135 @@ def test_contradicting_samples_make_no_number(per_s: float, batch: str | None) -
         reader.outcome(known(reader.windows), started_s=0, clock_s=0)
 
 
-def test_a_counter_that_stands_while_lines_go_on_is_a_hang() -> None:
-    lines = [(number * 1.0, f'GPUSCALE {{"step": {number}}}') for number in range(3)]
-    reader = reader_of(None, [*lines, *((2.5 + 0.1 * n, "retrying") for n in range(90))])
-    assert reader.standstill(now_s=4.0) is None
-    said = known(reader.standstill(now_s=62.0))
-    assert "in the last 60 s, after step 2, and its last line is: retrying" in said
-
-
-def test_a_number_that_counts_no_steps_makes_its_run_invalid_and_not_the_session_end() -> None:
+def test_a_number_that_counts_no_steps_is_none() -> None:
     lines = [(n * 1.0, f'GPUSCALE {{"step": {10**18 + n * 10**10}}}') for n in range(30)]
-    reader = reader_of(None, lines)
-    with pytest.raises(CommandError, match=r"went up to 1e\+18.*--step-regex"):
-        reader.outcome(known(reader.windows), started_s=0, clock_s=0)
+    assert not reader_of(None, lines).has_steps
+
+
+def test_a_number_that_does_not_count_up_is_told() -> None:
+    lines = [(n * 1.0, f'GPUSCALE {{"step": {50 - n}}}') for n in range(30)]
+    said = reader_of(None, lines).told_so_far()
+    assert "30 lines told a step, up to 21, which makes 0 windows" in said
 
 
 @pytest.mark.parametrize(
-    ("counter", "said"),
+    ("line", "pattern"),
     [
-        (lambda n: 5, "its lines told step 5 and no later one"),
-        (lambda n: 50 - n, "told 30 steps, and none was later than the one before"),
+        ("round {n} step {n} of it, loss 0.5", r"step\s*(?P<step>\d+)"),
+        ("{{'step': {n}, 'loss': 0.5}}", r"step.:\s*(?P<step>\d+)"),
+        ("2026-11-22 15:03:11,5 batch [{n}/25]", r"batch\s*\[(?P<step>\d+)"),
+        ("Train Epoch: 1 [{n}/60000 (0%)] Loss: 2.3", r"(?P<step>\d+)/60000"),
+        ("[2/3] [{n}/400] loss 2.3658", r"(?P<step>\d+)/400"),
     ],
 )
-def test_a_number_that_does_not_count_up_is_told(counter: Callable[[int], int], said: str) -> None:
-    lines = [(n * 1.0, f'GPUSCALE {{"step": {counter(n)}}}') for n in range(30)]
-    assert said in reader_of(None, lines).told_so_far()
+def test_a_command_is_not_waited_for_if_its_lines_are_of_a_training(
+    line: str, pattern: str
+) -> None:
+    lines = [(number * 1.0, line.format(n=number)) for number in range(30)]
+    with pytest.raises(CommandError) as error:
+        reader_of("timm", lines).validate_lines(0, is_late=True)
+    failure = error.value.failure
+    assert failure.kind == "unread"
+    assert f"timm does not read a step in lines such as: {lines[-1][1]}; " in failure.message
+    assert f"give --step-regex '{pattern}'" in failure.message
+    # Nobody can tell from the line whether its number counts samples.
+    assert ("not samples" in failure.message) is ("/" in pattern)
+    # The format that was asked for may still come, and other ranks print what they like.
+    reader_of("timm", lines).validate_lines(0, is_late=False)
+    reader_of("timm", lines).validate_lines(1, is_late=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"), [("it has file {}", 1.0), ("epoch {}, loss 0.5", 0.3)]
+)
+def test_a_command_that_may_only_start_is_waited_for(line: str, seconds: float) -> None:
+    lines = [(number * seconds, line.format(number)) for number in range(30)]
+    reader_of(None, lines).validate_lines(0, is_late=False)
+    reader = reader_of(None, [(number * 1.0, f"epoch {number}, loss 0.5") for number in range(30)])
+    with pytest.raises(CommandError, match="no format known reads a step in lines"):
+        reader.validate_lines(0, is_late=False)
+
+
+PLAN = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_seconds=20.0)
+
+
+def told(*steps: int, pace_s: float = 0.1, **more: object) -> Series:
+    """Marks of a process that makes steps at a fixed interval in seconds."""
+    series = Series(shared=False)
+    for step in steps:
+        series.add(Mark(step=step, **more), step, 100 + step * pace_s)  # type: ignore[arg-type]
+    return series
+
+
+def durations(series: Series) -> list[float]:
+    windows = windows_of(series.stretches, PLAN)
+    assert windows is not None
+    return [end - begin for begin, end in windows.spans]
+
+
+def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
+    windows = windows_of(told(*range(200)).stretches, PLAN)
+    assert windows is not None
+    assert (windows.warmup_steps, windows.steps, windows.wanted) == (10, 5, 20)
+    assert windows.warmup_s == pytest.approx(1.0)
+    assert windows.spans[0] == pytest.approx((101.0, 101.5))
+    assert len(windows.spans) == (199 - 10) // 5
+
+
+def test_lines_every_so_many_steps_end_the_windows() -> None:
+    windows = windows_of(told(*range(0, 400, 8)).stretches, PLAN)
+    assert windows is not None
+    assert windows.steps == 8
+
+
+def test_moments_between_the_lines_of_a_bar_are_interpolated() -> None:
+    assert durations(told(*[*range(0, 200, 7), *range(203, 400, 9)])) == pytest.approx([0.7] * 54)
+
+
+def test_steps_longer_than_a_window_make_windows_of_one_line_each() -> None:
+    windows = windows_of(told(*range(0, 100, 10), pace_s=3.0).stretches, PLAN)
+    assert windows is not None
+    assert (windows.steps, windows.wanted) == (10, 10)
+
+
+def test_a_gap_between_two_epochs_is_in_no_window() -> None:
+    series = told(*range(100))
+    for step in range(100):
+        series.add(Mark(step=step), step, 1000 + step * 0.1)
+    assert durations(series) == pytest.approx([0.5] * (17 + 19))
+
+
+def stretch(*moments: float) -> list[list[Point]]:
+    return [[Point(step, at_s) for step, at_s in enumerate(moments)]]
+
+
+def test_lines_in_bursts_are_told_from_quick_steps() -> None:
+    bursts = [second + line * 1e-5 for second in range(5) for line in range(50)]
+    assert comes_in_bursts(stretch(*bursts), 0.0)
+    assert comes_in_bursts(stretch(*[9 + line * 1e-5 for line in range(50)]), 0.0)
+    assert not comes_in_bursts(stretch(*[line * 1e-3 for line in range(5000)]), -1.0)
+    assert not comes_in_bursts(stretch(*[line * 1e-2 for line in range(500)]), -1.0)
+    # Two lines of each step, such as of two ranks.
+    assert not comes_in_bursts(stretch(*[line // 2 * 0.01 for line in range(500)]), -1.0)
+
+
+def test_lines_that_are_read_late_all_at_once_leave_each_window_its_share_of_the_time() -> None:
+    # For 1.7 s, which three windows fit into, whoever reads them got no core.
+    moments = [3.0 if 1.3 <= at_s <= 3.0 else at_s for at_s in (step * 0.1 for step in range(200))]
+    windows = windows_of(stretch(*moments), PLAN)
+    assert windows is not None
+    assert windows.steps == 5
+    assert [end - begin for begin, end in windows.spans] == pytest.approx([0.5] * 37)
+
+
+def test_a_line_arrives_with_its_last_character() -> None:
+    pipe = _Pipe("rank 0")
+    assert list(pipe.lines_of(b"10%|# ", 1.0)) == []
+    assert list(pipe.lines_of(b"| 1/10", 2.0)) == []
+    assert list(pipe.lines_of(b"\r20%|##", 3.0)) == [Line("rank 0", "10%|# | 1/10", 2.0)]
+    assert list(pipe.lines_of(b"\r\n\nnext\n", 4.0)) == [
+        Line("rank 0", "20%|##", 3.0),
+        Line("rank 0", "next", 4.0),
+    ]
+    assert list(pipe.lines_of(b"rest", 5.0)) == []
+    assert list(pipe.lines_of(b"", 6.0)) == [Line("rank 0", "rest", 5.0)]

@@ -1,10 +1,14 @@
 """Warm-up and windows, on made clocks with known truth."""
 
+from typing import cast
+
 import pytest
 from changing import replace
 
 from gpuscale.measure.worker import loop
-from gpuscale.measure.worker.loop import measure, own_pace_s, warm_up, window_plan
+from gpuscale.measure.worker.loop import measure, own_pace_s, warm_up
+from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.windows import window_plan
 from gpuscale.records import Phases, TimingPlan
 
 PLAN = TimingPlan(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
@@ -19,6 +23,8 @@ class MadeClock:
         self.pending_s = 0.0
         self.realigned_after: list[int] = []
         self.marked_every: list[int] = []
+        self.clock: MadeClock
+        self.strategy: Alone
         self._opened_s = 0.0
         self._first_step_s = first_step_s
         self._step_s = step_s
@@ -44,7 +50,7 @@ class MadeClock:
 
     events_per_step = 7
 
-    def begin_window(self, *, marked_every: int) -> None:
+    def begin(self, marked_every: int) -> None:
         self._opened_s = self.now_s
         self.marked_every.append(marked_every)
 
@@ -71,18 +77,14 @@ class Alone:
         return value
 
 
+def as_training(clock: MadeClock, strategy: Alone) -> Training:
+    """The clock as a training, which is its own clock of phases."""
+    clock.clock, clock.strategy = clock, strategy
+    return cast("Training", clock)
+
+
 def ignore(stage: str, done: int, total: int) -> None:
     """Nobody looks."""
-
-
-class Told:
-    """Records its calls."""
-
-    def __init__(self) -> None:
-        self.reports: list[tuple[str, int, int]] = []
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        self.reports.append((stage, done, total))
 
 
 @pytest.fixture
@@ -93,14 +95,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
 
 
 def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PLAN, ignore, pausing=False)
+    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=False)
     # One cold step, three by count, and seven more until a second has passed.
     assert result.warmup_steps == 1 + 10
     assert result.warmup_s == pytest.approx(30 + 1.0)
 
 
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PLAN, ignore, pausing=False)
+    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=False)
     assert result.steps_per_window == 5
     assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
     assert len(clock.steps) == result.warmup_steps + 10 * 5
@@ -109,7 +111,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
 
 
 def test_windows_without_synchronisation_take_turns_and_realign(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PLAN, ignore, pausing=True)
+    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True)
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10
     assert kinds.count(False) == 3
@@ -126,7 +128,7 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
 ) -> None:
     clock = MadeClock(first_step_s=30.0, step_s=0.001, unsynced_step_s=0.001)
     monkeypatch.setattr(loop, "time", clock)
-    measured = measure(clock, Alone(), PLAN, ignore, pausing=True, loaders=loaders)
+    measured = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True, loaders=loaders)
     # The first step and two stretches of warm-up, then windows; three of them are not synchronised.
     assert clock.marked_every == [1] * 3 + [marked_every] * 13
     # After these as many batches are waited for as there are loaders, and belong to no window.
@@ -134,14 +136,12 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
     assert len(clock.steps) == measured.warmup_steps + in_windows + 3 * loaders
 
 
-def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
-    assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=2) == pytest.approx(
-        0.08
-    )
-
-
-def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock) -> None:
-    assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=1) == pytest.approx(0.1)
+@pytest.mark.parametrize(("ranks", "pace_s"), [(1, 0.1), (2, 0.08)])
+def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(
+    clock: MadeClock, ranks: int, pace_s: float
+) -> None:
+    measured = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True)
+    assert measured.pace_s(ranks=ranks) == pytest.approx(pace_s)
 
 
 def test_the_pace_before_a_run(clock: MadeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_the_pace_before_a_run(clock: MadeClock, monkeypatch: pytest.MonkeyPatch
         clock.pending_s += next(times_s)
 
     monkeypatch.setattr(clock, "step", step)
-    assert own_pace_s(clock, Alone()) == pytest.approx(0.09)
+    assert own_pace_s(as_training(clock, Alone())) == pytest.approx(0.09)
     assert clock.steps == [True] + [False] * 15
     assert clock.realigned_after == [16]
 
@@ -165,15 +165,15 @@ def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: M
 
     timing = replace(PLAN, warmup_steps=4, warmup_s=1.5)
     # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
-    step_time_s, steps = warm_up(clock, SlowPeer(), timing, ignore)
+    step_time_s, steps = warm_up(as_training(clock, SlowPeer()), timing, ignore)
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
 
 
 def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
-    told = Told()
-    measure(clock, Alone(), PLAN, told.report, pausing=False)
-    assert told.reports == [
+    told: list[tuple[str, int, int]] = []
+    measure(as_training(clock, Alone()), PLAN, lambda *report: told.append(report), pausing=False)
+    assert told == [
         ("first step", 0, 1),
         ("warm-up", 0, 3),
         ("warm-up", 3, 10),
@@ -186,7 +186,9 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
         def largest(self, value: float) -> float:
             return value * 5
 
-    assert measure(clock, SlowPeer(), PLAN, ignore, pausing=False).steps_per_window == 1
+    assert (
+        measure(as_training(clock, SlowPeer()), PLAN, ignore, pausing=False).steps_per_window == 1
+    )
 
 
 @pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])
@@ -231,7 +233,7 @@ def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock
         def barrier(self) -> None:
             clock.now_s += 0.05
 
-    windows = measure(clock, LateForTheBarrier(), PLAN, ignore, pausing=False).windows
+    windows = measure(as_training(clock, LateForTheBarrier()), PLAN, ignore, pausing=False).windows
     ends = [window.started_at_s + window.busy_s for window in windows]
     starts = [window.started_at_s for window in windows[1:]]
     assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(

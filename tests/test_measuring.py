@@ -175,6 +175,18 @@ def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:
     assert [(run.gpus, run.is_valid) for run in session.results.runs] == [(2, True)]
 
 
+def test_an_exception_without_a_line_of_the_user_is_shown_without_frames(tmp_path: Path) -> None:
+    case = readme_case().replace("nn.Linear(64, 4096)", "nn.Linear(60, 4096)")
+    (tmp_path / "test_digits_mlp.py").write_text(case)
+    session = run_pytest(tmp_path, *QUICK, "--gpus", "1")
+    shown = session.output.split("= FAILURES =")[1].split("short test summary")[0]
+    message, place = shown.strip().splitlines()[2:4]
+    assert message.startswith("rank 0 raised RuntimeError: "), session.output
+    assert place.startswith("in the forward pass of DigitsMlp's model, layer 0: Linear(")
+    assert shown.count(message) == 1
+    assert "Traceback" not in shown
+
+
 @pytest.mark.thorough
 def test_a_checkouts_plugin_measures_with_importlib_mode(tmp_path: Path) -> None:
     package = tmp_path / "our_cases"

@@ -8,7 +8,6 @@ import torch
 from measuring import run_pytest, write_case
 
 from gpuscale import Size, TrainingCase
-from gpuscale.base.errors import CaseError
 from gpuscale.measure.worker.data import PooledBatches, SyntheticDataset, on_device
 
 SIZE = Size(batch=4, sample_shape=(6,))
@@ -45,32 +44,13 @@ def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:
     assert targets["label"].tolist() == targets["masks"][0][:, 0].tolist()
 
 
-@pytest.mark.parametrize(
-    ("sample", "problem"),
-    [
-        (None, "found <class 'NoneType'>"),
-        ((torch.zeros(6), 1, 2), "3 parts"),
-        ((torch.zeros(6), None), "found <class 'NoneType'>"),
-        (torch.tensor(1.0), "0-d tensor"),
-    ],
-    ids=["nothing", "three parts", "no target", "a number"],
-)
-def test_samples_that_make_no_batch_are_named(sample: object, problem: str) -> None:
-    class Rubbish(TrainingCase):
+def test_a_sample_of_three_parts_is_refused() -> None:
+    class Three(TrainingCase):
         def sample(self, index: int, size: Size) -> object:
-            return sample
+            return torch.zeros(6), 1, 2
 
-    with pytest.raises(CaseError, match=rf"^rubbish: sample\(\) gives .*{problem}"):
-        SyntheticDataset(Rubbish(), SIZE)
-
-
-def test_samples_of_different_shapes_are_told_before_any_step() -> None:
-    class Ragged(TrainingCase):
-        def sample(self, index: int, size: Size) -> object:
-            return torch.zeros(index + 1), 0
-
-    with pytest.raises(CaseError, match=r"^ragged: sample\(\) gives .*equal size"):
-        SyntheticDataset(Ragged(), SIZE)
+    with pytest.raises(ValueError, match="too many values"):
+        on_device(next(batches_of(Three())), torch.device("cpu"), torch.preserve_format)
 
 
 # As language models of others are fed: one dict with the labels inside, a loss from the model.

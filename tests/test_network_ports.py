@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from builders.network_tree import count, infiniband, pci_device, slingshot, write
 
-from gpuscale.base.cpus import cpu_numa_nodes, gpu_numa_node
-from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth
+from gpuscale.base.devices import cpu_numa_nodes, gpu_numa_node
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
-from gpuscale.records.json_text import from_json, to_json
-from gpuscale.records.node_evidence import Port
+from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth, Port
+from gpuscale.records.record import from_json, to_json
 
 NOBODY = 65534
 SNMP = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: InSegs RetransSegs\nTcp: 9 {}"
@@ -83,11 +82,9 @@ def test_interfaces_count_that_have_hardware_or_carry_traffic(tmp_path: Path) ->
             (f"{net}/{name}/statistics/rx_bytes", 0 if name in ("eth0", "dummy0") else 100),
         )
     pci_device(tmp_path, f"{net}/eth0/device", "0000:03:00.0")
-    write(tmp_path, (f"{net}/veth1/master", ""), (f"{net}/eth0/duplex", "half"))
-    write(tmp_path, (f"{net}/docker0/duplex", "unknown"))
+    write(tmp_path, (f"{net}/veth1/master", ""))
     ports = NetworkMeter(root=tmp_path).read()
     assert [(p.name, p.rate_gbit_s) for p in ports] == [("docker0", None), ("eth0", 25)]
-    assert [port.duplex for port in ports] == [None, "half"]
     assert [port.name for port in read_ports(tmp_path)] == ["eth0"]
 
 

@@ -1,40 +1,28 @@
 """Faults told apart, nodes blamed, and the end of a night, without any process."""
 
-import json
 from pathlib import Path
 
 import builders as make
 import pytest
 from changing import replace
-from ci_checkout import JOB, write_program
 
 from gpuscale.base.errors import ExitCode, MachineError, UsageError
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
     Attempt,
     Items,
-    NightFault,
     job_exit,
     night_exit,
     night_meaning,
     read_items,
     read_machine_faults,
     report_to_night,
-    suspected_nodes,
 )
 from gpuscale.measure.launch.collect import joined
-from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.measure.schedulers.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
-from gpuscale.records.run_evidence import FailureKind
-from gpuscale.store.night_record import (
-    FIRST_ATTEMPT,
-    NightRecord,
-    next_job,
-    read_night,
-    record_files,
-)
+from gpuscale.records.evidence import FailureKind
+from gpuscale.store.campaign_folders import NightRecord, read_night, record_files
 
 ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))
@@ -52,7 +40,7 @@ def attempt(
     exit_code: int = 1,
     items: Items = ALL_ITEMS,
     stopped_by: int | None = None,
-    machine: tuple[NightFault, ...] = (),
+    machine: tuple[str, ...] = (),
 ) -> Attempt:
     return Attempt(
         exit_code=exit_code,
@@ -72,7 +60,7 @@ def attempt(
         attempt(failed("system")),
         attempt(exit_code=74),
         attempt(exit_code=0, items=GPUS_ARE_GONE),
-        attempt(exit_code=4, machine=(NightFault(text="no GPUs here"),)),
+        attempt(exit_code=4, machine=("no GPUs here",)),
     ],
 )
 def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
@@ -112,7 +100,7 @@ def test_what_the_training_or_user_does_is_no_infrastructure_fault(tried: Attemp
     ],
 )
 def test_a_pytest_that_a_signal_ended_is_a_fault_by_its_name(exit_code: int, name: str) -> None:
-    assert attempt(exit_code=exit_code).faults == (NightFault(text=f"pytest was ended by {name}"),)
+    assert attempt(exit_code=exit_code).faults == (f"pytest was ended by {name}",)
     assert attempt(exit_code=127).faults == ()
 
 
@@ -142,44 +130,16 @@ def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
     )
 
 
-def test_the_evidence_of_an_attempt_names_hosts_devices_and_faults() -> None:
-    known = {"format": "gpuscale-evidence", "version": 1, "job": JOB}
-    tried = attempt(make.run(2, 0.1), failed("killed", "rank 1 was killed", host="n2", index=2))
-    assert json.loads(tried.evidence(job=JOB)) == known | {
-        "hosts": ["node1"],
-        "gpus": [
-            {"host": "node1", "index": index, "name": "Tesla V100-SXM2-16GB", "uuid": None}
-            for index in range(4)
-        ],
-        "gpu_uuids_used": ["GPU-0", "GPU-1"],
-        "pytest_exit": 1,
-        "valid_runs": 1,
-        "failed_runs": 1,
-        "faults": [
-            {"text": "mnist_cnn/ddp on 2 GPUs, run 2: rank 1 was killed", "host": "n2", "rank": 1}
-        ],
-    }
-    nothing = json.loads(attempt(exit_code=-15).evidence(job=JOB))
-    assert (nothing["gpus"], nothing["hosts"], nothing["valid_runs"]) == ([], [], 0)
-
-
-def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path: Path) -> None:
+def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -> None:
     there, bare = make.environment(), replace(make.environment(), gpus=())
     with pytest.raises(MachineError) as raised:
         joined({"n1": there, "n2": bare, "n3": bare}, "cuda")
-    told = tmp_path / "fault.json"
-    report_to_night(raised.value, {FAULT_FILE: str(told)})
-    faults = read_machine_faults(told)
-    assert [fault.host for fault in faults] == ["n2", "n3"]
-    assert all("torch sees no GPU" in fault.text for fault in faults)
-    report_to_night(MachineError("no node could be looked at"), {FAULT_FILE: str(told)})
-    assert [fault.host for fault in read_machine_faults(told)] == [None]
-    report_to_night(
-        UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(tmp_path / "x")}
-    )
-    assert read_machine_faults(tmp_path / "x") == ()
-    told.write_text('{"hosts": 1}')
+    told = tmp_path / "fault.txt"
+    report_to_night(UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(told)})
     assert read_machine_faults(told) == ()
+    report_to_night(raised.value, {FAULT_FILE: str(told)})
+    (fault,) = read_machine_faults(told)
+    assert fault.startswith("nothing could be started: torch sees no GPU on n2, n3")
 
 
 WELL = attempt(make.run(2, 0.1), exit_code=0)
@@ -188,7 +148,7 @@ NODE_FAILED = attempt(make.run(2, 0.1), failed("killed", index=2))
 NOTHING = attempt(exit_code=1)
 NOT_UNDERSTOOD = attempt(exit_code=4)
 NOT_COLLECTED = attempt(exit_code=2, items=Items(count=1, uncollected=("test_x",)))
-NO_GPUS = attempt(exit_code=4, machine=(NightFault(text="no GPUs"),))
+NO_GPUS = attempt(exit_code=4, machine=("no GPUs",))
 BROKEN_ITSELF = attempt(exit_code=3)
 INTERRUPTED = attempt(exit_code=2)
 ONLY_FAILED = attempt(failed("raised"))
@@ -199,62 +159,59 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
 
 @pytest.mark.parametrize(
-    ("last", "compare_exit", "code", "code_after_regression"),
+    ("last", "compare_exit", "code"),
     [
-        (WELL, 0, 0, 0),
-        (SINGLE, 0, 0, 0),
-        (WELL, 1, 1, 1),
-        (WELL, 2, 2, 1),
-        (WELL, 3, 3, 3),
-        (WELL, 4, 4, 4),
-        (WELL, None, 4, 4),
-        (WELL, 139, 2, 1),
-        (ITEM_FAILED, 0, 5, 1),
-        (ITEM_FAILED, 1, 1, 1),
-        (ITEM_FAILED, 2, 2, 1),
-        (ITEM_FAILED, 3, 5, 1),
-        (ITEM_FAILED, None, 5, 1),
-        (NODE_FAILED, 0, 6, 1),
-        (NODE_FAILED, 1, 1, 1),
-        (NODE_FAILED, 2, 2, 1),
-        (NODE_FAILED, None, 6, 1),
-        (NOTHING, None, 4, 1),
-        (NOT_UNDERSTOOD, None, 2, 1),
-        (NOT_COLLECTED, None, 2, 1),
-        (NO_GPUS, None, 6, 1),
-        (TIME_UP, 0, 5, 1),
-        (TIME_UP, 1, 1, 1),
-        (STOPPED_AT_THE_END, 0, 5, 1),
-        (BROKEN_ITSELF, None, 2, 1),
-        (INTERRUPTED, None, 4, 1),
-        (ONLY_FAILED, None, 4, 1),
-        (NO_ITEMS, 0, 5, 1),
+        (WELL, 0, 0),
+        (SINGLE, 0, 0),
+        (WELL, 1, 1),
+        (WELL, 2, 2),
+        (WELL, 3, 3),
+        (WELL, 4, 4),
+        (WELL, None, 4),
+        (WELL, 139, 2),
+        (ITEM_FAILED, 0, 5),
+        (ITEM_FAILED, 1, 1),
+        (ITEM_FAILED, 2, 2),
+        (ITEM_FAILED, 3, 5),
+        (ITEM_FAILED, None, 5),
+        (NODE_FAILED, 0, 6),
+        (NODE_FAILED, 1, 1),
+        (NODE_FAILED, 2, 2),
+        (NODE_FAILED, None, 6),
+        (NOTHING, None, 4),
+        (NOT_UNDERSTOOD, None, 2),
+        (NOT_COLLECTED, None, 2),
+        (NO_GPUS, None, 6),
+        (TIME_UP, 0, 5),
+        (TIME_UP, 1, 1),
+        (STOPPED_AT_THE_END, 0, 5),
+        (BROKEN_ITSELF, None, 2),
+        (INTERRUPTED, None, 4),
+        (ONLY_FAILED, None, 4),
+        (NO_ITEMS, 0, 5),
     ],
 )
 def test_the_night_ends_with_what_matters_most(
-    last: Attempt, compare_exit: int | None, code: int, code_after_regression: int
+    last: Attempt, compare_exit: int | None, code: int
 ) -> None:
     assert int(night_exit(last, compare_exit)) == code
-    assert int(night_exit(last, compare_exit, first_regressed=True)) == code_after_regression
 
 
 @pytest.mark.parametrize(
     ("last", "code", "compare_exit", "has_baseline", "meaning"),
     [
-        (WELL, 0, 0, True, "ok"),
         (WELL, 1, 1, True, "regressed"),
         (WELL, 4, 4, True, "nothing comparable was measured"),
         (WELL, 4, None, False, "measured, not judged: no baseline was named"),
         (NOTHING, 4, None, True, "nothing was measured"),
         (NOTHING, 2, None, False, "it could not be run or judged"),
-        (NODE_FAILED, 1, 0, True, "regressed, by what the first attempt measured: see attempt-1"),
-        (NODE_FAILED, 6, 0, False, "infrastructure failed"),
         (
             TIME_UP,
             5,
             0,
             True,
-            "not everything was measured; stopped by SIGTERM (the job's time limit?)",
+            "not everything was measured; of what was measured: ok; stopped by SIGTERM "
+            "(the job's time limit?)",
         ),
     ],
 )
@@ -283,67 +240,10 @@ def test_a_job_that_did_not_end_as_a_night_does(state: JobState, code: int, word
 
 
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
-    night = tmp_path / f"2026-11-21_{JOB}"
-    (night / FIRST_ATTEMPT).mkdir(parents=True)
-    first = NightRecord(night="ok\x1b[31m", exit=0, retried_as="4712")
-    for name, text in record_files(first).items():
-        (night / FIRST_ATTEMPT / name).write_text(text)
-    assert next_job(tmp_path, JOB) == "4712"
-    assert next_job(tmp_path, "1") is None
-    assert read_night(night / FIRST_ATTEMPT) == replace(first, night="ok\\x1b[31m")
-    assert read_night(night) is None
-    written = (night / FIRST_ATTEMPT / "night.txt").read_text()
-    assert written == (
-        "night: ok\\x1b[31m\nexit: 0\nall measured: no\nattempts: 1\nretried as: 4712\n"
-    )
-
-
-def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
-    nodes = ("n1", "n2", "n3")
-    assert suspected_nodes([NightFault(text="", host="n2.cluster.example")], nodes) == ("n2",)
-    assert suspected_nodes([NightFault(text="")], nodes) == nodes
-    assert suspected_nodes([NightFault(text="", host="elsewhere")], nodes) == nodes
-    # When a node is lost, ranks on the others end with it.
-    assert suspected_nodes([NightFault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
-
-
-def test_a_job_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {
-        "SLURM_JOB_ID": JOB,
-        "SLURM_JOB_PARTITION": "booster",
-        "SLURM_JOB_ACCOUNT": "budget",
-        "SLURM_JOB_QOS": "(null)",
-        "SLURM_CPUS_PER_TASK": "96",
-        "SLURM_CONF": "slurm.conf",
-        "GPUSCALE_JOB_SCRIPT": "spool/script",
-        "GPUSCALE_RUNS": "5",
-    }
-    shown = (
-        "JobId=4711 ExcNodeList=n[7-8] TimeLimit=01:00:00 MailUser=me@site MailType=END,FAIL "
-        "Account=budget"
-    )
-    write_program(tmp_path / "scontrol", f"#!/bin/sh\necho '{shown}'\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm = SCHEDULERS["slurm"]
-    found = slurm.submit_again(environment, avoid=("n1", "n2"))
-    assert found is not None
-    command, inherited = found
-    assert " ".join(command) == (
-        "sbatch --parsable --exclude=n[7-8],n1,n2 --export=ALL --partition=booster "
-        "--account=budget --time=01:00:00 --mail-type=END,FAIL --mail-user=me@site spool/script"
-    )
-    assert inherited == {
-        "SLURM_CONF": "slurm.conf",
-        "GPUSCALE_JOB_SCRIPT": "spool/script",
-        "GPUSCALE_RUNS": "5",
-    }
-    del environment["GPUSCALE_JOB_SCRIPT"]
-    assert slurm.submit_again(environment, avoid=("n1",)) is None
-    assert SCHEDULERS["sge"].submit_again({"JOB_ID": JOB}, avoid=("n1",)) is None
-
-
-def test_launchers_leave_out_excluded_hosts_but_not_all() -> None:
-    assert without_excluded(("n1", "n2"), {}) == ("n1", "n2")
-    assert without_excluded(("n1", "n2"), {EXCLUDED_HOSTS: "n2,n7"}) == ("n1",)
-    with pytest.raises(UsageError, match="names all hosts of this job"):
-        without_excluded(("n1",), {EXCLUDED_HOSTS: "n1"})
+    assert read_night(tmp_path) is None
+    record = NightRecord(night="ok\x1b[31m", exit=0, job="4711")
+    for name, text in record_files(record).items():
+        (tmp_path / name).write_text(text)
+    assert read_night(tmp_path) == replace(record, night="ok\\x1b[31m")
+    written = (tmp_path / "night.txt").read_text()
+    assert written == "night: ok\\x1b[31m\nexit: 0\nall measured: no\nattempts: 1\njob: 4711\n"

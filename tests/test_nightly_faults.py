@@ -53,7 +53,7 @@ def test_a_full_disk_ends_the_session_and_keeps_every_run_before(tmp_path: Path)
             tmp_path, *QUICK, "--runs", "30", "--results", str(small / "results.jsonl")
         )
         assert session.exit_code == 74, session.output
-        assert "the disk is full; free some space, or choose another folder" in session.output
+        assert "No space left on device; free some space" in session.output
         assert "earlier runs are kept" in session.output
         kept = read_results(small / "results.jsonl").runs
         assert 1 <= len(kept) < 30
@@ -66,7 +66,7 @@ def test_a_read_only_folder_is_told_before_anything_is_measured(tmp_path: Path) 
     with mounted(tmp_path / "fixed", "ro,size=16k") as fixed:
         session = run_pytest(tmp_path, *QUICK, "--results", str(fixed / "night/results.jsonl"))
         assert session.exit_code == 4, session.output
-        assert f"{fixed}: the file system is read-only; choose another folder" in session.output
+        assert f"{fixed}: Read-only file system; choose another folder" in session.output
 
 
 @pytest.mark.thorough

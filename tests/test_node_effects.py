@@ -12,12 +12,12 @@ from changing import replace
 from command_line import gpuscale
 
 from gpuscale.analysis.history import history_of
-from gpuscale.analysis.history.node_effects import NodeEffect, node_effects, without_slow_nodes
-from gpuscale.analysis.statistics.levels import LevelChange, level_changes
+from gpuscale.analysis.level_changes import LevelChange, level_changes
+from gpuscale.analysis.nights import NodeEffect, node_effects, without_slow_nodes
 from gpuscale.records import PointKey, Results
 from gpuscale.reports.history_text import node_table, render
 from gpuscale.reports.page import Subject
-from gpuscale.reports.page.document import nights as nights_section
+from gpuscale.reports.page.sections import nights as nights_section
 from gpuscale.reports.screen import Screen
 
 POINT = PointKey.of(run(4, 0.1))
@@ -158,7 +158,6 @@ def test_the_history_names_the_node_and_says_what_its_nights_would_change() -> N
     dates = "2096-03-10, 2096-03-11 and 2096-03-20"
     assert f"{dates} ran on {SLOW}, which is" in text
     assert "slower by itself: no change of the machine" in " ".join(text.split())
-    assert "with these nights as measured: " in text
     assert "no change of level" in text
     (row, *_) = node_table(history)
     assert (row["node"].text, row["nights"].text) == (SLOW, "3")

@@ -8,17 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import CNN, results, results_text, run
 from changing import replace
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.pairs import find_slow, tournament
+from gpuscale.judge.diagnose.slow_links import find_slow, tournament
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe, Probe
-from gpuscale.records.probe import MATRIX, SEND, NodeProbeRequest
+from gpuscale.records.probes import MATRIX, SEND, NodeProbeRequest
 
 SPREAD = 0.05
 TRIALS = 300
@@ -151,7 +153,7 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
 LATE = """
 import sys, time
 from gpuscale.measure.run_directory import RecordFile
-from gpuscale.measure.worker import node_probe
+from gpuscale.measure.worker import probes
 
 write = RecordFile.write
 
@@ -160,7 +162,7 @@ def write_late(file, record):
     write(file, record)
 
 RecordFile.write = write_late
-node_probe.probe(sys.argv[1])
+probes.probe(sys.argv[1])
 """
 
 
@@ -172,7 +174,6 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
         ranks_per_node=1,
         seconds=0.1,
         message_bytes=(4096,),
-        repeats=2,
         rounds=tournament(2),
         timeout_s=200,
     )
@@ -195,8 +196,8 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     assert [[probe.name for probe in host.probes] for host in hosts] == [[SEND], [SEND]]
 
 
-def examined(cluster: Cluster) -> list[tuple[str, list[str], str]]:
-    """What the doctor finds on all nodes: kind, hosts and text, without slow computation."""
+def examined(cluster: Cluster) -> tuple[list[tuple[str, list[str], str]], list[Any]]:
+    """The doctor's findings (kind, hosts, text) but for slow computation, and all nodes."""
     nodes = f"--nodes={len(cluster.nodes)}"
     answer = cluster.run(
         *("salloc", "--quiet", nodes, "--exclusive"),
@@ -204,8 +205,9 @@ def examined(cluster: Cluster) -> list[tuple[str, list[str], str]]:
         *("--format", "json"),
     )
     assert answer.returncode == 1, answer.stdout
-    found = json.loads(answer.stdout)["findings"]
-    return [(f["kind"], f["hosts"], f["text"]) for f in found if f["kind"] != "computation"]
+    document = json.loads(answer.stdout)
+    findings = [(f["kind"], f["hosts"], f["text"]) for f in document["findings"]]
+    return [found for found in findings if found[0] != "computation"], document["nodes"]
 
 
 @pytest.mark.scheduler
@@ -213,12 +215,19 @@ def test_a_leaf_switch_with_a_slow_uplink_is_named_as_slurm_names_it() -> None:
     names = [f"n{number}" for number in range(1, 6)]
     leaves = ("SwitchName=leaf1 Nodes=n[1-2]", "SwitchName=leaf2 Nodes=n[3-5]")
     spine = "SwitchName=spine Switches=leaf[1-2]"
+    # Small messages, so that links are slow enough for a busy machine to keep up with.
+    buckets = run(2, 0.1, configuration=replace(CNN, strategy_options="bucket_cap_mb=1"))
     with slurm_cluster(dict.fromkeys(names, "CPUs=1"), topology=(*leaves, spine)) as cluster:
-        for node in cluster.nodes[:2]:
-            node.limit_uplink("400mbit", beyond=cluster.nodes[2:])
-        ((kind, hosts, text),) = examined(cluster)
-    assert (kind, hosts) == ("switch", ["n1", "n2"])
-    assert "leaf switch leaf1" in text
+        near, far = cluster.nodes[:2], cluster.nodes[2:]
+        for node in cluster.nodes:
+            node.limit_uplink("40mbit", beyond=far if node in near else near, adapter="100mbit")
+        (cluster.directory / "small.jsonl").write_text(results_text(results(buckets)))
+        job = ("salloc", "--quiet", "--nodes=5", "--exclusive", sys.executable, "-m", "gpuscale")
+        probe = ("probe", "small.jsonl", "--only", SEND, "--launcher", "slurm", "--device", "cpu")
+        answer = cluster.run(*job, *probe)
+    assert answer.returncode == 1, answer.stdout
+    assert "\n1 problem\n  n1, n2: their links take" in answer.stdout, answer.stdout
+    assert "see the leaf switch leaf1" in answer.stdout
 
 
 @pytest.fixture
@@ -230,17 +239,10 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.scheduler
 def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: Cluster) -> None:
     cluster.nodes[1].limit_link("100mbit")
-    answer = cluster.run(
-        *("salloc", "--quiet", "--nodes=3", "--exclusive"),
-        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),
-        *("--format", "json"),
-    )
-    assert answer.returncode == 1, answer.stdout
-    document = json.loads(answer.stdout)
-    assert [node["host"] for node in document["nodes"]] == ["n1", "n2", "n3"]
-    of_links = [f for f in document["findings"] if f["kind"] != "computation"]
-    assert [(f["kind"], f["hosts"]) for f in of_links] == [("node links", ["n2"])]
+    ((kind, hosts, _),), nodes = examined(cluster)
+    assert (kind, hosts) == ("node links", ["n2"])
+    assert [node["host"] for node in nodes] == ["n1", "n2", "n3"]
     # The message cannot be faster than its bytes through that link.
-    sends = [probe for probe in document["nodes"][1]["probes"] if probe["name"] == SEND]
+    sends = [probe for probe in nodes[1]["probes"] if probe["name"] == SEND]
     assert sends
     assert all(rate < 100e6 / 8 / 0.8 for send in sends for rate in send["rates"])

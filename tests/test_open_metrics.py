@@ -11,15 +11,14 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import DecodeError, FieldError
 from gpuscale.judge.compare import Choice, compare_sides
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.recording import baseline_of_results
-from gpuscale.judge.sides import sides_of
+from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.as_text import render
+from gpuscale.reports.comparison.text_and_markdown import text as render
 from gpuscale.reports.history_text import render as render_history
 from gpuscale.reports.screen import Screen
-from gpuscale.store.codec import decode_results
+from gpuscale.store.file_formats import decode_results
 
 IMAGES = OpenMetric(name="images_per_s", unit="img/s", more_is_better=True, scaling="rate")
 BANDWIDTH = OpenMetric(name="busbw_gb_s", unit="GB/s", more_is_better=True)

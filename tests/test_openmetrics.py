@@ -10,7 +10,8 @@ from changing import replace
 
 from gpuscale.judge.compare import compare
 from gpuscale.records import Verdict
-from gpuscale.reports.comparison import View, as_openmetrics, view_of
+from gpuscale.reports.comparison import View, view_of
+from gpuscale.reports.comparison.openmetrics import openmetrics
 
 BF16 = replace(CNN, precision="bf16")
 
@@ -55,7 +56,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def test_both_formats_read_every_row_with_labels_of_its_own() -> None:
-    samples = read(f"{as_openmetrics.render(of_several_configurations())}\n")
+    samples = read(f"{openmetrics(of_several_configurations())}\n")
     found = {"cluster": "ARC4", "case": "mnist_cnn", "strategy": "ddp", "gpus": "2"}
     bf16 = {**found, "precision": "bf16"}
     times = [
@@ -72,14 +73,14 @@ def test_both_formats_read_every_row_with_labels_of_its_own() -> None:
 
 
 def test_faults_on_purpose_never_go_into_the_series_of_the_cluster() -> None:
-    samples = read(f"{as_openmetrics.render(view(of_each_verdict(), 'data=5ms'))}\n")
+    samples = read(f"{openmetrics(view(of_each_verdict(), 'data=5ms'))}\n")
     assert all(("injections", "data=5ms") in labels for _, labels in samples)
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_row_has_one_verdict_and_the_whole_its_exit_code(verdict: Verdict) -> None:
     shown = comparison(entry(verdict, case='a"b\\c\n{d}'))
-    samples = read(f"{as_openmetrics.render(view(shown))}\n")
+    samples = read(f"{openmetrics(view(shown))}\n")
     of_verdicts = {
         dict(labels)["verdict"]: its
         for (name, labels), its in samples.items()
@@ -94,7 +95,7 @@ def test_promtool_finds_nothing_to_complain_about(shown: View) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not on PATH (Debian: prometheus)")
-    text = f"{as_openmetrics.render(shown)}\n"
+    text = f"{openmetrics(shown)}\n"
     checked = subprocess.run(
         [program, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )

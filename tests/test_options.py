@@ -1,5 +1,6 @@
 """The options of the command line are checked before anything starts."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -21,21 +22,16 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gpus": "0"}, "--gpus: 0 is not at least 1; for example 1,2,4"),
+        ({"gpus": "0"}, "--gpus: '0' is not a whole number from 1"),
         ({"gpus": "1,1"}, "--gpus: 1,1 has a number twice"),
-        ({"gpus": "two"}, "--gpus: 'two' is not a whole number; for example 1,2,4"),
+        ({"gpus": "two"}, "--gpus: 'two' is not a whole number"),
         ({"gpus": ""}, "--gpus: '' is not a whole number"),
         ({"gpus": "9" * 5000}, "is not a whole number"),
-        ({"gpus": "999999999"}, "--gpus: 999999999 is not at most"),
-        ({"runs": "2:8"}, "--runs: 2 is not at least 3; for example 3:8"),
+        ({"gpus": "999999999"}, "is not a whole number from 1 to 100000"),
+        ({"runs": "2:8"}, "--runs: '2' is not a whole number from 3"),
         ({"runs": "8:3"}, "--runs: 8:3 has its maximum first; write 3:8"),
         ({"runs": "3:8:9"}, "--runs: '8:9' is not a whole number"),
-        *(
-            ({"runs": "3:8", "target_ci": text}, "is not a percentage above 0% and below 100%")
-            for text in ("0%", "5", "abc", "100%", "-1%", "nan%", "inf%", "1%%", "%", "")
-        ),
-        ({"target_ci": "1%"}, "--target-ci 1% needs room to stop in; write --runs 3:8"),
-        ({"baseline": "b.json", "target_ci": "1%"}, "leave out one"),
+        ({"runs": "3:8"}, "--runs 3:8 ends when a --baseline is decided; add one, or write 8"),
         ({"baseline": "b.json", "runs": "9:9"}, "confirm a loss; write --runs 3:9, or leave"),
         ({"strategy": "zero"}, "--strategy: there is no 'zero'; choose from dp, ddp"),
         ({"launcher": "torchrun"}, "--launcher: there is no 'torchrun'; choose from local, slurm"),
@@ -48,7 +44,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"results": str(PAGE)}, "exists already"),
         ({"results": "/no/night.json"}, "which a folder's results are found; name it night.jsonl"),
         ({"results": "a.jsonl", "resume": "b.jsonl"}, "leave out one"),
-        ({"inject": ["data=5"]}, "for example data=5ms"),
+        ({"inject": ["data=5"]}, "try one of data=5ms"),
     ],
 )
 def test_a_meaningless_value_is_refused(given: dict[str, object], message: str) -> None:
@@ -79,14 +75,10 @@ def test_no_timeout_of_another_plugin_is_still_a_timeout_here(value: object) -> 
 
 
 def test_the_page_has_what_the_options_say_of_themselves() -> None:
-    lines = ["| option | meaning | default |", "|---|---|---|"]
-    for option in OPTIONS.values():
-        if option.heading:
-            lines.append(f"| **{option.heading}** | | |")
-        more = f" ([{option.see.partition('#')[0]}]({option.see}))" if option.see else ""
-        usage = f"{option.flag} {option.metavar}".strip()
-        lines.append(f"| `{usage}` | {option.meaning}{more} | {option.default_text} |")
-    assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(--\S+)( \S+)?` \| .+ \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    found = [(flag, metavar.strip(), default.replace("`", "")) for flag, metavar, default in rows]
+    known = [(each.flag, each.metavar, each.default_text) for each in OPTIONS.values()]
+    assert found == known
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -112,8 +104,8 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "1", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
-        (["--gpus", "1", "--device", "rocm"], "no GPU here; see 'rocminfo' and HIP_VISIBLE"),
+        (["--gpus", "1", "--device", "cuda"], "; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES there"),
+        (["--gpus", "1", "--device", "rocm"], "; see 'rocminfo' and HIP_VISIBLE_DEVICES there"),
         ([*ON_CPU, "--baseline", "nowhere.json"], "nowhere.json"),
     ],
 )
@@ -165,11 +157,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ("unknown", 'strategies = ("best",)'),
         ("mode", 'scaling = "stong"'),
         ("shape", "sample_shape = (16, None)"),
-        ("image", "raw_image_shape = 256"),
         ("option", 'strategy_options = {"ddp": {"bucket_mb": 1}}'),
-        ("hook", 'strategy_options = {"ddp": {"comm_hook": "zip"}}'),
         ("refused", 'strategy_options = {"dp": {"static_graph": True}}'),
-        ("signature", "def loss(self, output): ..."),
     ):
         write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
     for name, marked in (("keyword", "case=Tiny, gpus=3"), ("positional", "Tiny")):
@@ -189,13 +178,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "Case.strategies is ('best',); it takes a tuple of dp, ddp",
         "Case.scaling is 'stong'; it is one of weak, strong",
         "Case.sample_shape is None; it takes whole numbers of at least 1",
-        "Case.raw_image_shape is 256; it is a tuple such as (256, 256, 3)",
-        "test_keyword.py::test_case: the gpuscale mark has no 'gpus'; it takes case=YourCase alone",
-        "Tiny takes no arguments; of a mark write @pytest.mark.gpuscale(case=Tiny)",
+        "test_keyword.py::test_case: the gpuscale mark takes a TrainingCase class or a CommandCase",
+        "TypeError: Tiny() takes no arguments",
         "Case.strategy_options['ddp']: there is no option 'bucket_mb'; it has bucket_cap_mb",
-        "Case.strategy_options['ddp']['comm_hook'] is 'zip'; it is one of fp16_compress",
         "Case.strategy_options['dp']: there is no option 'static_graph'; dp has no options",
-        "Case.loss(output) does not take what it is given; write it as loss(self, output, target)",
         f"test_forgetful.py:{TINY_CASE.count(chr(10)) + 2}: Forgetful.model() must be implemented",
     ],
 )

@@ -23,7 +23,7 @@ from gpuscale.base.errors import FileError
 from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
-from gpuscale.judge.recording import baseline_of_results
+from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import Environment, GpuDevice, Results, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
@@ -124,14 +124,14 @@ def test_a_lasting_loss_stays_one_on_each_night(tmp_path: Path) -> None:
     for count in (10, 12):
         shown = gpuscale("history", *paths[:count]).stdout
         assert shown.startswith("SLOWER    1 of 1 row from 2026-09-26 on, throughput:")
-        assert "from 2026-09-26  1 of 1 row slower" in shown
+        assert "from 2026-09-26: 1 of 1 row slower" in shown
 
 
 def judged_on_night(nights: Sequence[Results], at: int) -> Verdict:
     """The verdict on the first row of a night, compared with the nights before it."""
     earlier = earlier_nights(nights[:at], [nights[at]])
     compared = compared_with(baseline_of_results(earlier.last, name="nights"), [nights[at]])
-    return with_levels(compared, history_of([*earlier.all, nights[at]])).entries[0].verdict
+    return with_levels(compared, earlier.history).entries[0].verdict
 
 
 def test_a_lasting_loss_is_found_on_each_of_seven_nights() -> None:
@@ -192,6 +192,26 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     )
 
 
+def history_of_rates(samples_per_s: Sequence[float]) -> History:
+    """The history of nights of one run each, with these throughputs."""
+    nights = [
+        replace(
+            results(run(1, 128 / rate), where=environment(job_id=str(night))),
+            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
+        )
+        for night, rate in enumerate(samples_per_s)
+    ]
+    return history_of(nights)
+
+
+def test_nights_that_differ_much_are_not_called_steady() -> None:
+    wild = history_of_rates([146, 47, 148, 166, 245, 210, 55, 38, 60])
+    word, text = verdict(wild) or ("", "")
+    assert (word, text[-4:]) == ("UNCLEAR", "96 %")
+    quiet = history_of_rates([100, 101, 99, 100, 102, 100, 99, 101, 100])
+    assert (verdict(quiet) or ("",))[0] == "STEADY"
+
+
 @pytest.mark.parametrize(
     ("samples_per_s", "standing", "word"),
     [
@@ -208,14 +228,7 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
 def test_few_nights_say_no_more_than_they_tell(
     samples_per_s: list[int], standing: str, word: str | None
 ) -> None:
-    nights = [
-        replace(
-            results(run(1, 128 / rate), where=environment(job_id=str(night))),
-            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
-        )
-        for night, rate in enumerate(samples_per_s)
-    ]
-    history = history_of(nights)
+    history = history_of_rates(samples_per_s)
     assert [row[STANDING].text for row in standings(history)] == [standing]
     said = verdict(history)
     assert (said and said[0]) == word
@@ -233,7 +246,7 @@ def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Pa
     (first,) = write_nights(tmp_path, 1, lambda night: 1.0)
     for arguments, said in (
         (("--history", tmp_path, first), "no night with a valid run began before"),
-        (("--history", tmp_path / "nowhere", first), "there is no such file"),
+        (("--history", tmp_path / "nowhere", first), "No such file or directory"),
         ((), "give a baseline or an earlier results file, or --history DIR"),
     ):
         answer = compare(*arguments)
@@ -242,42 +255,14 @@ def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Pa
         assert answer.stderr.count("\n") == 1
 
 
-def test_nights_whose_clock_was_wrong_are_named_and_counted(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 12, lambda night: 1.0, runs=2)
-    # Of one date: each is shown with its time.
-    changed(nights[3], lambda its: moved(its, -0.5))
-    # A clock that went back by years for a night, and by an hour within another one.
+def test_a_night_whose_clock_was_wrong_has_no_night_before_it(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 12, lambda night: 1.0)
+    # A clock that went back by years for a night.
     changed(nights[6], lambda its: moved(its, -8000))
-    changed(
-        nights[8], lambda its: replace(its, runs=(*its.runs[:2], *moved(its, -1 / 24).runs[2:]))
-    )
-    shown = gpuscale("history", tmp_path)
-    assert shown.returncode == 0
-    assert "12 nights" in shown.stdout
-    lines = shown.stderr.splitlines()
-    assert len(lines) == 2
-    assert "night-008" in lines[0]
-    assert "went back by 36" in lines[0]
-    assert "night-006" in lines[1]
-    assert "was a clock wrong?" in lines[1]
-    # Tonight's clock was wrong: no night is before it, and that is why.
+    assert "12 nights" in gpuscale("history", tmp_path).stdout
     alone = compare("--history", tmp_path, nights[6])
     assert alone.returncode == 2
     assert "11 began later: was a clock wrong?" in alone.stderr.splitlines()[-1]
-
-
-def test_a_night_that_is_yet_to_come_is_never_the_last(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 8, lambda night: 1.0)
-    changed(nights[3], lambda its: moved(its, 30000))
-    shown = gpuscale("history", tmp_path)
-    assert "7 nights" in shown.stdout
-    assert "last      2026-09-28" in shown.stdout
-    assert shown.stderr.count("\n") == 1
-    assert "night-003/results.jsonl: began on 2108-" in shown.stderr
-    assert "which is yet to come: was a clock wrong?" in shown.stderr
-    # Where most are, it is this machine's clock.
-    alone = gpuscale("history", nights[3])
-    assert (alone.returncode, alone.stderr) == (0, "")
 
 
 def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
@@ -289,7 +274,6 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     shown = gpuscale("history", tmp_path)
     assert shown.returncode == 0
     assert "7 nights" in shown.stdout
-    assert "note: no valid run of some rows (how many): 2026-09-23 (1)" in shown.stdout
     assert shown.stderr.count("\n") == 1
     assert "night-005" in shown.stderr
     assert "cut short" in shown.stderr
@@ -325,12 +309,12 @@ def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(
     monkeypatch.setattr("os.scandir", guarded)
     read = read_nights([folder])
     assert [len(its.runs) for its in read] == [2, 2, 2, 2]
-    packing = "is packed or a spreadsheet, not text; unpack it, or save it as CSV"
+    packing = "byte 2: is not UTF-8 text; unpack it, or save it as UTF-8"
     assert capsys.readouterr().err.splitlines() == [
-        f"gpuscale: left out: {closed}: permission denied; make it readable for this user",
-        f"gpuscale: left out: {packed}: {packing}",
+        f"gpuscale: left out: {closed}: Permission denied",
+        f"gpuscale: left out: {packed}:1: {packing}",
     ]
-    with pytest.raises(FileError, match="the path is too long"):
+    with pytest.raises(FileError, match="File name too long"):
         read_nights([Path("x" * 300)])
 
 
@@ -354,8 +338,7 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
     for arguments in (("history", tmp_path), ("compare", "--history", tmp_path, nights[5])):
         shown = gpuscale(*arguments)
         assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
-        assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
-        assert "the first 4 of 2026-" in shown.stderr
+        assert "NVIDIA A100-SXM4-40GB since 2026-09-25" in shown.stderr
 
 
 def test_the_table_shows_the_levels_that_a_lasting_loss_rests_on(tmp_path: Path) -> None:

@@ -16,17 +16,14 @@ from hosts import within_limit
 from measuring import BENCH_CASES, write_case
 from nccl_speaks import CASE
 
-from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.base.errors import GpuscaleError, UsageError
-from gpuscale.campaigns.trials import OverheadRun, judge_overhead
-from gpuscale.cli.selftest import load_case_class
+from gpuscale.cli.selftest import OverheadRun, judge_overhead, load_case_class
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.entry import bare_loop, paused
-from gpuscale.measure.worker.strategies.one_process import DataParallelStrategy
-from gpuscale.measure.worker.tensors import parameter_digest
-from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
+from gpuscale.measure.worker.training import Training, parameter_digest
 from gpuscale.records import Failure, RunRequest
-from gpuscale.records.trial_report import OverheadOutcome, OverheadPair, OverheadResult
+from gpuscale.records.campaigns import OverheadOutcome, OverheadPair, OverheadResult
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
@@ -93,6 +90,9 @@ def test_a_failed_run_does_not_count_and_only_failed_ones_are_an_error() -> None
 
 
 def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
+    # Only here, for torchvision, which takes as long as torch to import.
+    from bench_cases.test_mnist_cnn import MnistCnn
+
     def digest_after(train: Callable[[Training], None]) -> str:
         torch.manual_seed(42)
         request = request_for_cpu()
@@ -143,11 +143,11 @@ def test_a_sampler_stands_still_while_the_bare_loop_runs() -> None:
 def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     write_case(tmp_path, CASE)
     # All 40 pairs of a run would keep two cores busy for half a minute.
-    fewer = "import gpuscale.campaigns.trials as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
+    fewer = "import gpuscale.cli.selftest as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
     answer = subprocess.run(
         [
             *(sys.executable, "-c", f"{fewer}raise SystemExit(cli.main())"),
-            *("selftest", "--overhead", "--format", "json"),
+            *("selftest", "--format", "json"),
             *("--case", "test_tiny.py::Case", "--gpus", "2", "--runs", "2", "--device", "cpu"),
         ],
         cwd=tmp_path,
@@ -158,9 +158,7 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     report = json.loads(answer.stdout)
     (result,) = report["results"]
     assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 12)
-    assert 0 < result["evidence_s"] <= result["most_evidence_s"]
-    # NCCL writes while communicators are made.
-    assert result["log_bytes"] == 0
+    assert result["evidence_s"] > 0
     # A step of a tenth of a millisecond has its overhead; that of ten steps would be a bug.
     assert 0.1 < result["ratio"]["value"] < 10
     assert answer.returncode == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]
@@ -170,16 +168,15 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
 def test_evidence_that_takes_too_long_is_above_its_limit() -> None:
     def judged(evidence_s: float) -> OverheadResult:
         runs = [
-            [replace(rank, evidence_s=evidence_s * number, log_bytes=0) for rank in run]
+            [replace(rank, evidence_s=evidence_s * number) for rank in run]
             for number, run in enumerate(noisy_runs(1.0, 0.001, runs=3, seed=1))
             if not isinstance(run, Failure)
         ]
         return judge_overhead("cpu", 1, runs)
 
     quick, slow = judged(0.04), judged(0.06)
-    assert (quick.verdict, quick.evidence_s, quick.most_evidence_s) == ("within", 0.04, 0.08)
+    assert (quick.verdict, quick.evidence_s) == ("within", 0.04)
     assert (slow.verdict, slow.reason) == ("above", "evidence may take 50.0 ms a run")
-    assert slow.log_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -80,16 +80,11 @@ def test_what_is_shown_adds_up_although_windows_differ() -> None:
     assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
-def test_phases_that_miss_the_window_by_more_than_three_percent_are_named() -> None:
-    def with_time(factor: float) -> str:
-        one = phased_run([WORKSHOP])
-        (window,) = one.windows
-        return shown(replace(one, windows=(replace(window, time_s=window.time_s * factor),)))
-
-    note = "mnist_cnn/ddp on 1 GPU: the phases of 1 of 1 windows miss the window's time"
-    assert note not in with_time(1.02)
-    assert note in with_time(1.05)
-    assert table_row(with_time(1.05), "mnist_cnn/ddp", 1)["sum"] == "95.2 %"
+def test_phases_that_miss_the_window_show_in_their_sum() -> None:
+    one = phased_run([WORKSHOP])
+    (window,) = one.windows
+    longer = replace(one, windows=(replace(window, time_s=window.time_s * 1.05),))
+    assert table_row(shown(longer), "mnist_cnn/ddp", 1)["sum"] == "95.2 %"
 
 
 def test_exposed_communication_is_the_mean_over_runs_as_in_the_budget() -> None:
@@ -103,15 +98,13 @@ def test_exposed_communication_is_the_mean_over_runs_as_in_the_budget() -> None:
     assert "a single rank is in it, which the efficiency budget leaves out" in said
 
 
-def test_extreme_windows_take_no_part_and_another_step_than_the_tables_is_named() -> None:
+def test_extreme_windows_take_no_part() -> None:
     runs = [
         phased_run([WORKSHOP.scaled(factor)], index=index)
         for index, factor in enumerate([1.0, 1.1, 5.0], start=1)
     ]
     text = shown(*runs)
     assert table_row(text, "mnist_cnn/ddp", 1)["step"] == "11.0 ms"
-    assert "on 1 GPU: step 11.0 ms here, while the scaling table's step time is 17.7 ms" in text
-    assert "here and" not in shown(phased_run([WORKSHOP]))
 
 
 def test_a_baseline_has_no_phases_to_show() -> None:

@@ -17,24 +17,20 @@ from test_strategies import answer, answers_of_ranks
 from torch import nn
 
 from gpuscale import TrainingCase
-from gpuscale.analysis.budget import PIPELINE_PARTS, efficiency_budgets
+from gpuscale.analysis.efficiency_budget import PIPELINE_PARTS, efficiency_budgets
 from gpuscale.base.errors import CaseError, InvalidTrainingError, UsageError
-from gpuscale.base.strategies import is_older
-from gpuscale.measure.worker.blocks import cut, stages_of
 from gpuscale.measure.worker.data import Batches, training_batches
+from gpuscale.measure.worker.strategies.model_parallel import cut, stages_of
 from gpuscale.measure.worker.strategies.pipeline import PipelineStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.requests import run_request, skip_reason, validate_partitioning
+from gpuscale.plugin.requests import run_request, validate_micro_batches
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
-from gpuscale.reports.show.step_time import budget_lines, phase_lines
+from gpuscale.reports.show.step_parts import budget_lines, phase_lines
 from gpuscale.store import read_results
-from gpuscale.workload.cases import validate_blocks
 
 SHAPE = (3, 8, 8)
-# An older torch hangs in 1f1b over gloo, which is told by skipping it.
-ANY_SCHEDULE = "gpipe" if is_older(torch.__version__, (2, 8)) else "1f1b"
 PIPELINE = Configuration(
     case="blocks",
     strategy="pipeline",
@@ -43,7 +39,6 @@ PIPELINE = Configuration(
     precision="fp32",
     scaling="weak",
     data="synthetic",
-    schedule="gpipe",
     micro_batches=4,
 )
 
@@ -78,12 +73,12 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.008 * len(values))
+        time.sleep(0.02 * len(values))
         return values.clone()
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.008 * len(gradient))
+        time.sleep(0.02 * len(gradient))
         return gradient
 
 
@@ -102,6 +97,11 @@ class SlowBlocks(Blocks):
 
     def model(self) -> nn.Module:
         return nn.Sequential(SlowBlock(10, 10), nn.Dropout(), SlowBlock(10, 10))
+
+
+def sized(case: TrainingCase) -> TrainingCase:
+    case.size = case.named_size(None)
+    return case
 
 
 def training_of(
@@ -134,15 +134,13 @@ def left_in(model: nn.Module) -> list[list[float]]:
     return [tensor.flatten().tolist() for tensor in (*gradients, *model.buffers())]
 
 
-def train_as_rank(
-    rank: int, port: int, queue: "Queue[Any]", count: int, schedule: str, precision: str
-) -> None:
+def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precision: str) -> None:
     """Train on a batch, prove it, lose a micro-batch's gradients, and time waits."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
-    training = training_of(Blocks(), count, schedule=schedule, precision=precision)
+    training = training_of(Blocks(), count, precision=precision)
     strategy, model = training.strategy, training.model
     assert isinstance(strategy, PipelineStrategy)
     first = copy.deepcopy(model.state_dict())
@@ -177,9 +175,9 @@ def one_thread() -> Iterator[None]:
 
 def idle_share(training: Training) -> float:
     """The share of a step in which this stage is idle."""
-    training.begin_window(marked_every=1)
+    training.clock.begin(1)
     training.step()
-    spent = training.phases()
+    spent = training.clock.phases()
     return spent.wait_s / spent.total_s
 
 
@@ -206,13 +204,11 @@ def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
     vars(stage)["backward_one_chunk"] = lossy
 
 
-@pytest.mark.parametrize(
-    ("count", "schedule", "precision"), [(2, "gpipe", "fp32"), (3, ANY_SCHEDULE, "bf16")]
-)
+@pytest.mark.parametrize(("count", "precision"), [(2, "fp32"), (3, "bf16")])
 def test_a_pipeline_trains_as_its_micro_batches_would_one_after_another(
-    count: int, schedule: str, precision: str, one_thread: None
+    count: int, precision: str, one_thread: None
 ) -> None:
-    found = answers_of_ranks(count, train_as_rank, count, schedule, precision)
+    found = answers_of_ranks(count, train_as_rank, count, precision)
     case, micro_batches = Blocks(), 4 * count
     model = case.model()
     inputs, targets = next(batches_of(case, count))
@@ -221,7 +217,7 @@ def test_a_pipeline_trains_as_its_micro_batches_would_one_after_another(
             loss = case.loss(model(part), target) / micro_batches
         loss.backward()
     # Bit for bit, stage by stage.
-    stages = stages_of(case.blocks(model), inputs, count)
+    stages = stages_of(sized(case), model, count)
     assert [left for _, left, *_ in found] == [left_in(stage) for stage in stages]
     for _, _, (healthy, broken, last), idle in found:
         assert healthy == "trained"
@@ -235,16 +231,12 @@ def test_stages_are_cut_so_that_the_costliest_costs_least() -> None:
     assert cut([1, 1, 1, 1], 2) == (0, 2)
     assert cut([4, 1, 1, 1, 4], 3) == (0, 1, 4)
     assert cut([1, 2, 3], 3) == (0, 1, 2)
-    blocks = list(Blocks().model().children())
+    case = sized(Blocks())
     kinds = [
-        [type(block).__name__ for block in stage]
-        for stage in stages_of(blocks, torch.rand(2, *SHAPE), 3)
+        [type(block).__name__ for block in stage] for stage in stages_of(case, case.model(), 3)
     ]
     # What has no parameter stays with what comes before it.
     assert kinds == [["Sequential", "ReLU"], ["Sequential", "Flatten"], ["Linear", "Linear"]]
-    twice = nn.Linear(16, 16)
-    with pytest.raises(CaseError, match="blocks share a parameter"):
-        stages_of([twice, nn.Linear(16, 16), twice], torch.rand(2, 16), 2)
 
 
 class Whole(Blocks):
@@ -257,6 +249,8 @@ class Whole(Blocks):
 class Half(Whole):
     """Blocks that are not the whole model."""
 
+    sample_shape: ClassVar[tuple[int, ...]] = (3,)
+
     def model(self) -> nn.Module:
         return nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
 
@@ -265,43 +259,45 @@ class Half(Whole):
         return [model["a"]]
 
 
+class Sharing(Whole):
+    """Two blocks that have the same parameters."""
+
+    sample_shape: ClassVar[tuple[int, ...]] = (3,)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return [model, model]
+
+
 @pytest.mark.parametrize(
     ("case", "gpus", "told"),
     [
-        (Whole(), 1, r"no nn.Sequential; write Whole.blocks\(model\)"),
+        (Whole(), 1, r"Whole.blocks\(model\) gives 0 blocks with parameters"),
         (Half(), 1, r"Half.blocks\(model\) leaves out b.weight"),
-        (Blocks(), 5, "blocks/pipeline on 5 GPUs: the model has 4 blocks with parameters"),
+        (Blocks(), 5, "gives 4 blocks with parameters, and each of 5 GPUs needs one"),
+        (Sharing(), 2, "blocks share a parameter"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, told: str) -> None:
     with pytest.raises(CaseError, match=told):
-        validate_blocks(case, "pipeline", gpus)
+        stages_of(sized(case), case.model(), gpus)
 
 
 @pytest.mark.parametrize(
     ("strategy", "given", "told"),
     [
-        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split into 3 equal"),
+        (
+            "pipeline",
+            {"micro_batches": "3"},
+            "8 samples on each of them cannot be split",
+        ),
         ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
-        ("ddp", {"schedule": "1f1b"}, "--schedule: nothing that was chosen has micro-batches"),
     ],
 )
 def test_bad_micro_batches_are_refused(strategy: str, given: dict[str, str], told: str) -> None:
     plan = ItemPlan(case=Blocks, strategy=strategy, gpus=2, run=1)
     asked = run_request(plan, cpu_environment(), options := parse_options(given))
     with pytest.raises(UsageError, match=told):
-        validate_partitioning([plan], [asked], options)
-
-
-def test_1f1b_over_gloo_is_skipped_where_torch_would_hang_in_it() -> None:
-    options = parse_options({"schedule": "1f1b"})
-    told = {}
-    for version in ("2.7.1", "2.8.0"):
-        machine = replace(cpu_environment(), torch_version=version)
-        plan = ItemPlan(case=Blocks, strategy="pipeline", gpus=2, run=1)
-        told[version] = skip_reason(plan, machine, options)
-    reason = "pipeline with --schedule 1f1b: before torch 2.8 it hangs over gloo"
-    assert told == {"2.7.1": reason, "2.8.0": None}
+        validate_micro_batches([asked], options)
 
 
 def test_a_pipeline_is_measured_and_its_loss_is_booked(tmp_path: Path) -> None:
@@ -321,12 +317,10 @@ class Case(Tiny):
 """
     write_case(tmp_path, case)
     asked = ("--strategy", "pipeline", "--runs", "1", "--run-seconds", "0.5")
-    made = run_pytest(
-        tmp_path, "--gpus", "1,2", *asked, "--micro-batches", "2", "--schedule", ANY_SCHEDULE
-    )
+    made = run_pytest(tmp_path, "--gpus", "1,2", *asked, "--micro-batches", "2")
     assert made.exit_code == 0, made.output
-    assert f"{ANY_SCHEDULE}, micro-batches 2" in made.output
-    assert "pipeline: T(1) is the whole batch at once on one GPU" in made.output
+    assert "micro-batches 2" in made.output
+    assert "pipeline: T(1) is the whole batch at once, without a pipeline" in made.output
     one, two = made.results.runs
     assert one.unsynced_windows
     assert not two.unsynced_windows
@@ -384,10 +378,10 @@ def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
     # 0.115 s of computing on each in the mean, where one GPU takes 0.110 s for its micro-batches.
     assert budget.rest * 0.2 == pytest.approx(0.005)
     lines = "\n".join(budget_lines([one, two]))
-    assert "S 1.20 against one GPU with the same micro-batches" in lines
+    assert "S 1.20 against a single one with the same micro-batches" in lines
     assert (
         "imbalance: rank 0 (node1, GPU-0) takes 63.0 % longer a step than rank 1 in run 1" in lines
     )
-    assert "micro-batching: what they take longer on one GPU" in lines
+    assert "micro-batching: what they take longer on one than the whole batch" in lines
     (table, *_) = phase_lines([one, two], 200)
     assert "wait" in table

@@ -17,17 +17,17 @@ from builders.comparisons import view
 from builders.nights import Fault
 from changing import replace
 from command_line import TWO_CPU_RANKS, gpuscale
-from hosts import Cluster
+from hosts import Cluster, CpuGroup, cpu_groups
 from measuring import run_pytest, write_case
 from slurm_cluster import slurm_cluster
 
 from gpuscale.cli.inputs import read_content
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.diagnose.probes import changes_of
+from gpuscale.judge.diagnose.evidence import probe_changes
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Probe
-from gpuscale.records.probe import MATRIX, PAIR, PROBES, SEND, probes_for
+from gpuscale.records.probes import MATRIX, PAIR, PROBES, SEND, probes_for
 from gpuscale.reports.cause_words import evidence
 
 DEVICES = [(f"nid{node:04}", gpu) for node in range(4) for gpu in range(4)]
@@ -115,7 +115,7 @@ def test_a_device_that_the_baseline_lacks_is_set_beside_all_of_its_devices() -> 
     chance = random.Random(5)
     before = probed(chance, healthy(chance))
     here = {("nid0042", 0): 0.90, ("nid0042", 1): 0.99}
-    slow, alike = changes_of(before, probed(chance, here))
+    slow, alike = probe_changes(before, probed(chance, here))
     assert slow.is_slower
     assert not alike.is_slower
     assert "beside other devices" in confirmations(before, probed(chance, here))[0]
@@ -125,7 +125,7 @@ def test_healthy_devices_are_rarely_called_slower() -> None:
     chance, alarms = random.Random(6), 0
     for _ in range(300):
         levels = healthy(chance)
-        changes = [*changes_of(probed(chance, levels), probed(chance, levels))]
+        changes = [*probe_changes(probed(chance, levels), probed(chance, levels))]
         assert len(changes) == len(DEVICES)
         alarms += any(each.change.high < 0 for each in changes if each.change.high is not None)
     # Two-sided at 5% over all devices: half of the alarms are losses.
@@ -140,12 +140,12 @@ def test_every_probe_confirms_some_cause() -> None:
 
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Probes of this machine, with its second rank slowed to a tenth."""
+    """Probes of this machine."""
     folder = tmp_path_factory.mktemp("probes")
     (folder / "data").mkdir()
     (folder / "data" / "batch").write_bytes(bytes(100_000))
     asked = ("--device", "cpu", "--seconds", "0.2", "--data-root", "data")
-    made = gpuscale("probe", *asked, "--inject", "slow-rank=1:10", cwd=folder)
+    made = gpuscale("probe", *asked, cwd=folder)
     assert made.returncode == 0, made.stderr
     return folder / made.stdout.rstrip().rpartition("kept in ")[2]
 
@@ -159,14 +159,6 @@ def test_a_probe_of_this_machine_keeps_all_that_one_node_has(probes: Path) -> No
     assert all(len(probe["rates"]) == 3 for probe in products)
 
 
-def test_a_rank_slowed_on_purpose_is_slow_in_its_own_probes(probes: Path) -> None:
-    header = json.loads(probes.read_text())
-    assert header["injections"] == ["slow-rank=1:10"]
-    for name in (MATRIX, "core"):
-        first, second = [max(p["rates"]) for p in header["probes"] if p["name"] == name]
-        assert second < 0.5 * first, name
-
-
 def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path) -> None:
     results, kept = probes.with_name("night.jsonl"), probes.with_name("night.probes.json")
     results.write_bytes(TWO_CPU_RANKS.read_bytes())
@@ -174,7 +166,7 @@ def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path)
     assert read_content(results).probes == read_content(kept).probes != ()
     again = gpuscale("probe", results)
     assert again.returncode == 2
-    assert "exists already and is not overwritten" in again.stderr
+    assert "it is not overwritten" in again.stderr
 
 
 def test_a_probe_that_is_unknown_is_refused_in_one_line() -> None:
@@ -199,7 +191,7 @@ class Case(Tiny):
     assert run_pytest(tmp_path, *measure, "--results", "well.jsonl").exit_code == 0
     before = gpuscale("probe", "well.jsonl", "--seconds", "0.2", cwd=tmp_path)
     assert before.returncode == 0, before.stderr
-    record = ("--name", "b", "--cluster", "here", "--weak", "--output", "base.json")
+    record = ("--cluster", "here", "--weak", "--output", "base.json")
     assert gpuscale("baseline", "record", "well.jsonl", *record, cwd=tmp_path).returncode == 0
     write_case(tmp_path, slow.format(0.15))
     words = (sys.executable, "-m", "gpuscale", "night", "here", "1")
@@ -226,6 +218,15 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def slow(cluster: Cluster) -> Iterator[CpuGroup]:
+    """A control group with the processes of the first node, beside one with the others."""
+    with cpu_groups("slow", "other") as (slow, other):
+        for node, group in zip(cluster.nodes, (slow, other), strict=True):
+            node.limit_cpu(group)
+        yield slow
+
+
 def probed_on(cluster: Cluster, name: str, *options: str) -> tuple[str, list[Probe]]:
     """What a probe of both nodes prints, and its probes."""
     (cluster.directory / f"{name}.jsonl").write_bytes(TWO_CPU_RANKS.read_bytes())
@@ -239,16 +240,15 @@ def probed_on(cluster: Cluster, name: str, *options: str) -> tuple[str, list[Pro
 
 @pytest.mark.scheduler
 def test_the_node_that_computes_slowly_and_the_node_with_a_slow_adapter_are_both_named(
-    cluster: Cluster,
+    cluster: Cluster, slow: CpuGroup
 ) -> None:
     _, before = probed_on(cluster, "well", "--only", f"{MATRIX},{SEND}")
     cluster.nodes[1].limit_link("100mbit")
-    # Slowed by a factor, not by a quota: a busy machine may leave the other node as little.
-    slow = ("--inject", "slow-rank=0:10")
-    text, after = probed_on(cluster, "sick", "--only", f"{MATRIX},{SEND}", *slow)
+    slow.limit(0.1)
+    text, after = probed_on(cluster, "sick", "--only", f"{MATRIX},{SEND}")
     assert re.search(r"n1 computes .*× as long", text)
     assert re.search(r"n2 → n1 takes .*× as long as n1 → n2", text)
-    changes = [*changes_of(before, after)]
+    changes = [*probe_changes(before, after)]
     for name, host in ((MATRIX, "n1"), (SEND, "n2")):
         of_name = [each for each in changes if each.probe.name == name]
         # On a busy machine the loss may lie within the noise.

@@ -99,17 +99,26 @@ def output_in_a_terminal(folder: Path, *arguments: str, interrupt_at: re.Pattern
 
 # `test_tiny.py::test_…[ddp-1gpu-run1] ` takes 35 columns and the name's: what is drawn behind it.
 DRAWN = {4: "░ window ", 30: "window ", 40: "", 45: "", 64: "░ window "}
+# Its windows last until it is interrupted, also where the machine is busy.
+LASTING = """
+import time
+
+class Lasting(Tiny):
+    def loss(self, output, target):
+        time.sleep(0.5)
+        return super().loss(output, target)
+"""
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A session of items whose names leave different room, interrupted in its last."""
     folder = tmp_path_factory.mktemp("session")
-    names = [f"test_{'x' * length}" for length in [*DRAWN, 1]]
-    test = "@pytest.mark.gpuscale(case=Tiny)\ndef {}(scaling):\n    scaling()\n"
+    test = "@pytest.mark.gpuscale(case={})\ndef test_{}(scaling):\n    scaling()\n"
+    tests = [test.format("Tiny", "x" * length) for length in DRAWN]
     path = folder / "test_tiny.py"
-    path.write_text("\n\n".join([TINY_CASE, *(test.format(name) for name in names)]))
-    arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "1")
+    path.write_text("\n\n".join([TINY_CASE, *tests, LASTING, test.format("Lasting", "x")]))
+    arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
     return folder, output_in_a_terminal(folder, *arguments, interrupt_at=in_the_last)
 
@@ -128,7 +137,7 @@ def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int)
     screen.feed(output)
     # The id and the verdict, and nothing that a redraw has scrolled up.
     shown = "".join(screen.text).replace(" ", "")
-    words = r"(PASSED[\d.]+.{1,2}/step(?:,\d+\w+left)?|UNSTEADY(?:\(.*?\))?)"
+    words = r"(PASSED[\d.]+.{1,2}/step(?:,[\d.]+\w+left)?|UNSTEADY(?:\(.*?\))?)"
     assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
 
 
@@ -140,8 +149,7 @@ def test_a_terminal_hears_at_once_that_a_session_begins(session: tuple[Path, str
 
 def test_a_session_says_how_long_it_still_takes(session: tuple[Path, str]) -> None:
     output = session[1]
-    assert re.search(r"window \d+/10, \d+ s left", output)
-    assert re.search(r"PASSED [^ ]+ [^ ]+/step, \d+ s left", output)
+    assert re.search(r"PASSED [^ ]+ [^ ]+/step, [\d.]+ s left", output)
 
 
 def test_an_interrupted_session_says_how_to_go_on(session: tuple[Path, str]) -> None:

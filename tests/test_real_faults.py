@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from measuring import Session, run_pytest, write_case
 
-from gpuscale.analysis.budget import rank_skews
+from gpuscale.analysis.efficiency_budget import rank_skews
 from gpuscale.records import Phases, Run
 
 # Their times are those of this machine, so that nothing may run beside them.

@@ -2,13 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
 from builders.comparisons import (
-    ALL_REDUCE,
     comparison,
     entry,
     noted,
@@ -17,12 +15,11 @@ from builders.comparisons import (
     told,
     view,
 )
-from changing import replace
 
 from gpuscale.base.errors import ExitCode
-from gpuscale.records import Comparison, Estimate, Verdict
-from gpuscale.reports.comparison import as_github, as_junit, as_markdown
-from gpuscale.reports.comparison.as_github import SHOWN_OF_A_KIND
+from gpuscale.records import Comparison, Verdict
+from gpuscale.reports.comparison.formats import junit
+from gpuscale.reports.comparison.text_and_markdown import markdown
 
 HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"
 RED = pytest.mark.parametrize("verdict", Verdict)
@@ -32,7 +29,7 @@ RED = pytest.mark.parametrize("verdict", Verdict)
 
 
 def test_rows_that_are_fine_are_folded_away_and_all_others_are_not() -> None:
-    seen, folded = as_markdown.render(view(of_each_verdict())).split("<details>", 1)
+    seen, folded = markdown(view(of_each_verdict())).split("<details>", 1)
     assert seen.count("\n| ") == 1 + 5
     assert "✅" not in seen
     assert folded.count("| ✅") == 4
@@ -41,7 +38,7 @@ def test_rows_that_are_fine_are_folded_away_and_all_others_are_not() -> None:
 def test_no_name_breaks_the_table_or_becomes_markup() -> None:
     rows = [entry(verdict, case=HOSTILE, reason=told(HOSTILE)) for verdict in Verdict]
     shown = comparison(*rows, notes=[noted(HOSTILE)], name=HOSTILE)
-    text = as_markdown.render(view(shown, HOSTILE))
+    text = markdown(view(shown, HOSTILE))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert len(tables) >= len(rows)
     for line in tables:
@@ -64,7 +61,7 @@ def test_500_rows_fit_into_a_comment(verdicts: list[Verdict]) -> None:
         for number in range(500)
     ]
     shown = comparison(*rows, notes=[noted(f"{n} " + "a note " * 20) for n in range(100)])
-    text = as_markdown.render(view(shown, "data=5ms"))
+    text = markdown(view(shown, "data=5ms"))
     assert len(text.encode()) <= 65_536
     rows_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| – ", text, re.MULTILINE))
     left_out = [int(number) for number in re.findall(r"… (\d+) more rows?, left", text)]
@@ -119,13 +116,13 @@ RULES = {
 
 
 def suite_of(shown: Comparison, *injections: str) -> Element:
-    (suite,) = ElementTree.fromstring(as_junit.render(view(shown, *injections)).encode())
+    (suite,) = ElementTree.fromstring(junit(view(shown, *injections)).encode())
     return suite
 
 
 @pytest.mark.parametrize("shown", [of_each_verdict(), comparison()], ids=["every verdict", "empty"])
 def test_the_report_is_valid_by_both_schemas(shown: Comparison) -> None:
-    text = as_junit.render(view(shown))
+    text = junit(view(shown))
     assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>')
     for element in ElementTree.fromstring(text.encode()).iter():
         rule = RULES[element.tag]
@@ -154,70 +151,3 @@ def test_characters_that_xml_cannot_hold_are_replaced() -> None:
     assert error is not None
     assert error.attrib["message"].endswith("��[31m ]]> <b>&amp; � �)")
     assert suite.attrib["name"] == "gpuscale compare n�"
-
-
-# GitHub
-
-
-class Annotation(NamedTuple):
-    kind: str
-    title: str
-    message: str
-
-
-def annotations(shown: Comparison, *injections: str) -> list[Annotation]:
-    """The annotations as GitHub's runner reads them: it takes apart, then undoes the escapes."""
-    found = []
-    for line in as_github.render(view(shown, *injections)).split("\n"):
-        parts = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)
-        assert parts is not None, line
-        title = parts[2].replace("%3A", ":").replace("%2C", ",")
-        found.append(Annotation(parts[1], unescaped(title), unescaped(parts[3])))
-    return found
-
-
-def unescaped(text: str) -> str:
-    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
-
-
-@RED
-def test_a_loss_is_an_error_a_doubt_a_warning_and_only_a_pass_neither(verdict: Verdict) -> None:
-    shown = comparison(entry(Verdict.OK, gpus=1), entry(verdict))
-    kinds = {annotation.kind for annotation in annotations(shown)} - {"notice"}
-    assert kinds == ({"error"} if verdict.is_loss else set() if verdict.is_pass else {"warning"})
-
-
-def test_whatever_a_reason_holds_stays_in_its_annotation() -> None:
-    reason = "50 % of 3, 4: ::error::x\r\n::warning title=a,b::%0A"
-    (warning, notice) = annotations(comparison(entry(Verdict.MISSING, reason=told(reason))))
-    assert reason in warning.message
-    assert notice.kind == "notice"
-
-
-@pytest.mark.parametrize("count", [SHOWN_OF_A_KIND, SHOWN_OF_A_KIND + 5])
-def test_ten_annotations_show_the_largest_losses_and_name_the_rest(count: int) -> None:
-    rows = [
-        entry(
-            Verdict.REGRESSED,
-            case=f"case_{n}",
-            change=Estimate(value=-n / 100),
-            causes=[replace(ALL_REDUCE, hosts=(f"node{n}",))],
-        )
-        for n in range(count)
-    ]
-    errors = [a for a in annotations(comparison(*rows)) if a.kind == "error"]
-    assert len(errors) == SHOWN_OF_A_KIND
-    ordered = [f"case_{n}" for n in reversed(range(count))]
-    if count == SHOWN_OF_A_KIND:
-        assert [a.title.split("/")[0] for a in errors] == ordered
-    else:
-        assert [a.title.split("/")[0] for a in errors[:-1]] == ordered[:9]
-        assert [line.split("/")[0] for line in errors[-1].message.splitlines()] == ordered[9:]
-
-
-def test_a_comparison_without_rows_is_a_warning_with_its_notes() -> None:
-    (injected, warning, notice) = annotations(comparison(notes=[noted("no memory")]), "data=5ms")
-    assert injected.message == "INJECTED data=5ms: not a real result"
-    assert warning.kind == "warning"
-    assert "no memory" in warning.message
-    assert notice.message.startswith("nothing to compare (exit code 4)")

@@ -11,9 +11,9 @@ from changing import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.measure.run_directory import NodeSamples
-from gpuscale.measure.telemetry.sampler import Header, line_of
-from gpuscale.measure.telemetry.summary import RunSampling
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.telemetry.sampler import SamplesHeader, line_of
+from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
@@ -21,7 +21,7 @@ from gpuscale.plugin.results_file import (
     is_recorded,
     validate_configurations,
     validate_environment,
-    with_printed_batch,
+    with_printed,
 )
 from gpuscale.records import Environment, GpuDevice, RunRequest
 from gpuscale.records.request import CommandRequest
@@ -192,8 +192,8 @@ def test_a_command_has_the_batch_that_an_earlier_run_printed(
     failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
     earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))
     asked = request(command=command, batch_per_gpu=None)
-    assert with_printed_batch(asked, earlier).batch_per_gpu == batch
-    assert with_printed_batch(request(), earlier) == request()
+    assert with_printed(asked, earlier).batch_per_gpu == batch
+    assert with_printed(request(), earlier) == request()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,9 @@ def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
     recorder = Recorder(environment(job_id="4711"), options, folder=tmp_path)
     recorder.close()
     assert list(tmp_path.iterdir()) == []
-    kept = recorder.append(made(1, 1.0), None)
+    directory = RunDirectory(path=tmp_path)
+    directory.gpus.write({})
+    kept = recorder.append(made(1, 1.0), telemetry_of(made(1, 1.0), directory))
     assert (kept.allocation, kept.telemetry_absent) == ("4711", "no GPU: measured on CPU")
     recorder.close()
     assert recorder.new_runs == [kept]
@@ -225,13 +227,14 @@ def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seen", "kept"), [("575.57.08", "575.57.08"), (None, "550.54")])
 def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None, kept: str) -> None:
-    samples = tmp_path / "samples"
-    samples.write_text(line_of(Header(driver_version=seen, devices={})))
-    sampling = RunSampling(lambda: [NodeSamples(host="", path=samples, addresses={})])
+    directory = RunDirectory(path=tmp_path)
+    directory.gpus.write({"n1": {}})
+    directory.samples("n1").write_text(line_of(SamplesHeader(driver_version=seen, devices={})))
+    telemetry = telemetry_of(made(1, 1.0), directory)
     options = parse_options({"gpus": "1", "results": str(tmp_path / "night.jsonl")})
     here = replace(environment(), driver_version="550.54")
     recorder = Recorder(here, options, folder=tmp_path)
-    recorder.append(made(1, 1.0), sampling)
+    recorder.append(made(1, 1.0), telemetry)
     recorder.close()
     assert read_results(recorder.path).environment.driver_version == kept
 
@@ -242,7 +245,7 @@ def test_a_session_that_resumes_has_the_earlier_runs_too(tmp_path: Path) -> None
     options = parse_options({"gpus": "1", "resume": str(path)})
     with ResumedResults(path) as resumed:
         recorder = Recorder(environment(), options, folder=tmp_path, resumed=resumed)
-        kept = recorder.append(made(1, 2.0, index=2), None)
+        kept = recorder.append(made(1, 2.0, index=2), TelemetryReport())
         recorder.close()
     assert recorder.path == path
     assert recorder.new_runs == [kept]

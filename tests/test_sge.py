@@ -84,7 +84,9 @@ def test_grid_engine_accepts_the_job_where_a_node_has_that_many_gpus(cluster: Cl
 
 def test_the_job_script_ends_with_its_exit_code(cluster: Cluster, tmp_path: Path) -> None:
     site = arc4_site(tmp_path, case=CASE, samples_per_s=TOO_MUCH)
-    command = ("qsub", "-sync", "y", "-terse", "-v", "GPUSCALE_RUNS=1", "ci/arc4.sge")
+    script = site / "ci" / "arc4.sge"
+    script.write_text(script.read_text().replace("--runs 3 ", "--runs 1 "))
+    command = ("qsub", "-sync", "y", "-terse", "ci/arc4.sge")
     submitted = cluster.run(*command, folder=site)
     (log,) = site.glob("gpuscale-arc4-*.log")
     assert submitted.returncode == 1, submitted.stdout + log.read_text()

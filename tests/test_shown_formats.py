@@ -6,22 +6,19 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import CNN, baseline, environment, figure, measured, published, results, run
+from builders import CNN, baseline, environment, figure, measured, published, results
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from changing import replace
 
-from gpuscale.analysis.projection import Projection, projections
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
-from gpuscale.reports.comparison import as_csv
+from gpuscale.reports.comparison import formats
 from gpuscale.reports.show import Shown
+from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -30,22 +27,16 @@ HOSTILE = 'a_b & 50% #1 $x^2~{y}\\z <a|b> "q" --- é Ω 中 …'
 NIGHT = measured({1: [0.1, 0.101], 2: [0.11, 0.111, None], 4: [None], 8: [0.12, 0.121]})
 
 
-def shown(
-    content: Results | Baseline, *, steps: int | None = None, project: Sequence[int] = ()
-) -> Shown:
-    further = projections(content.runs, project) if project else ()
+def shown(content: Results | Baseline, *, steps: int | None = None) -> Shown:
     return Shown(
         content=content,
         path=Path("night.jsonl"),
-        now=datetime(2026, 11, 22, tzinfo=UTC),
         steps=steps,
-        projections=tuple(each for each in further if isinstance(each, Projection)),
     )
 
 
 def rendered(name: str, what: Shown) -> str:
-    text: str = import_module(f"gpuscale.reports.show.as_{name}").render(what)
-    return text
+    return SHOWN_FORMATS[name].render(what)
 
 
 def lines_of(text: str) -> list[dict[str, str]]:
@@ -58,16 +49,14 @@ def document(what: Shown) -> dict[str, Any]:
 
 
 def test_gpu_hours_are_those_of_the_steps() -> None:
-    for name in ("measured", "projected"):
-        lines = lines_of(rendered("csv", shown(NIGHT, steps=360_000, project=[16])))
-        line = [line for line in lines if line["kind"] == name][-1]
-        expected = float(line["step_time_s"]) * float(line["gpus"]) * 100
-        assert float(line["gpu_hours"]) == pytest.approx(expected)
-        assert line["steps"] == "360000"
+    line = lines_of(rendered("csv", shown(NIGHT, steps=360_000)))[-1]
+    expected = float(line["step_time_s"]) * float(line["gpus"]) * 100
+    assert float(line["gpu_hours"]) == pytest.approx(expected)
+    assert line["steps"] == "360000"
 
 
 def test_json_says_what_csv_says_with_machine_and_software() -> None:
-    what = shown(NIGHT, steps=1000, project=[16, 32])
+    what = shown(NIGHT, steps=1000)
     found = document(what)
     assert (found["format"], found["version"]) == ("gpuscale-scaling", 1)
     assert found["environments"]["now"]["torch_version"] == "2.11"
@@ -81,9 +70,6 @@ def test_json_says_what_csv_says_with_machine_and_software() -> None:
             assert (line[name] == "") == (number is None), name
             if number is not None:
                 assert float(line[name]) == pytest.approx(number), name
-    (projection,) = found["projections"]
-    assert projection["measured"] == [1, 2, 8]
-    assert projection["left_out"][0].keys() == {"gpus", "fitted", "error"}
 
 
 def test_published_figures_stand_beside_measured_ones() -> None:
@@ -109,14 +95,14 @@ def test_text_that_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers(sign
     hostile = measured({1: [0.1]}, configuration=replace(CNN, case=name))
     (line,) = lines_of(rendered("csv", shown(hostile)))
     assert line["case"] == f"'{name}"
-    (judged,) = lines_of(as_csv.render(view(comparison(entry(Verdict.OK, case=name)))))
+    (judged,) = lines_of(formats.csv(view(comparison(entry(Verdict.OK, case=name)))))
     assert judged["case"] == f"'{name}"
     assert float(judged["change"]) < 0
 
 
 def test_a_comparison_is_a_line_for_each_row() -> None:
     told = of_each_verdict()
-    lines = lines_of(as_csv.render(view(told, "data=5ms")))
+    lines = lines_of(formats.csv(view(told, "data=5ms")))
     assert [line["verdict"] for line in lines] == [each.verdict for each in told.entries]
     lost = next(line for line in lines if line["verdict"] == "regressed")
     assert [float(lost[f"change{end}"]) for end in ("", "_low", "_high")] == [
@@ -129,7 +115,7 @@ def test_a_comparison_is_a_line_for_each_row() -> None:
     missing = next(line for line in lines if line["verdict"] == "missing")
     assert missing["change"] == ""
     memory = peak_memory(Verdict.REGRESSED)
-    (line,) = lines_of(as_csv.render(view(comparison(entry(Verdict.OK, metrics=[memory])))))
+    (line,) = lines_of(formats.csv(view(comparison(entry(Verdict.OK, metrics=[memory])))))
     assert line["verdict_of_peak_memory_bytes"] == "regressed"
     assert float(line["current_peak_memory_bytes"]) == memory.current.value
     assert line["verdict_of_energy_per_sample_j"] == ""
@@ -143,14 +129,13 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
         {1: [0.1, 0.101], 2: [0.11, 0.111], 4: [0.12, 0.121]},
         configuration=replace(CNN, case=HOSTILE),
     )
-    text = rendered("latex", shown(content, steps=100_000, project=[8]))
-    header = next(line for line in text.splitlines() if "Nodes" in line)
-    assert "Step time & Samples/s & Speedup & Efficiency & GPU-hours" in header
+    text = rendered("latex", shown(content, steps=100_000))
+    header = next(line for line in text.splitlines() if "nodes" in line)
+    assert re.search("step time & +samples/s & +speedup & +efficiency & +GPU-hours", header)
     rows = [line for line in text.splitlines() if re.search(r"ms .*\\\\$", line)]
-    assert {line.count(" & ") for line in (header, *rows)} == {7}
-    assert len(rows) == 4
-    assert r"a\_b \& 50\% \#1 \$x\textasciicircum{}2" in text
-    assert text.count("projected") == 1
+    assert {line.count(" & ") for line in (header, *rows)} == {8}
+    assert len(rows) == 3
+    assert r"a\_b \& 50\% \#1 \$x\^{}2" in text
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -159,7 +144,7 @@ def test_latex_compiles_and_fits_on_a_page_of_a_paper(case: str, tmp_path: Path)
     where = replace(environment(), gpus=(), cpu_model=HOSTILE)
     times_s = {1: [0.0123, 0.0124], 16: [0.0141, 0.0142], 1024: [0.0191, 0.0193]}
     runs = measured(times_s, configuration=replace(CNN, case=case)).runs
-    text = rendered("latex", shown(results(*runs, where=where), steps=10**6, project=[2048]))
+    text = rendered("latex", shown(results(*runs, where=where), steps=10**6))
     document = (
         r"\documentclass{article}\usepackage[a4paper,margin=2.5cm]{geometry}\usepackage{booktabs}"
         f"\n\\begin{{document}}\n{text}\n\\end{{document}}\n"
@@ -185,24 +170,14 @@ def test_latex_compiles_and_fits_on_a_page_of_a_paper(case: str, tmp_path: Path)
 def test_conflicting_options_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "night.jsonl"
     with ResultsWriter(path, NIGHT) as writer:
-        for each in (*NIGHT.runs, run(1, 0.2, configuration=replace(CNN, case="short"))):
+        for each in NIGHT.runs:
             writer.append(each)
-    for options, problem in {
-        ("--phases", "--format", "csv"): "--phases prints text only",
-        ("--project", "2,4,x"): "is not a list of numbers above 0",
-        ("--project", "8"): "ask for other numbers of GPUs",
-    }.items():
-        assert main(["show", str(path), *options]) == 2, options
-        assert problem in capsys.readouterr().err
+    assert main(["show", str(path), "--phases", "--format", "csv"]) == 2
+    assert "--phases prints text only" in capsys.readouterr().err
     for options in (("--format", "xml"), ("--steps", "0"), ("--steps", "1e5")):
         with pytest.raises(SystemExit) as ended:
             main(["show", str(path), *options])
         assert ended.value.code == 2
-    capsys.readouterr()
-    assert main(["show", str(path), "--project", "16", "--format", "csv"]) == 0
-    told = capsys.readouterr()
-    assert "short/ddp" in told.err, "what is left out is said beside what is not"
-    assert [line["gpus"] for line in lines_of(told.out) if line["kind"] == "projected"] == ["16"]
 
 
 # The page
@@ -215,7 +190,7 @@ def documented(heading: str) -> list[str]:
 
 
 def test_the_page_has_every_column_and_every_field() -> None:
-    what = shown(NIGHT, steps=1, project=[16])
+    what = shown(NIGHT, steps=1)
     columns = next(csv.reader(io.StringIO(rendered("csv", what))))
     plain = [name for name in columns if not name.endswith(("_low", "_high"))]
     others = {*Configuration.__struct_fields__} - {"case", "strategy", "device"}

@@ -11,15 +11,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_sample
-from gpuscale.analysis.statistics.levels import outlying_allocations
-from gpuscale.judge.compare.spread import (
-    RunSample,
-    SideSample,
-    gain_of,
-    largest_spread,
-    moderated_samples,
-)
+from gpuscale.analysis.estimates import Term, grouped_log_sample, outlying_allocations
+from gpuscale.analysis.moderation import RunSample, moderated_samples
+from gpuscale.judge.compare.spread import SideSample, gain_of, largest_spread
 
 Runs = Mapping[str, tuple[float, ...]]
 PAIR: Runs = {"a": (1.0, 1.2), "b": (2.0, 2.2)}
@@ -30,7 +24,7 @@ LONE: Runs = {"a": (1.0,), "b": (1.1,), "c": (1.3,), "d": (1.0,)}
 
 def sample(values: Runs, prior: Term | None = None) -> RunSample:
     own = grouped_log_sample(values.values())
-    return RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
+    return RunSample(values=values, sample=own, prior=prior)
 
 
 def side(*ends: RunSample) -> SideSample:
@@ -53,27 +47,25 @@ def test_the_share_of_unequal_allocations_is_more_than_that_of_equal_ones() -> N
 def test_a_sample_tells_its_own_spread_apart_from_that_of_others() -> None:
     assert sample(PAIR, told(0.5)).own_variance == pytest.approx(0.02)
     assert sample(LONE, told(0.5)).own_variance == 0.0
-    assert sample(LONE, told(0.5)).prior_variance == 0.5
-    assert sample(LONE).prior_variance == 0.0
 
 
 def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
     before = sample(PAIR, told(0.07))
     # (3·0.07 + 2·0.02)/(3 + 2) = 0.05
-    assert before.moderated.variance == pytest.approx(0.05)
+    assert before.variance == pytest.approx(0.05)
     grown = side(before, before).with_further_runs(5).ends
     for after in grown:
-        assert (after.count, after.moderated.sample.df) == (9, 7)
+        assert (after.count, after.sample.df) == (9, 7)
         assert after.mean == pytest.approx(1.6)
-        assert after.moderated.variance == pytest.approx(0.05)
+        assert after.variance == pytest.approx(0.05)
     # Its own two degrees of freedom and the five of the moderated variance.
-    assert grown[0].moderated.sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
+    assert grown[0].sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
     assert side(before).with_further_runs(0) == side(before)
     # A single run deviates by what the others tell; where nothing does, by nothing known.
     (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).ends
-    assert lone.moderated.variance == pytest.approx(0.07)
+    assert lone.variance == pytest.approx(0.07)
     (unknown,) = side(sample({"a": (1.0,)})).with_further_runs(5).ends
-    assert unknown.moderated.variance is None
+    assert unknown.variance is None
 
 
 def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> None:
@@ -81,9 +73,9 @@ def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> Non
     noisy: Runs = {"a": (0.0, 0.2, 0.4)}
     before, now = moderated_samples({"x": quiet, "y": noisy}, {"x": quiet, "y": noisy})
     # Three values at a distance d have the variance d².
-    assert before["x"].moderated.sample.variance == pytest.approx(0.02**2)
+    assert before["x"].sample.variance == pytest.approx(0.02**2)
     priors = {
-        (row, name): its[row].moderated.prior
+        (row, name): its[row].prior
         for name, its in (("before", before), ("now", now))
         for row in ("x", "y")
     }
@@ -98,7 +90,7 @@ def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> Non
     assert variances["x", "now"] == pytest.approx(0.02**2 * 2 / (2 * math.log(2)))
     # A row that only one side has is moderated by the others alone.
     before, now = moderated_samples({"x": quiet}, {"x": quiet, "new": noisy})
-    prior = now["new"].moderated.prior
+    prior = now["new"].prior
     assert prior is not None
     assert prior.variance == pytest.approx(0.02**2 / math.log(2))
 
@@ -114,7 +106,7 @@ def test_one_run_a_night_is_moderated_by_what_the_nights_of_other_rows_tell() ->
     # Less their means and what the other row tells of the night they are ±(0.17, 0, −0.17, 0),
     # which holds both rows' deviations: 2 · 0.17² / 2 / 3, made median-unbiased: of 3 degrees of
     # freedom, 2.366.
-    prior = before["x"].moderated.prior
+    prior = before["x"].prior
     assert prior is not None
     assert prior.variance == pytest.approx(0.17**2 / 3 * 3 / 2.366, rel=1e-3)
     # The nights of x deviate by 0.0018/3; (3·s² + 2·s0²)/(3 + 2), 1 + 1/4 times. What allocations
@@ -133,7 +125,7 @@ def test_a_bad_night_of_one_row_says_little_of_the_nights_of_the_others() -> Non
     variances = [
         prior.variance
         for rows in (healthy, with_sick)
-        if (prior := moderated_samples(rows, now)[0]["x"].moderated.prior)
+        if (prior := moderated_samples(rows, now)[0]["x"].prior)
     ]
     assert len(variances) == 2
     assert variances[1] < 2 * variances[0]
@@ -155,7 +147,7 @@ def test_a_night_that_is_slower_in_all_rows_does_not_widen_any() -> None:
         moderated_samples(
             {"x": nights(0.0, 0.03, 0.06, 0.03 + slower), "y": nights(0.0, 0.2, 0.4, 0.2 + slower)},
             {"x": {"now": (0.0,)}},
-        )[0]["x"].moderated.prior
+        )[0]["x"].prior
         for slower in (0.0, 0.3)
     ]
     assert None not in priors
@@ -166,7 +158,7 @@ def test_a_row_that_is_alone_in_its_nights_tells_nothing_of_runs() -> None:
     alone = nights(0.0, 0.02, 0.04, 0.02)
     elsewhere: Runs = {f"other {name}": values for name, values in alone.items()}
     before, now = moderated_samples({"x": alone, "y": elsewhere}, {"x": {"now": (0.0,)}})
-    assert before["x"].moderated.prior is None
+    assert before["x"].prior is None
     # Its nights deviate by 0.0008/3, and what they are declared to do is all that is added.
     gain = gain_of(side(before["x"]), side(now["x"]), deviation=0.01)
     assert gain.variance == pytest.approx((0.0008 + 2 * 0.01**2) / 5 * 1.25, rel=1e-6)
@@ -290,13 +282,13 @@ def test_single_runs_of_two_or_three_nights_tell_their_spread_together() -> None
     few, many = {name: LONE[name] for name in "ab"}, LONE
     before, now = moderated_samples({"x": few, "y": many}, {"x": {"e": (2.0,)}})
     # Two values at a distance of 0.1 have the variance 0.1²/2; four nights tell it by themselves.
-    assert before["x"].moderated.sample.variance == pytest.approx(0.005)
-    assert before["y"].moderated.sample.variance is None
+    assert before["x"].sample.variance == pytest.approx(0.005)
+    assert before["y"].sample.variance is None
     # The declared deviation counts as well: a² (1/2 + 1).
     assert parts(side(before["x"]), side(now["x"]))[-1].variance == pytest.approx(0.01 * 1.5)
     # A second run in any night tells how much runs differ.
     twice = {"x": {"e": (2.0, 2.1)}}
-    assert moderated_samples({"x": few}, twice)[0]["x"].moderated.sample.variance is None
+    assert moderated_samples({"x": few}, twice)[0]["x"].sample.variance is None
 
 
 def test_an_allocation_that_lies_far_from_the_others_counts_neither_in_mean_nor_spread() -> None:

@@ -4,18 +4,20 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 from statements import known
 
-from gpuscale.analysis.statistics.estimates import (
+from gpuscale.analysis.estimates import (
     Difference,
-    Moderated,
     Sample,
     Term,
     difference,
     difference_of_levels,
     grouped_log_sample,
     log_sample,
+)
+from gpuscale.analysis.moderation import (
+    Moderated,
     moderated_term,
     not_above,
     not_below,
@@ -36,8 +38,8 @@ OTHER = [0.20, 0.29, 0.14]
 def test_welch_difference_agrees_with_scipy() -> None:
     a, b = log_sample(ONE), log_sample(OTHER)
     welch = difference(a.mean - b.mean, [a.term(), b.term()])
-    expected = stats.ttest_ind(ONE, OTHER, equal_var=False, alternative="less")
-    interval = stats.ttest_ind(ONE, OTHER, equal_var=False).confidence_interval(0.95)
+    expected = scipy.stats.ttest_ind(ONE, OTHER, equal_var=False, alternative="less")
+    interval = scipy.stats.ttest_ind(ONE, OTHER, equal_var=False).confidence_interval(0.95)
     assert welch.p_below_zero() == pytest.approx(expected.pvalue, rel=1e-9)
     assert welch.p_above_zero() == pytest.approx(1 - expected.pvalue, rel=1e-9)
     assert welch.parts is not None
@@ -58,14 +60,14 @@ def test_a_prior_is_raised_to_the_other_sides_spread(runs: int, is_raised: bool)
 def test_a_prior_is_lowered_to_the_bound_that_the_row_itself_puts_on_its_variance() -> None:
     then, now = log_sample([0.0, 0.01, 0.02, 0.01, 0.0, 0.02]), log_sample([0.0, 0.01, 0.03])
     pooled = (known(then.variance) * 5 + known(now.variance) * 2) / 7
-    bound = pooled * 7 / stats.chi2.ppf(0.1, 7)
+    bound = pooled * 7 / scipy.stats.chi2.ppf(0.1, 7)
     far, near = (Term(variance=pooled * ratio, df=3.0) for ratio in (100, 2))
     lowered = known(not_above(far, then, now))
     assert lowered.variance == pytest.approx(bound, rel=0.01)
     assert lowered.df == 3.0
     assert not_above(near, then, now) == near
     wider = known(not_above(far, then, now, excluded=0.01))
-    assert wider.variance == pytest.approx(pooled * 7 / stats.chi2.ppf(0.01, 7), rel=0.05)
+    assert wider.variance == pytest.approx(pooled * 7 / scipy.stats.chi2.ppf(0.01, 7), rel=0.05)
     # Two runs tell little, one nothing, and those that are all alike may be rounded.
     assert not_above(far, log_sample([0.0, 0.02])) == far
     assert not_above(far, log_sample([0.0])) == far
@@ -93,10 +95,10 @@ def test_a_declared_variance_counts_as_known_exactly() -> None:
 def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
     runs, nights = Term(variance=4e-4, df=2), Term(variance=1e-4, df=math.inf)
     both = difference_of_levels(-0.1, [runs, nights])
-    expected = math.hypot(0.02 * stats.t.ppf(0.975, 2), 0.01 * stats.norm.ppf(0.975))
+    expected = math.hypot(0.02 * scipy.stats.t.ppf(0.975, 2), 0.01 * scipy.stats.norm.ppf(0.975))
     assert both.half_width(0.975) == pytest.approx(expected)
     alone = difference_of_levels(-0.1, [runs, Term(variance=0.0, df=math.inf)])
-    assert alone.p_below_zero() == pytest.approx(stats.t.cdf(-5, 2))
+    assert alone.p_below_zero() == pytest.approx(scipy.stats.t.cdf(-5, 2))
     assert difference_of_levels(0.1, [None, nights]).p_below_zero() is None
 
 
@@ -118,7 +120,7 @@ def test_the_p_of_levels_inverts_their_half_width(dfs: tuple[float, float], rati
 def test_a_p_far_below_all_that_matters_is_an_upper_bound(distance: float, is_bound: bool) -> None:
     parts = (Term(variance=1.0, df=30), Term(variance=1.0, df=math.inf))
     p = Difference(value=-distance, parts=parts).p_below_zero()
-    bound = stats.t.cdf(-distance / math.sqrt(2), 30)
+    bound = scipy.stats.t.cdf(-distance / math.sqrt(2), 30)
     assert bool(p == pytest.approx(bound, rel=1e-6, abs=0)) is is_bound
 
 

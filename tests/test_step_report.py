@@ -8,7 +8,8 @@ import warnings
 import pytest
 import torch
 
-from gpuscale.workload.log_formats import FORMATS, Mark
+from gpuscale.workload.log_formats import FORMATS
+from gpuscale.workload.log_lines import Mark
 from gpuscale.workload.step_report import ASKED_BY, report
 
 read = FORMATS["gpuscale"].read

@@ -1,23 +1,21 @@
-"""Runs go on until they tell enough, what that does to intervals, and how a session ends."""
+"""Runs go on until the verdict is decided, and how a session ends."""
 
-import math
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from builders import baseline, measured, request, results, run
+from changing import replace
 
-from gpuscale.analysis.scaling import scaling_points
-from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals
-from gpuscale.plugin.ending import status_of_verdict, status_without_verdict
+from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.run_maker import stopping_rule
+from gpuscale.plugin.run_maker import broken_by, stopping_rule
+from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
 from gpuscale.records import (
     Comparison,
     EntryKey,
     EntryVerdict,
-    Estimate,
-    PointKey,
+    Failure,
     Run,
     Scaling,
     Statement,
@@ -25,88 +23,19 @@ from gpuscale.records import (
 )
 from gpuscale.store import ResultsWriter, write_baseline
 
-
-def one_percent(*gpus: int) -> NarrowIntervals:
-    return NarrowIntervals(minimum_runs=3, target=0.01, gpus=gpus)
-
-
 QUIET = (1.0, 1.001, 0.999)
-NOISY = (1.0, 1.05, 0.95)
 
 
 def runs(gpus: int, *step_times_s: float | None) -> list[Run]:
     return [run(gpus, time_s, index=i) for i, time_s in enumerate(step_times_s, start=1)]
 
 
-FAILED = (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("step_times_s", "settled"),
-    [
-        pytest.param({1: QUIET, 2: QUIET}, {1: 3, 2: 3}, id="quiet runs"),
-        pytest.param({1: (1.0, 1.0)}, {1: None}, id="fewer than the minimum"),
-        pytest.param({1: (1.0, None, 1.0)}, {1: None}, id="a failed run does not count"),
-        pytest.param({1: (None, *QUIET)}, {1: 3}, id="a failed run besides"),
-        pytest.param({1: FAILED}, {1: None}, id="only failed runs"),
-        pytest.param({1: NOISY}, {1: None}, id="noisy runs"),
-        pytest.param({1: QUIET, 2: NOISY}, {1: None, 2: None}, id="a speedup needs T(1)"),
-        pytest.param({1: NOISY, 2: QUIET}, {2: None}, id="a noisy reference"),
-        pytest.param({1: QUIET, 2: QUIET, 4: NOISY}, {1: None, 2: 3, 4: None}, id="each by itself"),
-        pytest.param({1: QUIET, 8: NOISY}, {1: 3}, id="numbers of GPUs that are not measured"),
-        pytest.param({1: QUIET, 2: FAILED}, {1: 3}, id="a speedup that only failed"),
-        pytest.param({1: FAILED, 2: QUIET}, {2: 3}, id="a reference that only failed"),
-    ],
-)
-def test_a_point_is_settled_when_its_time_and_the_speedups_that_need_it_are(
-    step_times_s: dict[int, tuple[float | None, ...]], settled: dict[int, int | None]
-) -> None:
-    made = [each for gpus, times_s in step_times_s.items() for each in runs(gpus, *times_s)]
-    keys = {each.gpus: PointKey.of(each) for each in made}
-    found = {gpus: one_percent(1, 2, 4).settled_after(keys[gpus], made) for gpus in settled}
-    assert found == settled
-
-
-def test_what_is_not_settled_at_the_end_is_named() -> None:
-    measured = runs(1, *QUIET) + runs(2, *QUIET) + runs(4, *NOISY)
-    found = one_percent(1, 2, 4).unsettled_points(measured)
-    assert [point.key.gpus for point in found] == [4]
-    short = runs(1, *QUIET) + runs(2, *QUIET[:2])
-    assert [p.key.gpus for p in one_percent(1, 2).unsettled_points(short)] == [2]
-    assert one_percent(1).unsettled_points(runs(1, None)) == ()
-
-
 def test_runs_are_three_or_what_decides_has_three_to_eight() -> None:
     given = {"gpus": "1,2"}
     assert parse_options(given).bounds_of_runs == (None, 3)
     assert stopping_rule(parse_options(given)) is None
-    asked = parse_options({**given, "runs": "4:9"})
-    assert asked.bounds_of_runs == (4, 9)
-    assert stopping_rule(asked) == NarrowIntervals(minimum_runs=4, target=0.01, gpus=(1, 2))
-    narrower = stopping_rule(parse_options({**given, "runs": "4:9", "target_ci": "2.5%"}))
-    assert narrower == NarrowIntervals(minimum_runs=4, target=0.025, gpus=(1, 2))
     judged = parse_options({**given, "baseline": "b.json"})
     assert judged.bounds_of_runs == (3, 8)
-
-
-def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
-    made = runs(1, *NOISY)
-    (point,) = scaling_points(made)
-    estimate = point.step_time_s
-    assert estimate is not None
-    assert estimate.low is not None
-    assert estimate.high is not None
-    half = (estimate.high - estimate.low) / 2 / estimate.value
-    for target, count in ((half, 3), (half * 1.01, 3), (half * 0.99, None)):
-        rule = NarrowIntervals(minimum_runs=3, target=target, gpus=(1,))
-        assert rule.settled_after(point.point_key, made) == count
-
-
-def test_a_run_that_is_not_needed_is_left_out_with_the_reason() -> None:
-    settled_runs = results(*runs(1, *QUIET))
-    rule, fourth = one_percent(1), request(index=4)
-    assert rule.reason_to_leave_out(fourth, settled_runs) == "settled after 3 runs"
-    assert rule.reason_to_leave_out(fourth, measured({1: NOISY})) is None
 
 
 def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
@@ -134,64 +63,6 @@ def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: 
     rule = stopping_rule(parse_options({"gpus": "1", "baseline": str(path)}))
     assert isinstance(rule, DecidedVerdict)
     assert rule.baseline_kind == "results"
-
-
-def covers(estimate: Estimate | None, truth: float) -> bool:
-    assert estimate is not None
-    assert estimate.low is not None
-    assert estimate.high is not None
-    return estimate.low <= truth <= estimate.high
-
-
-def sequential_session(
-    random: np.random.Generator, deviation: float, gpus: tuple[int, ...] = (1, 2)
-) -> list[Run]:
-    """Runs on 1 and 2 GPUs in turn, as a session makes them; T(1) = 2 s and T(2) = 1 s."""
-    made: list[Run] = []
-    for index in range(1, 9):
-        for count in gpus:
-            time_s = 2 / count * math.exp(random.normal(0, deviation))
-            candidate = run(count, time_s, index=index)
-            if one_percent(*gpus).settled_after(PointKey.of(candidate), made) is None:
-                made.append(candidate)
-    return made
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("deviation_over_target", [0.4, 0.9])
-def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: float) -> None:
-    # 95% without stopping; docs/evidence/rates.md states what is left. The worst deviations lie
-    # about the target: there stopping is decided by how the deviation happens to look.
-    random = np.random.default_rng(5)
-    sessions, covered = 1500, {"T(1)": 0, "T(2)": 0, "S(2)": 0}
-    for _ in range(sessions):
-        made = sequential_session(random, deviation_over_target * 0.01)
-        one, two = scaling_points(made)
-        for name, estimate, truth in (
-            ("T(1)", one.step_time_s, 2.0),
-            ("T(2)", two.step_time_s, 1.0),
-            ("S(2)", two.speedup, 4.0),
-        ):
-            covered[name] += covers(estimate, truth)
-    # Three standard errors of the simulation below 93%.
-    assert min(covered.values()) / sessions > 0.93 - 3 * math.sqrt(0.93 * 0.07 / sessions)
-
-
-@pytest.mark.thorough
-def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldomer() -> None:
-    random = np.random.default_rng(7)
-    sessions, covered = 3000, 0
-    for _ in range(sessions):
-        made = sequential_session(random, 0.015, gpus=(1,))
-        (estimate,) = [point.step_time_s for point in scaling_points(made)]
-        covered += covers(estimate, 2.0)
-    assert covered / sessions == pytest.approx(0.912, abs=3 * math.sqrt(0.09 * 0.91 / sessions))
-
-
-def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
-    random = np.random.default_rng(6)
-    assert len(sequential_session(random, 0.001)) == 6
-    assert len(sequential_session(random, 0.1)) == 16
 
 
 def comparison_of(verdict: Verdict) -> Comparison:
@@ -248,3 +119,37 @@ def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
     given: int, step_times_s: list[float | None], needless: bool, expected: int
 ) -> None:
     assert status_without_verdict(given, runs(1, *step_times_s), needless=needless) == expected
+
+
+def failed(gpus: int, kind: str = "raised", *, index: int = 1) -> Run:
+    failure = Failure(kind=kind, message="IndexError: 8")  # type: ignore[arg-type] # a kind each
+    return replace(run(gpus, None), failure=failure, index=index, wall_s=1.0)
+
+
+def row(gpus: int) -> EntryKey:
+    return run(gpus, 0.1).key
+
+
+@pytest.mark.parametrize(
+    ("runs", "broken"),
+    [
+        ([], ()),
+        ([failed(1)], ()),
+        ([failed(1), failed(4)], (1, 2, 4)),
+        ([run(1, 0.1), failed(4), failed(4, index=2)], (4,)),
+        ([failed(1), failed(1, index=2), run(1, 0.1)], ()),
+        ([failed(1, "out_of_memory"), failed(2, "killed"), failed(4, "timeout")], ()),
+        ([failed(1, "unread"), failed(2, "unread")], (1, 2, 4)),
+    ],
+    ids=[
+        "nothing was run",
+        "one run raised",
+        "two runs raised",
+        "on so many GPUs only",
+        "it has given a number",
+        "by memory, a signal or time",
+        "lines that no format knows",
+    ],
+)
+def test_a_faulty_case_gets_no_further_runs(runs: Sequence[Run], broken: tuple[int, ...]) -> None:
+    assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken

@@ -1,5 +1,4 @@
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,12 +10,13 @@ from ci_checkout import REPOSITORY, write_program
 from command_line import gpuscale
 
 from gpuscale.base.errors import SchedulerError, UsageError
-from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, with_options
+from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
-from gpuscale.campaigns.night.attempt import combined_exit, job_exit
-from gpuscale.campaigns.profile_files import find_profile
+from gpuscale.campaigns.night.attempt import job_exit
+from gpuscale.cli import submit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
-from gpuscale.store.night_record import NightRecord, record_files
+from gpuscale.measure.schedulers.scheduler import JobState
+from gpuscale.measure.schedulers.sge import Sge
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",
@@ -27,7 +27,7 @@ CI_SCRIPTS = {
 
 
 def profile(name: str) -> ClusterProfile:
-    return find_profile(name, {"XDG_CONFIG_HOME": "/nonexistent"})
+    return find_profile(name)
 
 
 def request(known: ClusterProfile | str, gpus: Sequence[int], **options: str) -> JobRequest:
@@ -36,8 +36,6 @@ def request(known: ClusterProfile | str, gpus: Sequence[int], **options: str) ->
     known = with_options(known, given)
     return JobRequest(
         profile=known,
-        named=known.name,
-        options={},
         demand=job_demand(known, tuple(gpus)),
         gpus=tuple(gpus),
         judged_gpus=tuple(gpus),
@@ -55,11 +53,8 @@ def gpuscale_in(
 
 
 @pytest.mark.parametrize("script", CI_SCRIPTS)
-def test_the_scripts_in_ci_are_what_submit_prints(script: str, tmp_path: Path) -> None:
-    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
-    printed = gpuscale_in(
-        REPOSITORY, "submit", CI_SCRIPTS[script], "--print", environment=environment
-    )
+def test_the_scripts_in_ci_are_what_submit_prints(script: str) -> None:
+    printed = gpuscale_in(REPOSITORY, "submit", CI_SCRIPTS[script], "--print")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 
@@ -140,7 +135,7 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     ("options", "message"),
     [
         (["--gpus", "1,x"], "is not a list of numbers"),
-        (["--gpus", "1", "--runs", "0"], "--runs: expected a whole number from 1, found 0"),
+        (["--gpus", "1", "--runs", "0"], "--runs: "),
         (["--gpus", "1", "--time", "1h"], "--time: expected a time such as 01:00:00"),
         (["--gpus", "1", "--account", "a b"], "it goes into a shell script"),
         (["--gpus", "1", "--modules", "gcc $(x)"], "it goes into a shell script"),
@@ -156,64 +151,14 @@ def test_options_that_mean_nothing_are_refused(options: list[str], message: str)
 
 def test_only_what_the_published_baseline_knows_is_judged() -> None:
     printed = gpuscale_in(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print")
-    assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4}\n" in printed.stdout
+    assert (
+        "compare baselines/juwels-booster.json --case resnet50/ddp --gpus 1,4\n" in printed.stdout
+    )
     own = ("--baseline", "baselines/own.json")
     printed = gpuscale_in(
         REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own
     )
-    assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4,8}\n" in printed.stdout
-    assert "baseline=baselines/own.json\n" in printed.stdout
-
-
-def test_what_the_command_line_says_no_variable_overrules(site: Path) -> None:
-    options = ("--runs", "5", "--baseline", "baselines/own.json", "--modules", "gcc/13 python")
-    script = gpuscale_in(site, "submit", "juwels-booster", "--print", *options).stdout
-    variables = {"GPUSCALE_RUNS": "9", "GPUSCALE_BASELINE": "x", "GPUSCALE_MODULES": "y"}
-    settings = re.findall(r"^(?:runs|baseline|modules)=.*$", script, re.MULTILINE)
-    shown = subprocess.run(
-        ["bash", "-c", "\n".join([*settings, 'echo "$runs|$baseline|$modules"'])],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout == "5|baselines/own.json|gcc/13 python\n"
-
-
-def test_what_is_announced_is_what_variables_of_the_site_make_of_the_job(site: Path) -> None:
-    environment = with_programs(site, sbatch="echo 1")
-    environment |= {"GPUSCALE_BASELINE": "baselines/arc4.json", "GPUSCALE_RUNS": "3:8"}
-    command = ("submit", "juwels-booster", "--yes")
-    answer = gpuscale_in(site, *command, environment=environment)
-    assert "compared with baselines/arc4.json" in answer.stdout
-    assert "estimate: 16 fresh starts" in answer.stdout
-    answer = gpuscale_in(site, *command, "--runs", "2", environment=environment)
-    assert "estimate: 4 fresh starts" in answer.stdout
-
-
-def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> None:
-    path = tmp_path / "my site" / "here.toml"
-    path.parent.mkdir()
-    shipped = REPOSITORY / "gpuscale/campaigns/profiles/generic-slurm.toml"
-    path.write_text(shipped.read_text())
-    options = ["--gpus", "2,1", "--runs", "2", "--baseline", "b.json", "--partition", "gpu"]
-    options += ["--account", "a", "--time", "00:30:00", "--modules", "gcc/13 python"]
-    options += ["--gpus-per-node", "4", "--cases", "my_cases more/test_x.py"]
-    script = gpuscale_in(tmp_path, "submit", "./my site/here.toml", *options, "--print").stdout
-    (command,) = re.findall(r"^#     (gpuscale submit .*)$", script, re.MULTILINE)
-    named = shlex.split(command)
-    assert set(named) == {"gpuscale", "submit", "./my site/here.toml", *options, "--print"}
-    assert gpuscale_in(tmp_path, *named[1:]).stdout == script
-
-
-def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profile() -> None:
-    known = profile("waic")
-    judging = replace(known, judge=replace(known.judge, cases=("mnist_cnn/ddp",)))
-    script = job_script(request(judging, (1, 2)))
-    assert script.endswith(
-        '    ${baseline:+compare "$baseline" --case mnist_cnn/ddp '
-        '${judged_gpus:+--gpus "$judged_gpus"}}\n'
-    )
+    assert "compare baselines/own.json --case resnet50/ddp --gpus 1,4,8\n" in printed.stdout
 
 
 @pytest.mark.parametrize(
@@ -247,6 +192,11 @@ SLURM_STATES = (
     ("NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL", "0:0", "ended", 6),
     ("OUT_OF_MEMORY PREEMPTED", "0:0", "ended", 6),
 )
+GONE = "Following jobs do not exist: \n4711"
+TASK_OF_9_S, TASK_OF_8_S, JOB_OF_12_S = (
+    f"{'=' * 62}\ngranted_pe   mpi\nfailed       0\nexit_status  {status}\nru_wallclock {lasted}s\n"
+    for status, lasted in ((0, 9), (0, 8), (3, 12))
+)
 STATES = [
     *(
         ("slurm", [f"JobId=1 JobState={word} Reason=None ExitCode={code}"], stage, night)
@@ -258,13 +208,16 @@ STATES = [
     ("slurm", [""], "unknown", None),
     ("sge", ["job_number: 1\n"], "waiting", None),
     ("sge", ["job_number: 1\nusage    1:  cpu=00:00:01\n"], "running", None),
-    ("sge", ["", "failed       0    \nexit_status  0                   \n"], "ended", 0),
-    ("sge", ["", "failed       0    \nexit_status  3                   \n"], "ended", 3),
-    ("sge", ["", "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 2),
-    ("sge", ["", "failed       100 : assumedly after job\nexit_status  0\n"], "ended", 2),
-    ("sge", ["", "failed       1 : before writing config\nexit_status  0\n"], "ended", 2),
+    ("sge", [GONE, "failed       0    \nexit_status  0                   \n"], "ended", 0),
+    ("sge", [GONE, "failed       0    \nexit_status  3                   \n"], "ended", 3),
+    ("sge", [GONE, "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 2),
+    ("sge", [GONE, "failed       100 : assumedly after job\nexit_status  0\n"], "ended", 2),
+    ("sge", [GONE, "failed       1 : before writing config\nexit_status  0\n"], "ended", 2),
     ("sge", ["job_number: 1\nerror reason    1:      can't chdir to /x\n"], "ended", 2),
-    ("sge", ["", ""], "unknown", None),
+    ("sge", [GONE, ""], "unknown", None),
+    ("sge", ["error: commlib error", "failed  0\nexit_status  0\n"], "unknown", None),
+    ("sge", [GONE, f"{TASK_OF_9_S}{JOB_OF_12_S}"], "ended", 3),
+    ("sge", [GONE, f"{TASK_OF_9_S}{TASK_OF_8_S}"], "unknown", None),
     ("lsf", ["PEND:-\n"], "waiting", None),
     ("lsf", ["RUN:-\n"], "running", None),
     ("lsf", ["DONE:-\n"], "ended", 0),
@@ -295,14 +248,6 @@ def test_how_a_job_ended_is_read_from_what_its_scheduler_says_and_only_well_give
         assert job_exit(state)[0] == code
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "expected"),
-    [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (1, 4, 4), (1, 1, 1), (6, 2, 2)],
-)
-def test_a_regression_outlives_a_failed_second_job(first: int, last: int, expected: int) -> None:
-    assert combined_exit(first, last) == expected
-
-
 def test_a_job_knows_its_scheduler_by_the_variables_that_are_set() -> None:
     for scheduler in SCHEDULERS.values():
         inside = {scheduler.job_variable: "1", "SGE_TASK_ID": "undefined"}
@@ -326,23 +271,15 @@ def with_programs(site: Path, **programs: str) -> dict[str, str]:
     for name, body in programs.items():
         note = f'printf "%s\\n" "{name} $*" >>"{site}/calls"'
         write_program(site / "bin" / name, f"#!/bin/bash\n{note}\n{body}\n")
-    return {"PATH": f"{site}/bin:/usr/bin:/bin", "XDG_CONFIG_HOME": str(site)}
+    return {"PATH": f"{site}/bin:/usr/bin:/bin"}
 
 
 def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     environment = with_programs(site, qsub="echo 4711")
     answer = gpuscale_in(site, "submit", "arc4", environment=environment)
     assert answer.returncode == 2
-    assert (
-        "estimate: 9 fresh starts of about 45.0 s and 60.0 s around them are 7 min 45 s on 1 node"
-        ": 0.13 node-hours of the 1 that the time limit allows (start-up is guessed)"
-        in answer.stdout
-    )
-    assert "may not fit into the time limit" not in answer.stdout
-    answer = gpuscale_in(site, "submit", "arc4", "--runs", "100", environment=environment)
-    assert "may not fit into the time limit of 01:00:00" in answer.stdout
-    across = ("submit", "juwels-booster", "--gpus", "1,128")
-    assert "estimate: 6 fresh starts of about 55.0 s" in gpuscale_in(site, *across).stdout
+    assert "ARC4, University of Leeds: 9 runs on 1, 2 and 4 GPUs, 1 node with 4" in answer.stdout
+    assert "estimate: 7 min 45 s of the 60 min 0 s that the time limit allows" in answer.stdout
     assert "there is no terminal to ask on; add --yes" in answer.stderr
     assert not (site / "calls").exists()
 
@@ -352,7 +289,8 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     environment = with_programs(
         site,
         qsub='cat "${@: -1}" >submitted; echo "a log" >gpuscale-arc4-4711.log; echo 4711',
-        qstat='[ ! -e asked ] && touch asked && echo "usage    1: cpu=1"',
+        qstat='if [ -e asked ]; then echo "Following jobs do not exist: 4711" >&2; exit 1; fi\n'
+        'touch asked; printf "job_number: 4711\\nusage    1: cpu=1\\n"',
         qacct='printf "failed       0\\nexit_status  1\\n"',
     )
     answer = gpuscale_in(site, "submit", "arc4", "--yes", "--wait", environment=environment)
@@ -372,6 +310,19 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert "job 4711 ended as done: regressed" in answer.stdout
 
 
+def test_the_record_of_a_parallel_job_is_awaited_after_those_of_its_tasks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = iter([TASK_OF_9_S, f"{TASK_OF_9_S}{JOB_OF_12_S}"])
+
+    class Accounted(Sge):
+        def state_of(self, job: str) -> JobState:
+            return self.read_state([GONE, next(answers)])
+
+    monkeypatch.setattr(submit, "_SETTLING_S", 0.0)
+    assert submit._followed(Accounted(), "4711", tmp_path / "log").exit_code == 3
+
+
 def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:
     environment = with_programs(
         site,
@@ -389,25 +340,6 @@ def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -
     assert "its time was up" in answer.stdout
 
 
-def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> None:
-    first = site / ".gpuscale/nightly/juwels-booster/2026-11-21_1/attempt-1"
-    first.mkdir(parents=True)
-    for name, text in record_files(NightRecord(night="ok", retried_as="2")).items():
-        (first / name).write_text(text)
-    environment = with_programs(
-        site,
-        sbatch="echo 1",
-        scontrol='case $4 in 1) echo "JobState=FAILED ExitCode=6:0" ;; '
-        '2) echo "JobState=COMPLETED ExitCode=0:0" ;; esac',
-    )
-    answer = gpuscale_in(
-        site, "submit", "juwels-booster", "--yes", "--wait", environment=environment
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert "job 1 was submitted once more as job 2" in answer.stdout
-    assert "job 2 ended as COMPLETED: ok" in answer.stdout
-
-
 def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     refused = 'printf "sbatch: error: invalid account\\nsbatch: error: no job\\n" >&2; exit 1'
     answer = gpuscale_in(
@@ -420,7 +352,7 @@ def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     )
     assert list((site / ".gpuscale/jobs").iterdir()) == []
     (site / "bin/sbatch").unlink()
-    absent = {"PATH": f"{site}/bin", "XDG_CONFIG_HOME": str(site)}
+    absent = {"PATH": f"{site}/bin"}
     answer = gpuscale_in(site, "submit", "juwels-booster", "--yes", environment=absent)
     assert answer.returncode == 2
     assert "sbatch is not here; submit from a login node" in answer.stderr
@@ -430,9 +362,9 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
     environment = with_programs(site, qsub="echo 4711")
     (site / "broken.json").write_text("{")
     for options, problem in (
-        (("--baseline", "none.json"), "none.json: there is no such file"),
+        (("--baseline", "none.json"), "none.json: No such file or directory"),
         (("--baseline", "broken.json"), "broken.json"),
-        (("--cases", "my_cases"), "my_cases, which --cases names, is not here"),
+        (("--cases", "my_cases"), "my_cases is not here"),
     ):
         answer = gpuscale_in(site, "submit", "arc4", "--yes", *options, environment=environment)
         assert (answer.returncode, problem in answer.stderr) == (2, True), answer.stderr
@@ -443,7 +375,7 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
         assert printed.stderr == answer.stderr.replace("gpuscale:", "gpuscale: beware:", 1)
     (site / "bench_cases").rename(site / "my_cases")
     answer = gpuscale_in(site, "submit", "arc4", "--yes", environment=environment)
-    assert "which the profile arc4 names, is not here" in answer.stderr
+    assert "test_mnist_cnn.py is not here" in answer.stderr
     assert not (site / "calls").exists()
     # Other cases than the profile's are not those that its baseline has.
     own = ("--cases", "my_cases", "--yes")

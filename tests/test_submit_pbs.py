@@ -11,74 +11,13 @@ from pathlib import Path
 import pytest
 from changing import replace
 from hosts import Cluster, processes_in
-from measuring import write_case
-from site_folder import make_site, record_of
+from site_folder import BY_MPIRUN, make_site, profile_of, record_of, write_cases
 from test_launch_mpirun import open_mpi
 
 from gpuscale.store import read_results
 
 pytestmark = pytest.mark.scheduler
 
-PROFILE = """\
-description = "Two hosts on one machine"
-scheduler = "pbs"
-
-[node]
-gpus = 2  # CPU ranks stand in for GPUs
-cores = 2
-
-[job]
-gpu_option = ""
-time_limit = "00:05:00"
-
-[measure]
-cases = ["bench_cases/test_tiny.py"]
-runs = 1
-device = "cpu"
-size = "full"
-run_seconds = 0.2
-options = ["-p", "no:cacheprovider", "--oversubscribe"]
-
-[judge]
-baseline = "baselines/here.json"
-cases = ["case/ddp"]
-"""
-COMMANDS = """
-import sys
-from gpuscale import CommandCase
-
-class OnEachNode(CommandCase):
-    command = (
-        f"{sys.executable} -m torch.distributed.run --nnodes {{nodes}} --nproc-per-node "
-        "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py"
-    )
-    batch = 8
-
-@pytest.mark.gpuscale(case=OnEachNode)
-def test_on_each_node(scaling):
-    scaling()
-
-class ByItsOwnMpirun(CommandCase):
-    command = (
-        "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none "
-        f"-np {{gpus}} {sys.executable} steps.py"
-    )
-    batch = 8
-    launch = "once"
-
-@pytest.mark.gpuscale(case=ByItsOwnMpirun)
-def test_by_its_own_mpirun(scaling):
-    scaling()
-"""
-STEPS = """
-import time
-from gpuscale import report
-
-with report() as step_done:
-    while True:
-        time.sleep(0.01)
-        step_done()
-"""
 QSUB = """\
 #!/bin/sh
 for script; do :; done
@@ -117,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def site(tmp_path: Path) -> Path:
     published = [(4, 2, 1e-6)]  # slower than anything
     root = make_site(tmp_path, baseline="here", case="case", published=published)
-    (root / "mysite.toml").write_text(PROFILE)
+    (root / "mysite.toml").write_text(profile_of("pbs"))
     return root
 
 
@@ -125,13 +64,10 @@ SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", 
 
 
 def test_a_job_of_pbs_measures_each_launch_across_two_hosts(cluster: Cluster, site: Path) -> None:
-    case = write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
-    with case.open("a") as file:
-        file.write(COMMANDS)
-    (site / "steps.py").write_text(STEPS)
+    write_cases(site, BY_MPIRUN)
     answer = cluster.run(*SUBMIT, "--gpus", "4", folder=site)
     assert answer.returncode == 0, answer.stdout
-    assert "on 4 GPUs, 2 nodes with 2 each, launcher mpirun" in answer.stdout
+    assert "on 4 CPU ranks, 2 nodes with 2 each, launcher mpirun" in answer.stdout
     assert "ended as F, Exit_status 0: ok" in answer.stdout
     (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     record = record_of(night)

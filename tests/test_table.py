@@ -6,7 +6,7 @@ from changing import replace
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Run
-from gpuscale.reports.show.scaling_table import scaling_table, table_notes
+from gpuscale.reports.show import scaling_table, table_notes
 
 
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:
@@ -20,7 +20,8 @@ def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run
 
 def column(table: str, name: str) -> list[str]:
     """The cells of a right-aligned column."""
-    header, _, *rows = table.splitlines()
+    *_, header = table.partition("---")[0].splitlines()
+    rows = table.rpartition("---")[2].splitlines()[1:]
     end = header.index(name) + len(name)
     return [row[:end].split("  ")[-1].strip() for row in rows]
 
@@ -65,22 +66,14 @@ def test_no_column_is_lost_however_narrow_the_terminal(columns: int) -> None:
     assert (narrow == whole) == (columns >= max(map(len, whole.splitlines())))
 
 
-def test_a_wide_interval_is_explained_where_there_is_one() -> None:
-    wide = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
-    (note,) = [line for line in table_notes(wide) if "×[" in line]
-    assert "a wide interval, as factors of the value" in note
-    assert not [line for line in table_notes(scaling_points(TWO.runs)) if "×[" in line]
-    for time_s, is_wide in ((0.15, True), (0.1001, False)):
+def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_word_beyond_a_factor_of_two() -> None:
+    wide = scaling_points(results(run(1, 0.1), run(1, 0.105, index=2)).runs)
+    assert "102 ms [75.2 ms, 140 ms]" in scaling_table(wide)
+    assert not [line for line in table_notes(wide) if "factor of two" in line]
+    useless = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
+    assert "122 ms (uncertain)" in scaling_table(useless)
+    (note,) = [line for line in table_notes(useless) if "(uncertain)" in line]
+    assert "the runs do not tell the value within a factor of two" in note
+    for time_s, is_open in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
-        assert ("a wide interval, as factors of the value" in text) == is_wide
-
-
-def test_a_command_that_reports_another_step_time_is_noted() -> None:
-    def text(reported_step_s: float | None) -> str:
-        runs = [replace(run(1, 0.1, index=i), reported_step_s=reported_step_s) for i in (1, 2)]
-        return shown_text(results(*runs))
-
-    (line,) = [line for line in text(0.2).splitlines() if "themselves" in line]
-    assert "mnist_cnn/ddp on 1 GPU" in line
-    assert "200 ms" in line
-    assert all("themselves" not in text(reported) for reported in (None, 0.095, 0.105))
+        assert ("(uncertain)" in text and "factor of two" in text) == is_open

@@ -1,6 +1,6 @@
 import pytest
 
-from gpuscale.base.units import (
+from gpuscale.base.text import (
     counted,
     format_bytes,
     format_percent,
@@ -20,9 +20,9 @@ def test_a_number_keeps_three_digits_where_rounding_adds_one(number: float, text
 
 
 def test_units_fit_the_size_of_what_they_measure() -> None:
-    assert [format_seconds(s) for s in (0.000412, 0.0412, 4.12, 412)] == [
+    assert [format_seconds(s) for s in (0.000412, 0.0412, 4.12, 412, 71372)] == [
         *("412 µs", "41.2 ms", "4.12 s"),
-        "6 min 52 s",
+        *("6 min 52 s", "19 h 50 min"),
     ]
     assert [format_bytes(count) for count in (512, 1.5 * 2**30)] == ["512 B", "1.50 GiB"]
     assert [rough_percent(share) for share in (0.0696, 0.0996, 0.2746, 1.2)] == [

@@ -1,4 +1,4 @@
-"""Sessions of pytest from a process that has imported torch: each alone would take 1.5 s for it.
+"""Sessions from a process that has imported torch: each alone would take 1.5 s for it.
 
 A session is a process of its own still, forked before it imports anything of gpuscale or the cases,
 and so is the keeper of its ranks, which would take twice as long. What a test starts with
@@ -22,7 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-_HEEDED_LATE = {"CI", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"}
+_HEEDED_LATE = {
+    *("CI", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"),
+    *("SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"),
+}
 """Variables that nothing reads while it is imported."""
 _KEEPER = "gpuscale.measure.launch.keeper"
 _OUT_OF_THE_WAY = 500
@@ -34,15 +37,18 @@ def environment_of_sessions() -> dict[str, str]:
     # A worker of pytest-xdist tells pytest-benchmark by the first that another writes the files.
     # The last is set by torch, to its default, where a test imports what it compiles with.
     left_out = ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    # Bytecode of a case is told by its size and second from that of another in its place.
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 _AT_FIRST = environment_of_sessions()
 
 
 class _Request(NamedTuple):
-    """A request to start a session."""
+    """A request to start a session of pytest, or of gpuscale, which starts one."""
 
+    module: str
     folder: str
     arguments: list[str]
     variables: dict[str, str]
@@ -55,9 +61,13 @@ def can_be_warm(variables: Mapping[str, str]) -> bool:
 
 
 def warm_session(
-    folder: Path, arguments: Sequence[str], variables: Mapping[str, str], timeout_s: float
+    module: str,
+    folder: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    timeout_s: float,
 ) -> tuple[int, str]:
-    """The exit code of `python -m pytest` in a folder, and what it printed."""
+    """The exit code of `python -m MODULE` in a folder, and what it printed."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -65,7 +75,7 @@ def warm_session(
         # Like a pipe it ends when the last process of the session has closed it.
         output = Path(own) / "output"
         os.mkfifo(output)
-        request = _Request(str(folder), [*arguments], dict(variables), str(output))
+        request = _Request(module, str(folder), [*arguments], dict(variables), str(output))
         late = threading.Timer(timeout_s, os.killpg, (server.pid, signal.SIGKILL))
         late.start()
         server.stdin.write(f"{json.dumps(request)}\n")
@@ -75,7 +85,7 @@ def warm_session(
         late.cancel()
     if not answer:
         _server.cache_clear()
-        raise TimeoutError(f"pytest {' '.join(arguments)}: not done after {timeout_s} s: {said}")
+        raise TimeoutError(f"{module} {' '.join(arguments)}: not done after {timeout_s} s: {said}")
     return int(answer), said
 
 
@@ -186,9 +196,9 @@ if __name__ == "__main__":
         os.dup2(os.open(asked.output, os.O_WRONLY), number)
     # Those of the server may lead to what a pipe cannot do.
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    # As `python -m pytest` leaves them.
+    # As `python -m` leaves them.
     sys.argv[1:], sys.path[0] = asked.arguments, str(Path.cwd())
     try:
-        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+        runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         _end(int(ended.code or 0))

@@ -5,10 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from gpuscale.analysis.statistics.estimates import Sample, difference, log_sample
-from gpuscale.base.strategies import COMMAND, STRATEGIES
+from gpuscale.analysis.estimates import Sample, difference, log_sample
+from gpuscale.base.strategies import COMMAND
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -50,7 +48,7 @@ class Entry:
 
 
 class References:
-    """Looks up the single-GPU point of a configuration and sample shape."""
+    """Index to find the single-GPU point of a configuration and sample shape."""
 
     def __init__(self, points: Iterable[PointKey]) -> None:
         self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
@@ -71,10 +69,10 @@ class References:
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
     """Group runs by configuration and number of GPUs, and reduce each group to a scaling point.
 
-    Configurations keep the order in which they first appear, and are sorted by number of GPUs.
+    Groups are sorted by first appearance of their configurations, then by number of GPUs.
     Runs that differ in batch or sample shape form separate entries. The 95% intervals use Student's
-    t on the log median of each run; a single run has no interval. `allocations` names the
-    allocation of each run; if omitted, all runs count as one allocation.
+    t on the logarithm of each run's step time; a single run has no interval. `allocations` has
+    the allocation of each run; if omitted, all runs count as one allocation.
     """
     names = allocations or [""] * len(runs)
     groups = {
@@ -115,7 +113,7 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 
 def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """Return the valid runs of each point, in the order of `grouped`; omit other points."""
+    """Return each point's valid runs, in the order of `grouped`; omit points without valid runs."""
     valid = [run for run in runs if run.is_valid]
     return {key: [valid[i] for i in places] for key, places in _places_by_point(valid).items()}
 
@@ -131,25 +129,10 @@ def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """Return each run's point; a run with an unknown batch joins the other runs of its row."""
+    """Return each run's point key; a run of unknown batch gets the key of its row's other runs."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
-
-
-def step_time_ratios(runs: Sequence[Run]) -> dict[PointKey, Estimate]:
-    """Return step times of each strategy relative to the strategy that it wraps, if both ran."""
-    samples = {entry.key: entry.sample for entry in grouped(runs) if entry.logs}
-    ratios = {}
-    for key, sample in samples.items():
-        demands = STRATEGIES.get(key.configuration.strategy)
-        if demands is None or demands.wraps is None:
-            continue
-        configuration = replace(key.configuration, strategy=demands.wraps)
-        if (wrapped := samples.get(key._replace(configuration=configuration))) is not None:
-            terms = [sample.term(), wrapped.term()]
-            ratios[key] = difference(sample.mean - wrapped.mean, terms).exponential()
-    return ratios
 
 
 def _point(
@@ -188,7 +171,7 @@ def _point(
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Return the step time and throughput of a point, or the metric that it measures instead."""
+    """Return the step time and throughput of a point, or the metric measured in their place."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
@@ -242,7 +225,7 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
 
 
 def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
-    """Return the speedup over the publication's own 1-GPU figure; None without a comparable one.
+    """Return the speedup over the publication's own 1-GPU figure; None if none is comparable.
 
     Published times are for a fixed amount of training, so the ratio of two times is the speedup
     under both weak and strong scaling.
@@ -298,16 +281,14 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Warn that it was not verified that all ranks of a command train the same model."""
+    """Return a note if users' commands ran: nobody verifies that their ranks train together."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Warn of an efficiency above 1.1: noise if the interval includes 1, else a unit error."""
+    """Return a warning if an efficiency is above 1.1 and its interval does not include 1."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
-    value, low, high = efficiency.value, efficiency.low, efficiency.high
-    if low is not None and low <= 1:
-        return Statement.of("noisy_efficiency", row=key, value=value, low=low, high=high)
-    return Statement.of("unit_error", row=key, value=value)
+    is_noise = efficiency.low is not None and efficiency.low <= 1
+    return None if is_noise else Statement.of("unit_error", row=key, value=efficiency.value)

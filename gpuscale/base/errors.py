@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `gpuscale` (docs/reading.md); the last two come from nightly runs."""
+    """Exit codes of `gpuscale` (docs/reading.md); only nightly runs return the last two."""
 
     OK = 0
     REGRESSED = 1
@@ -23,18 +23,8 @@ CANNOT_WRITE = 74
 """Exit code of a pytest session that cannot write its results (`EX_IOERR` of sysexits.h)."""
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Suggest a similar name (`did you mean 'compare'?`), or list all known names."""
-    # Imported only for an error message. A long name would make the search slow.
-    from difflib import get_close_matches
-
-    known = [*known]
-    close = get_close_matches(name[:60], known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"{otherwise} {', '.join(known)}"
-
-
 class RunTerminated(BaseException):
-    """Raised by SIGTERM or SIGHUP during a run; the ranks are ended as the exception propagates."""
+    """Raised if SIGTERM or SIGHUP arrives during a run; gpuscale then ends the ranks."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -42,11 +32,11 @@ class RunTerminated(BaseException):
 
 
 class GpuscaleError(Exception):
-    """An expected failure, shown to the user as one line without a traceback."""
+    """An expected failure, whose message is shown to the user without a traceback."""
 
 
 class UsageError(GpuscaleError):
-    """The user asked for something impossible; the message names the alternatives."""
+    """Raised if the user asks for something impossible; the message lists the alternatives."""
 
 
 READING = ("msgspec", "tabulate", "wcwidth")
@@ -69,7 +59,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """A file that cannot be read or written; the message names path, place, problem and remedy."""
+    """Raised for an unusable file; the message has the path, location, problem and remedy."""
 
     def __init__(
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
@@ -84,24 +74,24 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Invalid record data; the message names the problem and its place (`runs[2].measured`).
+    """Raised if record data is invalid; the message gives problem and place (`runs[2].measured`).
 
-    `line` is set only for text files; `key` only if a field is not allowed at this place.
+    `line` is set only for text files; `rows` lists the problems if there are several.
     """
 
     def __init__(
-        self, place: str, problem: str, *, line: int | None = None, key: str | None = None
+        self, place: str, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
     ) -> None:
         where = "" if line is None else f"line {line}: "
         super().__init__(f"{where}{place}: {problem}" if place else f"{where}{problem}")
         self.place = place
         self.problem = problem
         self.line = line
-        self.key = key
+        self.rows = rows
 
 
 class FieldError(ValueError):
-    """A record with invalid contents; the message names the field and the problem."""
+    """Raised if a record has an invalid field; the message gives the field and the problem."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}" if place else problem)
@@ -110,36 +100,31 @@ class FieldError(ValueError):
 
 
 class CaseError(GpuscaleError):
-    """A training case that cannot be built or run as requested."""
+    """Raised if a training case cannot be built or run as requested."""
 
 
 class InvalidTrainingError(CaseError):
-    """Ranks that did not train the same model, so that the speedup is meaningless."""
+    """Raised if ranks did not train the same model, which makes the speedup meaningless."""
 
 
 class MachineError(GpuscaleError):
-    """Missing or unresponsive GPUs or nodes: a fault of the machine, not of an option."""
-
-    def __init__(self, problem: str, *, hosts: Sequence[str] = ()) -> None:
-        """Store the whole message and the hosts at fault, if known."""
-        super().__init__(problem)
-        self.hosts = tuple(hosts)
+    """Raised for missing or unresponsive GPUs or nodes: faults of the machine, not the options."""
 
 
 class DriverAbsentError(GpuscaleError):
-    """This machine has no usable driver of GPUs; the message says why."""
+    """Raised if this machine has no usable GPU driver; the message gives the reason."""
 
 
 class DriverBrokenError(DriverAbsentError):
-    """This machine has a driver of GPUs, but the driver does not work."""
+    """Raised if this machine has a GPU driver that does not work."""
 
 
 class DeviceAbsentError(GpuscaleError):
-    """The driver does not offer the requested device; the message says why."""
+    """Raised if the driver does not offer the requested device; the message gives the reason."""
 
 
 class QueryError(GpuscaleError):
-    """A query that a GPU's driver did not answer; the message is the driver's own."""
+    """Raised if a GPU's driver does not answer a query; the message is the driver's own."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         """Store the driver's reason and its error code."""
@@ -148,15 +133,15 @@ class QueryError(GpuscaleError):
 
 
 class NeverOfferedError(QueryError):
-    """A query that is not repeated on the same device, because it would always fail."""
+    """Raised if a query can never succeed on this device; gpuscale does not repeat such a query."""
 
 
 class DeviceGoneError(QueryError):
-    """A query of a lost GPU, which is not queried again: such calls can take seconds."""
+    """Raised if a query finds that the GPU is lost; gpuscale sends that GPU no further queries."""
 
 
 class SchedulerError(GpuscaleError):
-    """The batch scheduler is missing, rejected a job or lost a job; the message quotes it."""
+    """Raised if the scheduler is missing, or rejects or loses a job; the message says why."""
 
 
 def as_place(file: str, line: int | None) -> str:

@@ -6,20 +6,13 @@ name strategies of other tools, so code that reads records must use `STRATEGIES.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
-
-Schedule = Literal["gpipe", "1f1b"]
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
     """Properties of a strategy that can be read without importing torch."""
 
-    words: str
-    """Description of the strategy in the docs."""
-    single: str
-    """Meaning of T(1), on which the speedup S(n) and the efficiency E(n) are based."""
     implementation: str | None
     """Module and class that implement the strategy; None if cases cannot choose it."""
     one_process: bool = False
@@ -27,9 +20,9 @@ class Demands:
     ranks_agree: bool
     """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
-    """Communication that cannot be left out of a step; None if synchronisation can be paused."""
+    """Communication that cannot be skipped in a step; None if synchronisation can be paused."""
     paused: str = "communication"
-    """Communication that is left out of a step without synchronisation."""
+    """Communication that is skipped in steps without synchronisation."""
     not_on_cpu: str | None = None
     """Reason why CPU ranks cannot stand in for GPUs; None if they can."""
     not_compiled: str | None = None
@@ -37,22 +30,19 @@ class Demands:
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """Reason why older torch versions do not work; None if gpuscale supports none of them."""
-    options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
-    """Keys allowed in the `strategy_options` of a case, with their types or allowed words."""
+    """Reason why older versions of torch do not work; None if no part of gpuscale supports them."""
+    options: tuple[str, ...] = ()
+    """Keys allowed in the `strategy_options` of a case."""
     not_accumulated: str | None = None
     """Reason why --accumulate does not work with the strategy; None if it does."""
     not_fp16: str | None = None
     """Reason why --precision fp16 does not work with the strategy; None if it does."""
-    in_blocks: bool = False
-    """True if the strategy distributes the case's blocks, and thus the model, over the GPUs."""
     micro_batches: bool = False
     """True if the strategy splits batches into micro-batches that GPUs process concurrently."""
     below_table: str | None = None
-    """Remark below tables on how to read the speedups; None if no remark is needed."""
+    """Remark printed below tables on how to read speedups; None if no remark is needed."""
     package: str | None = None
-    """Package needed in addition to torch, if any; gpuscale has an extra of the same name to
-    install it."""
+    """Package needed besides torch, if any; gpuscale's extra of the same name installs it."""
     wraps: str | None = None
     """Strategy that this one wraps, if any. Published figures for the wrapped strategy apply to
     both, and tables show the ratio between the two."""
@@ -73,9 +63,7 @@ COMMAND = "command"
 
 STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
-        words="DataParallel: one process scatters each batch over its GPUs and gathers the outputs",
-        single="the same with one GPU",
-        implementation="gpuscale.measure.worker.strategies.one_process:DataParallelStrategy",
+        implementation="gpuscale.measure.worker.strategies.data_parallel:DataParallelStrategy",
         one_process=True,
         ranks_agree=True,
         inside_computing="scatter, replicate and gather",
@@ -85,25 +73,20 @@ STRATEGIES: Mapping[str, Demands] = {
         ),
     ),
     "ddp": Demands(
-        words="DistributedDataParallel: a process per GPU; gradients are averaged in the backward",
-        single="the same wrapper in a group of one",
-        implementation="gpuscale.measure.worker.strategies.ddp:DistributedDataParallelStrategy",
+        implementation=(
+            "gpuscale.measure.worker.strategies.data_parallel:DistributedDataParallelStrategy"
+        ),
         paused="all-reduce",
         ranks_agree=True,
-        options={
-            "bucket_cap_mb": int,
-            "comm_hook": ("fp16_compress", "bf16_compress", "powerSGD"),
-            "find_unused_parameters": bool,
-            "gradient_as_bucket_view": bool,
-            "static_graph": bool,
-        },
+        options=(
+            "bucket_cap_mb",
+            "comm_hook",
+            "find_unused_parameters",
+            "gradient_as_bucket_view",
+            "static_graph",
+        ),
     ),
     "fsdp": Demands(
-        words=(
-            "FSDP2 (`fully_shard`): a process per GPU with a shard of parameters, gradients and "
-            "optimiser state; each block gathers its parameters to compute"
-        ),
-        single="the same in a group of one, without collectives",
         implementation="gpuscale.measure.worker.strategies.fsdp:FullyShardedStrategy",
         paused="all-gather and reduce-scatter",
         ranks_agree=False,
@@ -111,53 +94,39 @@ STRATEGIES: Mapping[str, Demands] = {
         not_older="its collectives cannot be paused",
     ),
     "lightning": Demands(
-        words="PyTorch Lightning: `Trainer.fit` makes the steps, over DistributedDataParallel",
-        single="the same in a group of one",
         implementation="gpuscale.measure.worker.strategies.lightning:LightningStrategy",
         ranks_agree=True,
         package="lightning",
         wraps="ddp",
     ),
     "pipeline": Demands(
-        words=(
-            "`torch.distributed.pipelining`: a process per GPU, each with a stage of the model, "
-            "through which a batch goes in micro-batches"
-        ),
-        single="the whole batch at once, without a pipeline",
         implementation="gpuscale.measure.worker.strategies.pipeline:PipelineStrategy",
         ranks_agree=False,
         not_compiled="stages are not compiled, so T(1) would be and T(n) not",
         not_accumulated="its micro-batches are accumulated already",
         not_fp16="a loss scaler would have to agree with all stages on every step",
-        in_blocks=True,
         micro_batches=True,
-        below_table="T(1) is the whole batch at once on one GPU, without a pipeline",
+        below_table="T(1) is the whole batch at once, without a pipeline",
     ),
     "mp": Demands(
-        words="model parallel: one process whose layers lie on all GPUs, which compute in turn",
-        single="the whole model on one GPU",
-        implementation="gpuscale.measure.worker.strategies.one_process:ModelParallelStrategy",
+        implementation="gpuscale.measure.worker.strategies.model_parallel:ModelParallelStrategy",
         one_process=True,
         ranks_agree=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",
         not_compiled="graphs over several GPUs have not been tried",
-        in_blocks=True,
         below_table=(
             "one GPU computes at a time, so a speedup of up to 1 is expected; what it saves is "
             "memory on each"
         ),
     ),
     COMMAND: Demands(
-        words="any command: it makes itself parallel, and its lines tell its steps",
-        single="the same command with 1 GPU",
         implementation=None,
         ranks_agree=False,
     ),
 }
 CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
 """Strategies that a `TrainingCase` can choose."""
-SCHEDULE: Schedule = "gpipe"
 MICRO_BATCHES = 4
 """Default number of micro-batches per GPU. With four per stage, a pipeline spends less than a fifth
 of its time filling and draining, whatever the number of stages."""

@@ -1,72 +1,53 @@
-"""Profiles of clusters: the nodes, the scheduler and the work of a nightly run (docs/clusters.md).
+"""Profiles of clusters: the nodes, the scheduler and the work of a nightly run."""
 
-Annotations mark the fields that `gpuscale submit` can override or that become options of pytest.
-"""
-
+import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import field
 
-from gpuscale.base.cpus import SITE, UNBOUND, is_map
+from gpuscale.base.devices import SITE, UNBOUND, is_map
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
-from gpuscale.base.host import text_of
-from gpuscale.base.printable import shown
 from gpuscale.base.strategies import COMMAND
+from gpuscale.base.text import shown, visible
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
-from gpuscale.records.json_text import from_builtins
-from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
+from gpuscale.records.record import (
+    Gpus,
+    Line,
+    Name,
+    PositiveCount,
+    Record,
+    Seconds,
+    from_builtins,
+    matching,
+)
+from gpuscale.store.files import read_with
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SHELL_SIGNS = "@%_+=:,./~-"
 _SHELL_WORD = rf"^[A-Za-z0-9{re.escape(_SHELL_SIGNS)}]+\Z"
 _WORD = f"a word of letters, digits and {_SHELL_SIGNS} (it goes into a shell script)"
-ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD, description=_WORD)]
+ShellWord = Annotated[str, matching(_SHELL_WORD, _WORD)]
 NodeNames = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z0-9_.,\[\]-]+\Z", description="names of nodes such as nid[0102,0417]"),
+    str, matching(r"^[A-Za-z0-9_.,\[\]-]+\Z", "names of nodes such as nid[0102,0417]")
 ]
 Variable = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", description="the name of an environment variable"),
+    str, matching(r"^[A-Za-z_][A-Za-z0-9_]*\Z", "the name of an environment variable")
 ]
-TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 01:00:00")]
-
-
-@dataclass(frozen=True, slots=True)
-class JobOption:
-    """Marks a profile field that an option of `gpuscale submit` can override."""
-
-    name: str
-    metavar: str
-    words: str
-    parse: Callable[[str], object] = str
-    variable: str | None = None
-    """Environment variable that overrides the field within the job; None if no variable does."""
-
-
-@dataclass(frozen=True, slots=True)
-class PytestOption:
-    """Marks a profile field that is passed to pytest as an option."""
-
-    name: str
+TimeLimit = Annotated[str, matching(TIME_LIMIT, "a time such as 01:00:00")]
 
 
 class GpuNodes(Record, frozen=True, kw_only=True):
     """The GPU nodes of a cluster, all of the same kind."""
 
-    gpus: Annotated[
-        Gpus | None,
-        JobOption(
-            "--gpus-per-node", "N", "GPUs of each node, for profiles such as generic-slurm", int
-        ),
-    ] = None
+    gpus: Gpus | None = None
     """Number of GPUs per node; None for a generic profile, which requires `--gpus-per-node`."""
     cores: PositiveCount | None = None
     """Cores per node as the scheduler counts them; jobs get cores in proportion to their GPUs."""
@@ -74,49 +55,18 @@ class GpuNodes(Record, frozen=True, kw_only=True):
     """True if the scheduler allocates only whole nodes, even to jobs that need fewer GPUs."""
 
 
-class MachineMarks(Record, frozen=True, kw_only=True):
-    """Marks that identify the machine from which jobs are submitted; one match is enough."""
-
-    hosts: tuple[Line, ...] = ()
-    """Patterns of host names, such as `jwlogin*`."""
-    files: dict[Line, Line] = field(default_factory=dict)
-    """Paths of files, each with the exact contents required, apart from surrounding whitespace."""
-    variables: dict[Line, Line] = field(default_factory=dict)
-    """Environment variables, each with a pattern for the value."""
-
-    def fits(self, environment: Mapping[str, str], host: str) -> bool:
-        """Return True if a host with this name and environment belongs to the profile."""
-        known = {name: environment[name] for name in self.variables if name in environment}
-        return (
-            any(fnmatchcase(host, pattern) for pattern in self.hosts)
-            or any(_holds(Path(path), text) for path, text in self.files.items())
-            or any(fnmatchcase(value, self.variables[name]) for name, value in known.items())
-        )
-
-
 class JobSettings(Record, frozen=True, kw_only=True):
     """Settings for the scheduler and for the job's shell."""
 
-    partition: Annotated[ShellWord | None, JobOption("--partition", "P", "partition or queue")] = (
-        None
-    )
-    account: Annotated[ShellWord | None, JobOption("--account", "A", "account or project")] = None
-    nodelist: Annotated[
-        NodeNames | None, JobOption("--nodelist", "NODES", "run on these nodes, under Slurm")
-    ] = None
-    time_limit: Annotated[TimeLimit, JobOption("--time", "HH:MM:SS", "time limit of the job")]
+    partition: ShellWord | None = None
+    account: ShellWord | None = None
+    nodelist: NodeNames | None = None
+    time_limit: TimeLimit
     gpu_option: Line | None = None
     """Scheduler option that requests GPUs, with `{gpus}` in place of the number per node."""
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, verbatim."""
-    modules: Annotated[
-        tuple[ShellWord, ...],
-        JobOption("--modules", "'M M …'", "modules to load", str.split, "GPUSCALE_MODULES"),
-    ] = ()
-    module_purge: bool = False
-    """True if all modules are unloaded before others are loaded."""
-    modules_remedy: Name | None = None
-    """Error message for users who name no modules; None if `modules` serves as the default."""
+    modules: tuple[ShellWord, ...] = ()
     variables: dict[Variable, Line] = field(default_factory=dict)
     unset: tuple[Variable, ...] = ()
     """Environment variables to unset because they would disturb the measurement."""
@@ -129,39 +79,21 @@ class JobSettings(Record, frozen=True, kw_only=True):
         if self.gpu_option and "{gpus}" not in self.gpu_option:
             wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
             _refuse("gpu_option", wanted, self.gpu_option)
-        if self.container is not None and not self.container_program:
-            wanted = "a command that begins with a program, such as apptainer exec --nv here.sif"
-            _refuse("container", wanted, self.container)
-
-    @property
-    def container_program(self) -> str | None:
-        """First word of the container command; None if that is not the name of a program."""
-        try:
-            words = shlex.split(self.container or "")
-        except ValueError:
-            return None
-        is_program = words and re.match(_SHELL_WORD, words[0]) and "=" not in words[0]
-        return words[0] if is_program else None
 
 
 class Measured(Record, frozen=True, kw_only=True):
     """The work of a nightly run: cases, strategies, numbers of GPUs and other pytest options."""
 
-    cases: Annotated[
-        tuple[ShellWord, ...],
-        JobOption("--cases", "'PATH …'", "measure these files and folders", str.split),
-    ] = ("bench_cases",)
-    strategies: Annotated[tuple[ShellWord, ...], PytestOption("--strategy")] = ("ddp", COMMAND)
-    gpus: Annotated[tuple[Gpus, ...], PytestOption("--gpus")] = ()
+    cases: tuple[ShellWord, ...] = ("bench_cases",)
+    strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
+    gpus: tuple[Gpus, ...] = ()
     """Default of `gpuscale submit --gpus`; if empty, that option is required."""
-    runs: Annotated[
-        PositiveCount, JobOption("--runs", "R", "fresh starts of each", int, "GPUSCALE_RUNS")
-    ] = 3
-    device: Annotated[Literal["cuda", "rocm", "cpu"], PytestOption("--device")] = "cuda"
-    cpu_bind: Annotated[ShellWord | None, PytestOption("--cpu-bind")] = None
-    size: Annotated[ShellWord, PytestOption("--size")] = "full"
-    run_seconds: Annotated[Seconds | None, PytestOption("--run-seconds")] = None
-    """Seconds spent on the windows of each run; None for the device's default."""
+    runs: PositiveCount = 3
+    device: Literal["cuda", "rocm", "cpu"] = "cuda"
+    cpu_bind: ShellWord | None = None
+    size: ShellWord = "full"
+    run_seconds: Seconds | None = None
+    """Seconds that each run spends on measurement windows; None for the device's default."""
     options: tuple[Name, ...] = ()
     """Further arguments for pytest."""
 
@@ -172,12 +104,9 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """The baseline and the rows by which a nightly run is judged; without a baseline it is not."""
+    """The baseline against which a nightly run is judged, and the rows to judge."""
 
-    baseline: Annotated[
-        ShellWord | None,
-        JobOption("--baseline", "FILE", "what to judge against", str, "GPUSCALE_BASELINE"),
-    ] = None
+    baseline: ShellWord | None = None
     cases: tuple[ShellWord, ...] = ()
     """Rows to judge, each as `CASE/STRATEGY`; empty for all."""
     gpus: tuple[Gpus, ...] = ()
@@ -194,7 +123,6 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
     """Name of the scheduler, a key of `SCHEDULERS`."""
     job: JobSettings
     node: GpuNodes = GpuNodes()
-    recognise: MachineMarks = MachineMarks()
     measure: Measured = Measured()
     judge: Judged = Judged()
     name: str = ""
@@ -217,37 +145,50 @@ def _refuse(place: str, wanted: str, value: str) -> None:
     raise FieldError(place, f"expected {wanted}, found {shown(value)}")
 
 
-_Mark = TypeVar("_Mark", JobOption, PytestOption)
+@dataclass(frozen=True, slots=True)
+class JobOption:
+    """An option of `gpuscale submit` that overrides a field of the profile."""
+
+    table: str
+    field: str
+    metavar: str
+    words: str
+    parse: Callable[[str], object] = str
 
 
-def _marked(kind: type[Record], mark: type[_Mark]) -> Iterator[tuple[str, _Mark]]:
-    """Yield the name and the mark of each field of the record type that has this kind of mark."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        yield from ((name, each) for each in get_args(hint) if isinstance(each, mark))
-
-
-JOB_OPTIONS = {
-    option.name: ((table, name), option)
-    for table, kind in (
-        ("measure", Measured),
-        ("judge", Judged),
-        ("job", JobSettings),
-        ("node", GpuNodes),
-    )
-    for name, option in _marked(kind, JobOption)
+JOB_OPTIONS: Mapping[str, JobOption] = {
+    "--cases": JobOption("measure", "cases", "'PATH …'", "files and folders to measure", str.split),
+    "--runs": JobOption("measure", "runs", "R", "fresh starts of each", int),
+    "--baseline": JobOption("judge", "baseline", "FILE", "what to judge against"),
+    "--partition": JobOption("job", "partition", "P", "partition or queue"),
+    "--account": JobOption("job", "account", "A", "account or project"),
+    "--nodelist": JobOption("job", "nodelist", "NODES", "run on these nodes, under Slurm"),
+    "--time": JobOption("job", "time_limit", "HH:MM:SS", "time limit of the job"),
+    "--modules": JobOption("job", "modules", "'M M …'", "modules to load", str.split),
+    "--gpus-per-node": JobOption(
+        "node", "gpus", "N", "GPUs of each node, for profiles such as generic-slurm", int
+    ),
 }
-"""Options of `gpuscale submit` by name, each with the table and field that it overrides."""
+_PYTEST_OPTIONS = {
+    "strategies": "--strategy",
+    "gpus": "--gpus",
+    "device": "--device",
+    "cpu_bind": "--cpu-bind",
+    "size": "--size",
+    "run_seconds": "--run-seconds",
+}
+"""Options of pytest that receive fields of `Measured`, keyed by field."""
 
 
 def pytest_arguments(measured: Measured) -> Iterator[str]:
     """Yield the cases and options for pytest, quoted for a shell."""
     yield from measured.cases
-    for name, option in _marked(Measured, PytestOption):
+    for name, option in _PYTEST_OPTIONS.items():
         value = getattr(measured, name)
         if value is not None:
             several = value if isinstance(value, tuple) else (value,)
             words = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
-            yield f"{option.name} {words}"
+            yield f"{option} {words}"
     yield from (shlex.quote(option) for option in measured.options)
 
 
@@ -262,15 +203,51 @@ def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> Cluste
     foreign = ["baseline", "cases", "gpus"] if "--cases" in given else ["gpus"]
     for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
         judge.pop(name, None)
-    places = {option: JOB_OPTIONS[option][0] for option in given if option in JOB_OPTIONS}
-    for option, (table, name) in places.items():
-        tables.setdefault(table, {})[name] = given[option]
+    options = {name: option for name, option in JOB_OPTIONS.items() if name in given}
+    for name, option in options.items():
+        tables.setdefault(option.table, {})[option.field] = given[name]
     try:
         return from_builtins(ClusterProfile, tables)
     except DecodeError as error:
-        wrong = [o for o, place in places.items() if error.place.startswith(".".join(place))]
-        raise UsageError(f"{wrong[0]}: {error.problem}") from None
+        (wrong, *_) = (
+            name
+            for name, option in options.items()
+            if error.place.startswith(f"{option.table}.{option.field}")
+        )
+        raise UsageError(f"{wrong}: {error.problem}") from None
 
 
-def _holds(path: Path, text: str) -> bool:
-    return text_of(path) == text.strip()
+def find_profile(wanted: str | None) -> ClusterProfile:
+    """Return a profile by name, such as `arc4`, or by path (contains `/` or ends in `.toml`)."""
+    if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
+        return read_profile(Path(wanted).expanduser())
+    known = {
+        path.stem: path for path in sorted((Path(__file__).parent / "profiles").glob("*.toml"))
+    }
+    if wanted not in known:
+        problem = f"there is no cluster profile '{wanted}'" if wanted else "name a cluster profile"
+        remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
+        raise UsageError(f"{problem}; {remedy} (docs/clusters.md)")
+    return read_profile(known[wanted])
+
+
+def read_profile(path: Path) -> ClusterProfile:
+    """Read a profile from a file; raise a FileError that names an invalid field."""
+    return read_with(path, lambda text: parse_profile(text, path.stem))
+
+
+def parse_profile(text: str, name: str) -> ClusterProfile:
+    """Parse a profile from TOML; raise a DecodeError that names an invalid field."""
+    if not _FILE_NAME.fullmatch(name):
+        problem = f"'{visible(name)}' cannot be part of a job's name"
+        remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
+        raise DecodeError("", f"{problem}; {remedy}")
+    try:
+        document = tomllib.loads(text)
+        if "name" in document:
+            raise DecodeError("name", "unknown field; the file's own name is the profile's")
+        return from_builtins(ClusterProfile, {**document, "name": name})
+    except tomllib.TOMLDecodeError as error:
+        raise DecodeError("", f"is not TOML: {error}; correct it there") from None
+    except RecursionError:
+        raise DecodeError("", "is nested too deeply to be a cluster profile") from None

@@ -1,33 +1,33 @@
 """Run a sweep over the nodes of a cluster: choose and submit jobs, and record their outcomes.
 
-Every job is recorded before it is submitted, so that a sweep can stop at any moment and go on
-later.
+Every job is recorded before it is submitted, so that a sweep can be stopped at any moment and
+resumed later.
 """
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpuscale.base.errors import FileError, SchedulerError
-from gpuscale.judge.fleet import to_repeat
+from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, answer_of
-from gpuscale.measure.schedulers.slurm_nodes import (
+from gpuscale.measure.schedulers.slurm import (
     ClusterNode,
     QueuedJob,
     cluster_nodes,
     queued_jobs,
 )
-from gpuscale.records.json_text import to_json
+from gpuscale.records.record import to_json
 from gpuscale.store import read_results, write_report
-from gpuscale.store.sweep import (
-    RECORD,
+from gpuscale.store.campaign_folders import (
+    SWEEP_JSON,
     SweepJob,
     SweepRecord,
     past_visits,
@@ -36,15 +36,17 @@ from gpuscale.store.sweep import (
 )
 
 _POLL_S = 2.0
+_PATIENCE_S = 3600.0
+"""Seconds that a job may wait for its node; after that time, the node counts as busy."""
 _MOST_UNKNOWN = 15
 """Number of successive polls that may fail to find a job in Slurm before the job counts as lost."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
-"""Number of control nodes, measured in turn, and number of jobs from one control to the next."""
+"""Number of nodes that are measured repeatedly as controls, and number of jobs between controls."""
 
 
 class Sweep:
-    """A sweep in progress; its folder always holds its current state."""
+    """A sweep in progress; the sweep's folder always contains the current state."""
 
     def __init__(
         self,
@@ -53,18 +55,17 @@ class Sweep:
         submit: Callable[[SweepJob, str], str],
         say: Callable[[str], None],
         most_queued: int,
-        patience_s: float,
     ) -> None:
-        """`submit` submits a job under a name and returns the number of the scheduler's job."""
+        """`submit` submits a job under a name and returns the number that the scheduler gave it."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
-        self._most_queued, self._patience_s = most_queued, patience_s
+        self._most_queued = most_queued
         self._given_up: set[str] = set()
-        """Nodes given up: since this process began, a job on them has ended without results."""
+        """Nodes that get no further jobs, because one of their jobs ended without results."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
         self._visits, self._past = visits_of(folder, record), past_visits(folder, record)
-        self._suspects: tuple[str, ...] | None = None
-        """Nodes that need a second job; None if nodes were measured since the last judgement."""
+        self._suspects: Sequence[str] | None = None
+        """Nodes that need another job, worst first; None until the newest results are judged."""
 
     def run(self) -> None:
         """Submit and follow jobs until all nodes are done."""
@@ -99,8 +100,7 @@ class Sweep:
             if job.job != queued.number:
                 # This process, or the one before it, ended while it submitted the job.
                 job = self._note(job, job=queued.number)
-            waited = datetime.now(UTC) - datetime.fromisoformat(job.submitted_at)
-            is_late = waited.total_seconds() > self._patience_s
+            is_late = time.time() - job.submitted_at_s > _PATIENCE_S
             if queued.waits and (is_late or node.stage == "out"):
                 answer_of(["scancel", queued.number])
                 self._end(job, "down" if node.stage == "out" else "busy", node.state)
@@ -116,8 +116,8 @@ class Sweep:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:
-        """Record whether a job that has ended measured its node, or the reason why not."""
-        job = self._note(job, ended_at=_now())
+        """Record whether a finished job measured its node, and the reason if it did not."""
+        job = self._note(job, ended_at_s=time.time())
         problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
         try:
             results = read_results(self._folder / job.results_name)
@@ -156,7 +156,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield the nodes to measure next, idle ones first, each with True if it is a control."""
+        """Yield pairs: a node to measure next (idle nodes first), and True if it is a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}
@@ -166,12 +166,15 @@ class Sweep:
         if not idle:
             # To judge a large fleet takes a while.
             if self._suspects is None:
-                self._suspects = to_repeat(self._visits, self._past)
+                verdicts = judge(self._visits, self._past)
+                self._suspects = [verdict.node for verdict in verdicts if verdict.needs_job]
             again = [name for name in self._suspects if name in able]
-        # Second jobs are few, so each needs controls near it.
-        between = max(_BETWEEN_CONTROLS, self._most_queued) if fresh else 2
-        last = self.record.jobs[-between:]
-        is_time = len(last) == between and not any(job.is_control for job in last)
+        jobs, between = self.record.jobs, max(_BETWEEN_CONTROLS, self._most_queued)
+        is_time = len(jobs) >= between and not any(job.is_control for job in jobs[-between:])
+        if again:
+            # Second jobs are few, so they need controls near them: all of these first.
+            late = [job.is_control for job in takewhile(lambda job: job.number > 1, jobs[::-1])]
+            is_time = late.count(True) < _CONTROLS + late.count(False) // 2
         if is_time and (fresh or again):
             visited = Counter(visit.node for visit in self._visits)
             controls = sorted([*visited][:_CONTROLS], key=visited.__getitem__)
@@ -182,7 +185,7 @@ class Sweep:
     def _start(self, node: str, is_control: bool) -> bool:
         """Submit a job; return False if Slurm rejects it."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
-        job = SweepJob(node=node, number=number, is_control=is_control, submitted_at=_now())
+        job = SweepJob(node=node, number=number, is_control=is_control, submitted_at_s=time.time())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))
         try:
             self._note(job, job=self._submit(job, self._name_of(job)))
@@ -204,8 +207,4 @@ class Sweep:
 
     def _keep(self, record: SweepRecord) -> None:
         self.record = record
-        write_report(self._folder / RECORD, f"{to_json(record)}\n")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+        write_report(self._folder / SWEEP_JSON, f"{to_json(record)}\n")

@@ -1,20 +1,14 @@
 """Write job scripts from cluster profiles: directives, then commands that start a nightly run."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.printable import visible
-from gpuscale.base.units import counted
-from gpuscale.campaigns.cluster_profile import (
-    JOB_OPTIONS,
-    ClusterProfile,
-    Judged,
-    pytest_arguments,
-)
+from gpuscale.base.text import counted
+from gpuscale.campaigns.cluster_profile import ClusterProfile, pytest_arguments
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Demand, Scheduler
 
@@ -23,12 +17,8 @@ _SEARCH = """\
 # gpuscale and pytest: of the environment that is named, else of this folder's, else on PATH.
 if [ -n "${GPUSCALE_VENV-}" ] || [ -x .venv/bin/gpuscale ]; then
     PATH="$(cd "${GPUSCALE_VENV:-.venv}/bin" && pwd):$PATH" || exit
-fi"""
-_CONTAINER_CHECK = """\
-command -v {program} >/dev/null || {{
-    echo "{program}, for the container, is not on PATH; load its module or correct the profile" >&2
-    exit
-}}"""
+fi
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +27,6 @@ class JobRequest:
 
     profile: ClusterProfile
     """The profile, with command-line options applied."""
-    named: str
-    """Name or path of the profile, as given on the command line."""
-    options: Mapping[str, str]
-    """Command-line options that were given, such as `--runs`, with their values."""
     demand: Demand
     gpus: tuple[int, ...]
     judged_gpus: tuple[int, ...]
@@ -70,7 +56,7 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
         problem = "does not know how many GPUs a node has; add --gpus-per-node N"
         raise UsageError(f"the profile {profile.name} {problem}")
     largest, scheduler = max(gpus), SCHEDULERS[profile.scheduler]
-    if largest > per_node and (scheduler.launcher is None or profile.job.container is not None):
+    if largest > per_node and (scheduler.launcher is None or profile.job.container):
         stays = "a job in a container stays"
         stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
         raise UsageError(
@@ -105,17 +91,13 @@ def numbers_text(gpus: tuple[int, ...]) -> str:
 
 def job_script(request: JobRequest) -> str:
     """Return the complete script of a job; equal requests give equal scripts."""
-    return "\n".join((_head(request), _settings(request), _preparation(request), _night(request)))
+    return "\n".join((_head(request), _preparation(request), _night(request)))
 
 
 def _head(request: JobRequest) -> str:
-    """Comments on the origin of the script, and the directives for the scheduler."""
+    """Return comments on the origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     gpus = numbers_text(request.gpus)
-    command, options = "submit", {"--gpus": gpus, **request.options}
-    if request.results is not None:
-        command, options = "fleet run", {**request.options}
-    words = [request.named, *(word for option in options.items() for word in option), "--print"]
     asked = [*scheduler.options_of(demand), *profile.job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
     return f"""\
@@ -123,9 +105,7 @@ def _head(request: JobRequest) -> str:
 # The scaling job of {profile.description} ({scheduler.title}):
 # on {gpus} GPUs, {counted(demand.nodes, "node")} with {demand.gpus_per_node} each.
 #
-#     gpuscale {command} {visible(shlex.join(words))}
-#
-# wrote it. Submit it from the folder of its cases:
+# Submit it from the folder of its cases:
 #
 #     {scheduler.submit_command[0]} {"< " if scheduler.takes_stdin else ""}FILE
 #
@@ -138,84 +118,54 @@ trap 'exit 2' EXIT
 """
 
 
-def _settings(request: JobRequest) -> str:
-    """Shell variables for settings, some of which the job's environment can override."""
-
-    def setting(option: str, default: object, operator: str = ":-") -> str:
-        """Shell word for the option's value, else the environment variable's, else the default."""
-        given, variable = request.options.get(option), JOB_OPTIONS[option][1].variable
-        return f"${{{variable}{operator}{default}}}" if given is None else shlex.quote(given)
-
-    job, baseline = request.profile.job, request.profile.judge.baseline
-    modules, operator = " ".join(job.modules), "-"
-    if job.modules_remedy is not None:
-        modules, operator = job.modules_remedy, "?"
-    judged = "" if baseline is None else numbers_text(request.judged_gpus)
-    settings = f"""\
-# Settings: what was asked for, else what the environment of the job says.
-modules={setting("--modules", modules, operator)}
-"""
-    if request.results is not None:
-        return settings
-    return f"""\
-{settings}\
-runs={setting("--runs", request.profile.measure.runs)}  # fresh starts of each number of GPUs
-baseline={setting("--baseline", baseline or "")}
-judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
-"""
-
-
 def _preparation(request: JobRequest) -> str:
-    """Shell commands that change to the job's folder, load modules and set variables."""
+    """Return shell commands that change to the job's folder, load modules and set variables."""
     job, command = request.profile.job, request.profile.judge.on_verdict
-    lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
+    lines = [f"module load {' '.join(job.modules)} || exit"] if job.modules else []
+    lines += [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
     if command is not None:
-        lines += [
-            f"on_verdict={shlex.quote(command)}",
-            'export GPUSCALE_ON_VERDICT="${GPUSCALE_ON_VERDICT:-$on_verdict}"',
-        ]
+        lines.append(f"export GPUSCALE_ON_VERDICT={shlex.quote(command)}")
     if job.prologue:
         lines += ["set -e", *job.prologue, "set +e"]
     lines += request.scheduler.preparation(request.demand)
-    purge = "module purge || exit\n" if job.module_purge else ""
     return f"""\
 cd "{_in_job(request, request.scheduler.folder_variable)}" || exit
-{purge}if [ -n "$modules" ]; then
-    # shellcheck disable=SC2086  # a list of names
-    module load $modules || exit
-fi
 {"".join(f"{line}{chr(10)}" for line in lines)}"""
 
 
 def _in_job(request: JobRequest, variable: str) -> str:
-    """Shell expansion of a scheduler's variable that fails with a message outside of a job."""
+    """Return a shell expansion of a scheduler's variable; outside of a job it prints an error."""
     return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
 
 
 def _night(request: JobRequest) -> str:
-    """Shell commands that check that gpuscale runs, then start the job's measurements."""
+    """Return shell commands that check that gpuscale runs, then start the job's measurements."""
     profile = request.profile
     where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
-    if profile.job.container is not None:
-        where = _CONTAINER_CHECK.format(program=profile.job.container_program)
-        inside = f"{profile.job.container} \\\n    "
+    if profile.job.container:
+        where, inside = "", f"{profile.job.container} \\\n    "
         remedy = "in the container; choose an image that has it"
     measure = [*pytest_arguments(replace(profile.measure, gpus=request.gpus))]
     if request.demand.nodes > 1:
         after = measure.index(f"--gpus {numbers_text(request.gpus)}") + 1
         measure.insert(after, f"--launcher {request.launcher}")
-    runs = '"$runs"' if request.results is None else profile.measure.runs
-    measure += [f"--runs {runs}", '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}']
+    measure += [
+        f"--runs {profile.measure.runs}",
+        '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
+    ]
     number = _in_job(request, request.scheduler.job_variable)
     if request.results is None:
         program = f'gpuscale night {profile.name} "{number}"'
-        words = f"{_wrapped('measure', measure)} \\\n{_compare(profile.judge)}"
+        words = _wrapped("measure", measure)
+        if (judge := profile.judge).baseline is not None:
+            cases = (f"--case {case}" for case in judge.cases)
+            judged = (judge.baseline, *cases, f"--gpus {numbers_text(request.judged_gpus)}")
+            words += f" \\\n{_wrapped('compare', judged)}"
     else:
         program, words = "pytest", _wrapped(f"--results {request.results}", measure)
     return f"""\
-{where}
-# What is broken would end with Python's or the container's 1.
+{where}# What is broken would end with Python's or the container's 1.
 {inside}gpuscale --version >/dev/null || {{
     echo "gpuscale does not run {remedy}" >&2
     exit
@@ -224,15 +174,6 @@ def _night(request: JobRequest) -> str:
 exec {inside}{program} \\
 {words}
 """
-
-
-def _compare(judge: Judged) -> str:
-    """Words of `gpuscale night` that compare with the baseline, if there is one."""
-    cases = ['"$baseline"', *(f"--case {case}" for case in judge.cases)]
-    if judge.baseline is not None:
-        return _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
-    cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
-    return f"    ${{baseline:+compare {' '.join(cases)}}}"
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:

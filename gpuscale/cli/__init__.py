@@ -6,13 +6,12 @@ Only the module of the named command is imported, so that `gpuscale --help` is f
 
 import argparse
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from gpuscale import __version__
 from gpuscale.base.errors import (
@@ -23,7 +22,7 @@ from gpuscale.base.errors import (
     RunTerminated,
     require_packages,
 )
-from gpuscale.base.printable import spell_out
+from gpuscale.base.text import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
@@ -38,7 +37,6 @@ _COMMANDS = (
     ("history", "show when rows changed over the nights, and what else changed then"),
     ("import", "make nights of what ReFrame and other tools have recorded"),
     ("leave-out", "exclude a bad night from comparisons, or include it again"),
-    ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "examine this machine's GPUs: telemetry, links and faults"),
     ("probe", "measure each device, link and storage of a job for a minute, to confirm a cause"),
@@ -46,12 +44,13 @@ _COMMANDS = (
     ("submit", "measure and judge in a job of this cluster's scheduler"),
     ("fleet", "measure every node of a cluster, and name the sick ones"),
     ("night", "measure, compare and keep, inside a running job (submit writes such jobs)"),
-    ("selftest", "test gpuscale itself on this machine: overhead, false alarms, faults found"),
+    ("selftest", "measure what gpuscale itself costs on this machine"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("run", "bisect", "batch", "night", "probe", "selftest"), MEASURING),
+    "fleet": ("ClusterShell",),
     "report": ("matplotlib", "jinja2"),
     "plot": ("matplotlib",),
     "doctor": ("pynvml",),
@@ -106,17 +105,6 @@ def _silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# argparse's messages for a mistyped choice, and for an unknown option.
-_MISTYPED = re.compile(
-    r"invalid choice: '(?P<name>.*?)' (?P<known>\(choose from .*\))$"
-    r"|unrecognized arguments:.*? --(?P<option>[\w-]+)"
-)
-
-_NEAR = 0.65
-"""Minimum similarity for suggesting a name: enough for `csv` if the user typed `cvs`, but not for
-`phases` if the user typed `case`."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Parser for one command; imports the command's module only when it has to parse arguments."""
 
@@ -135,18 +123,6 @@ class _Parser(argparse.ArgumentParser):
             # Otherwise the main parser prints this with its own usage.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, suggest a correction for a mistyped name, and exit."""
-        if found := _MISTYPED.search(message):
-            from difflib import get_close_matches
-
-            name, listed = found["name"] or found["option"], found["known"] or self.format_help()
-            dashes = "--" if found["option"] else ""
-            known = re.findall(rf"{dashes}([\w-]+)", listed)
-            for near in get_close_matches(name, known, n=1, cutoff=_NEAR):
-                message = f"{message.removesuffix(listed).strip()}; did you mean '{dashes}{near}'?"
-        super().error(message)
 
 
 def _parser() -> argparse.ArgumentParser:

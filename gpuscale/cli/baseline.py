@@ -1,159 +1,228 @@
-"""`gpuscale baseline`: its actions, and the options and texts that several of them share."""
+"""`gpuscale baseline`: make a baseline from results or a table, show it, or update it."""
 
 import argparse
-import getpass
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from gpuscale.analysis.scaling import Entry
-from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.printable import clean
-from gpuscale.base.units import rough_percent
-from gpuscale.judge.compare import compare
-from gpuscale.judge.recording import EntryId, entries_of, results_of
-from gpuscale.judge.sides import side_of_baseline
-from gpuscale.records import Baseline
+from msgspec.structs import replace
+
+from gpuscale.analysis.steadiness import step_midway
+from gpuscale.base.devices import DEVICES
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.text import counted, escaped, rough_percent
+from gpuscale.cli import baseline_update, show
+from gpuscale.cli.baseline_update import (
+    login_name,
+    range_text,
+    smallest_losses,
+    validate_strength,
+)
+from gpuscale.cli.import_ import (
+    add_recorded,
+    defaults_of,
+    directions_of,
+    paths_of,
+    sessions_in,
+)
+from gpuscale.cli.inputs import add_selection, read_all_results
+from gpuscale.judge.baseline import (
+    MINIMUM_RUNS,
+    TOO_WEAK,
+    baseline_from_results,
+    entries_of,
+)
+from gpuscale.records import Baseline, Hardware, Run, Source
+from gpuscale.records.baseline import Tolerances
+from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.reports.phrases import FOUND
-from gpuscale.reports.show.baseline_text import step_time_text
+from gpuscale.reports.phrases import ends_text
+from gpuscale.reports.show.baseline_text import runs_text
 from gpuscale.store import write_baseline
 from gpuscale.store.files import file_errors
+from gpuscale.store.imports.session import Session, learn, metric_of, published
+from gpuscale.store.imports.sources import SOURCES
 
-_ACTIONS = (
-    ("record", "make a baseline from measured results"),
-    ("show", "print what a baseline holds, and where it comes from"),
-    ("diff", "print what differs between two baselines"),
-    ("update", "replace or add results, after approval of each change"),
-    ("import", "make a baseline from a table kept by hand"),
-)
-TOO_WEAK = 0.2
-"""Smallest detectable loss, as a fraction, above which a baseline is refused; the tolerance for
-published figures is no wider."""
-MOST_NAMED = 5
+_TABLE = "table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions; the arguments of an action are added only when the user names the action."""
+    """Add the subcommands of `gpuscale baseline`, with their arguments, to the parser."""
     parser.description = "Make a baseline, show it, and keep it true."
     actions: Any = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
     )
-    for name, summary in _ACTIONS:
-        module = "show" if name == "show" else f"baseline_{name}"
-        actions.add_parser(name, help=summary).module = f"gpuscale.cli.{module}"
+    _add_record(actions.add_parser("record", help="make a baseline from measured results"))
+    text = "print what a baseline holds, and where it comes from"
+    show.add_arguments(actions.add_parser("show", help=text))
+    text = "replace or add results, after approval of each change"
+    baseline_update.add_arguments(actions.add_parser("update", help=text))
+    _add_import(actions.add_parser("import", help="make a baseline from a table kept by hand"))
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a new baseline's file, machine and name."""
+def run(arguments: argparse.Namespace) -> int:
+    """Execute the named action."""
+    actions = {
+        "record": _record,
+        "show": show.run,
+        "update": baseline_update.run,
+        "import": _import,
+    }
+    return actions[arguments.action](arguments)
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        f"Make a baseline from measured results: at least {MINIMUM_RUNS} runs of each entry; "
+        "six or more find smaller losses."
+    )
+    parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    _add_output(parser)
+    add_selection(parser, "take")
+    text = f"write the baseline even if it finds no loss below {rough_percent(TOO_WEAK)}%"
+    parser.add_argument("--weak", action="store_true", help=text)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    """Write the baseline file, and print a summary."""
+    output = _new_file(arguments.output)
+    results = read_all_results([Path(text) for text in arguments.results])
+    baseline = baseline_from_results(
+        results,
+        name=output.stem,
+        cluster=arguments.cluster,
+        cases=arguments.case,
+        gpus=arguments.gpus,
+    )
+    baseline = replace(baseline, recorded_by=login_name())
+    losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
+    if not arguments.weak:
+        validate_strength(losses, _how_to_strengthen([*entries.values()]), {})
+    _write_new(output, baseline)
+    runs = runs_text(len(baseline.runs), len({run.allocation for run in baseline.runs}))
+    sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}\n")
+    text = range_text(losses)
+    sys.stdout.write(f"the smallest loss that as many runs again would find: {text}\n")
+    return ExitCode.OK
+
+
+def _how_to_strengthen(entries: Sequence[Sequence[Run]]) -> str:
+    """Return advice for a stronger baseline; more runs do not help if the host has changed."""
+    factors = [factor for runs in entries if (factor := step_midway(runs)) is not None]
+    if len(factors) == len(entries) and (min(factors) > 1 or max(factors) < 1):
+        later = "slower" if factors[0] > 1 else "faster"
+        ends = sorted(rough_percent(abs(1 - factor)) for factor in factors)
+        return (
+            f"all runs of the later half are {later}, by {ends_text(ends)}, so the host changed "
+            "and more runs would not help; measure anew while nothing else runs, or take it with "
+            "--weak"
+        )
+    more = 2 * max(map(len, entries))
+    return (
+        f"add runs (--runs {more} --resume FILE) while nothing else runs, or longer ones "
+        "(--run-seconds), or take it with --weak"
+    )
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make a baseline from published figures in a table, which has a column of GPUs ('gpus' "
+        "or 'n') and one of times or throughput, as CSV or in Markdown (docs/baselines.md); the "
+        "options add what the table lacks. Or, with 'reframe' and its reports in place of a table, "
+        "from the references in them, each judged by its own thresholds, since it has no spread."
+    )
+    add = parser.add_argument
+    text = "a .csv or .md file, or reframe and its reports, logs or folders of them"
+    add("files", metavar="TABLE", nargs="+", help=text)
+    _add_output(parser)
+    text = "where the figures come from (default: the files)"
+    add("--source", dest="title", metavar="TEXT", help=text)
+    add("--device", choices=DEVICES, default="cuda", help="default: cuda")
+    add("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
+    add("--cpu-model", metavar="NAME", help="the model of the CPUs")
+    add_recorded(parser)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Write the baseline file, and print a summary."""
+    output = _new_file(arguments.output)
+    tool, *files = arguments.files
+    if tool not in SOURCES or not files:
+        tool, files = _TABLE, arguments.files
+    sessions = _sessions(tool, files, arguments)
+    values = [value for each in sessions for value in each.values if value.published]
+    if not values:
+        raise UsageError(
+            f"{listed(files, 3)}: no value has a reference; "
+            f"'gpuscale import {tool}' makes nights of them"
+        )
+    more_is_better = directions_of(arguments)
+    learn(more_is_better, values)
+    found = [published(value, metric_of(value, more_is_better)) for value in values]
+    figures = {figure.key: (figure, limit) for figure, limit in found}
+    limits = tuple(limit for _, limit in figures.values() if limit is not None)
+    try:
+        baseline = Baseline(
+            name=output.stem,
+            cluster=arguments.cluster,
+            hardware=Hardware(
+                device=arguments.device if tool == _TABLE else UNRECORDED,
+                gpu_name=arguments.gpu_name,
+                gpus_per_node=arguments.gpus_per_node,
+                cpu_model=arguments.cpu_model,
+                system=None if tool == _TABLE else sessions[-1].system,
+            ),
+            published=tuple(figure for figure, _ in figures.values()),
+            tolerances=Tolerances(overrides=limits),
+            source=Source(title=arguments.title or f"{tool}: {listed(files, 3)}"[:NAME_LIMIT]),
+        )
+    except ValueError as refusal:
+        raise UsageError(str(refusal)) from None
+    _write_new(output, baseline)
+    sys.stdout.write(f"{output}: {counted(len(figures), 'published figure')}\n")
+    if limits:
+        sys.stdout.write(
+            f"note: {len(limits)} with a threshold to the worse, by which they are judged, since "
+            "nothing tells how much runs differ\n"
+        )
+    without = dict.fromkeys(text for each in sessions for text in each.without_value)
+    sys.stdout.writelines(f"note: left out {escaped(text)}\n" for text in without)
+    return ExitCode.OK
+
+
+def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) -> list[Session]:
+    """Return the sessions of one system in the files, oldest first."""
+    paths = paths_of(files, SOURCES[tool])
+    if tool == _TABLE and len(paths) > 1:
+        raise UsageError("baseline import: takes one table; or reframe and its reports")
+    defaults = defaults_of(arguments, arguments.system or arguments.cluster)
+    read = sessions_in(paths, SOURCES[tool], defaults, alone=len(paths) == 1)
+    found = [each for _, sessions in read for each in sessions]
+    found = [each for each in found if arguments.system in (None, each.system)]
+    if len(systems := {each.system for each in found if each.system}) > 1:
+        raise UsageError(f"these are of {', '.join(sorted(systems))}; choose one with --system")
+    return sorted(found, key=lambda session: session.began_s)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options for a new baseline's file and machine."""
     text = "the baseline file to write"
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
     parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
-    parser.add_argument("--name", help="the baseline's name (default: that of FILE)")
 
 
-def add_expiry(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a baseline's expiry."""
-    text = "the last day on which it is valid, such as 2027-05-01"
-    parser.add_argument("--expires", metavar="DATE", help=text)
-
-
-def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """Return the path and name of a new baseline; raise a FileError if the file exists."""
-    output = Path(arguments.output)
+def _new_file(text: str) -> Path:
+    """Return the path of a new baseline; raise a FileError if the file exists."""
+    output = Path(text)
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
-    return output, output.stem if arguments.name is None else arguments.name
+    return output
 
 
-def write_new(path: Path, baseline: Baseline) -> None:
+def _write_new(path: Path, baseline: Baseline) -> None:
     """Write a new baseline file, in a new folder if necessary."""
     with file_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_baseline(path, baseline)
-
-
-def login_name() -> str | None:
-    """Return the user's login name; None if the system does not know it, as in some containers."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return None
-    return clean(name).strip()[:NAME_LIMIT] or None
-
-
-def last_valid_day(arguments: argparse.Namespace) -> str | None:
-    """Return the requested expiry date, if any."""
-    try:
-        return arguments.expires and date.fromisoformat(arguments.expires).isoformat()
-    except ValueError:
-        problem = f"'{arguments.expires}' is not a date such as 2027-05-01"
-        raise UsageError(f"--expires: {problem}") from None
-
-
-def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
-    """Return the measured entries of a baseline, in the order of the baseline."""
-    return {
-        EntryId(entry.point.configuration, entry.point.key.gpus): entry
-        for entry in side_of_baseline(baseline).entries
-    }
-
-
-class SmallestLoss(NamedTuple):
-    """Smallest loss in a baseline entry that a repetition with equally many runs would detect."""
-
-    loss: float
-    """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
-    label: str
-    step_time: str
-
-    def __str__(self) -> str:
-        limit = _size(self.loss) if math.isinf(self.loss) else f"from {_size(self.loss)}"
-        return f"{self.label} {limit} (step time {self.step_time})"
-
-
-def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
-    """Return the smallest detectable loss of each entry in a baseline, in descending order."""
-    runs = entries_of(baseline.runs)
-    losses = []
-    for entry in compare(baseline, results_of(baseline)).entries:
-        if entry.configuration is not None:
-            loss = entry.minimum_detectable_loss
-            step_time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
-            loss = math.inf if loss is None else loss
-            losses.append(SmallestLoss(loss, entry.key.label, step_time))
-    return sorted(losses, key=lambda each: -each.loss)
-
-
-def validate_strength(
-    losses: Iterable[SmallestLoss], remedy: str, *, condition: str = "", known: Mapping[str, float]
-) -> None:
-    """Raise a UsageError if losses above the limit, and above the known ones, would be missed.
-
-    Args:
-        losses: The smallest detectable loss in each entry.
-        remedy: Advice for the user, such as an option that takes the baseline as it is.
-        condition: Text on what makes the baseline weak, with a space at its end.
-        known: Losses that already had to be this large to be detected, keyed by label.
-    """
-    large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
-    if large:
-        raise UsageError(
-            f"nothing was written: {condition}only losses above {rough_percent(TOO_WEAK)} would be "
-            f"{FOUND}: {listed(large, MOST_NAMED)}; {remedy}"
-        )
-
-
-def range_text(losses: Sequence[SmallestLoss]) -> str:
-    """Format losses as `4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
-    largest, smallest = losses[0], losses[-1]
-    if _size(largest.loss) == _size(smallest.loss):
-        return _size(smallest.loss)
-    return f"{_size(smallest.loss)} ({smallest.label}) to {_size(largest.loss)} ({largest.label})"
-
-
-def _size(loss: float) -> str:
-    return "none" if math.isinf(loss) else rough_percent(loss)

@@ -1,45 +1,49 @@
 """`gpuscale baseline update`: replace entries of a baseline, or add runs, if the user approves."""
 
 import argparse
+import getpass
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.printable import clean
-from gpuscale.base.units import counted, rough_percent
-from gpuscale.cli.baseline import (
-    MOST_NAMED,
-    TOO_WEAK,
-    add_expiry,
-    last_valid_day,
-    login_name,
-    measured_entries,
-    range_text,
-    smallest_losses,
-    validate_strength,
-)
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.text import clean, counted, rough_percent
 from gpuscale.cli.inputs import each_run_once, read_all_results
-from gpuscale.judge import recording
+from gpuscale.judge.baseline import (
+    EVERYTHING,
+    TOO_WEAK,
+    EntryId,
+    Proposal,
+    accepted,
+    entries_of,
+    how_to_measure_more,
+    proposals,
+    revised,
+)
 from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.hardware import machine_mismatch
-from gpuscale.judge.recording import EntryId, Proposal
-from gpuscale.records import Baseline, Results, Verdict
+from gpuscale.judge.hardware import machine_mismatch
+from gpuscale.judge.sides import results_of
+from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
+from gpuscale.records.record import NAME_LIMIT
+from gpuscale.records.verdict import EntryVerdict
+from gpuscale.reports.phrases import FOUND, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.show.baseline_text import EntryChange, changes_text
+from gpuscale.reports.show.baseline_text import runs_text, step_time_text
 from gpuscale.store import read_baseline, write_baseline
 
-_QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
+_MOST_NAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show what new results would change, and write the changes that are approved at the "
-        "terminal or with --accept. The old values and the reason stay in the file's history."
+        "Show what new results would change, and write the changes that are approved with "
+        "--accept. The old values and the reason stay in the file's history."
     )
     parser.epilog = (
         "Exit codes: 0 written as approved, or nothing would change; 2 usage, unreadable "
@@ -57,65 +61,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "approve this change, or 'all' changes; may be given several times"
     parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
     parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
-    add_expiry(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show all changes and write those approved; return 3 if a requested change is not written."""
+    """Show all changes, write the approved ones; return 3 if a requested change is not written."""
     path = Path(arguments.baseline)
-    read = read_baseline(path)
+    baseline = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
-    mismatch = machine_mismatch(read.hardware, [result.environment for result in results])
+    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch is not None:
         raise UsageError(
             f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
             "'gpuscale baseline record'"
         )
-    expires_on = last_valid_day(arguments)
-    baseline = replace(read, expires_on=expires_on or read.expires_on)
     if arguments.add:
-        known = recording.results_of(baseline)
+        known = results_of(baseline)
         results = each_run_once([*known, *results])[len(known) :]
-    proposed = recording.proposals(baseline, results, beside=arguments.add)
+    proposed = proposals(baseline, results, beside=arguments.add)
     if not proposed:
-        done = "nothing would change"
-        if baseline != read:
-            write_baseline(path, baseline)
-            done = f"{path}: valid until {expires_on}; nothing else would change"
-        sys.stdout.write(f"{done}\n")
+        sys.stdout.write("nothing would change\n")
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, proposed, results)
     if not chosen or not reason:
         names = dict.fromkeys(
             proposal.selectors[0] for proposal in proposed if not proposal.obstacle
         )
-        how = recording.how_to_measure_more()
+        how = how_to_measure_more()
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
         sys.stdout.write(f"{path}: nothing was written; {how}\n")
         return ExitCode.INCONCLUSIVE
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    after = recording.revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
+    after = revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
     strength = _strength(baseline, after, weak=arguments.weak) if arguments.add else ""
-    if read_baseline(path) != read:
-        raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written\n")
     if arguments.add:
         sys.stdout.write(f"{strength}\n")
     else:
         _note_older_references(proposed, chosen)
-    by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
+    by_all = arguments.add or EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Return a text on the losses that added runs detect; UsageError if too few are left."""
+    """Describe the smallest losses that the two find; raise UsageError if `after` is weak."""
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         known = {each.label: each.loss for each in old}
-        validate_strength(new, remedy, condition="with these runs ", known=known)
+        validate_strength(new, remedy, known)
     found = f"the smallest loss that as many runs again would find: {range_text(new)}"
     return f"{found}; before: {range_text(old)}"
 
@@ -149,17 +144,17 @@ def additions(
         ]
         for row in compare(baseline, of_night).entries:
             if row.verdict is Verdict.INCOMPARABLE:
-                raise UsageError(f"{row.key.label} in {night}: {reason_text(row)}")
+                raise UsageError(f"{row.label} in {night}: {reason_text(row)}")
             if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.configuration:
                 entry = EntryId(row.configuration, row.key.gpus)
-                changed[entry] = f"{row.key.label} {row.verdict} in {night}"
+                changed[entry] = f"{row.label} {row.verdict} in {night}"
     if left := [changed[p.entry] for p in proposed if p.entry in changed and p not in approved]:
         why = "added, it would hide or bless what changed"
-        sys.stdout.write(f"{listed(left, MOST_NAMED)}: {why}\n")
+        sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
         return (), ""
     chosen = tuple(p for p in proposed if not p.obstacle and (p.old or p in approved))
     count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
-    return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], MOST_NAMED)}"
+    return chosen, f"{count} added, of {listed([*dict.fromkeys(nights.values())], _MOST_NAMED)}"
 
 
 def _approved(
@@ -172,46 +167,90 @@ def _approved(
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
-    chosen = recording.accepted(proposed, arguments.accept or ())
-    everything = recording.revised(baseline, proposed, results, reason="", at="")
-    old, new = measured_entries(baseline), measured_entries(everything)
-    changes = [
-        EntryChange(old=old.get(one.entry), new=new[one.entry], remark=one.remark)
-        for one in proposed
-    ]
-    judged = "new alone" if arguments.add else "judged"
-    text = changes_text(changes, baseline, everything, compare(baseline, results), judged)
-    sys.stdout.write(f"{text}\n\n")
+    chosen = accepted(proposed, arguments.accept or ())
+    # For each entry, the verdict on measured runs precedes that on a published figure.
+    verdicts = {
+        EntryId(row.configuration, row.key.gpus): row
+        for row in reversed(compare(baseline, results).entries)
+        if row.configuration is not None
+    }
+    blocks = ["\n".join(_change_lines(proposal, verdicts)) for proposal in proposed]
+    sys.stdout.write("\n\n".join(blocks) + "\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs
-    elif not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
-        chosen = _asked(proposed)
-        reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
     return chosen, reason
 
 
-def _asked(proposed: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Ask the user about each proposal; return the approved ones, or none if the input ends."""
-    chosen: list[Proposal] = []
-    answer = ""
-    for proposal in proposed:
-        if proposal.obstacle:
-            continue
-        if answer != "a":
-            answer = _answer(f"accept {proposal.label}? {_QUESTION}")[:1].lower()
-        if answer in ("", "q"):
-            return tuple(chosen) if answer else ()
-        if answer in ("y", "a"):
-            chosen.append(proposal)
-    return tuple(chosen)
+def _change_lines(proposal: Proposal, verdicts: Mapping[EntryId, EntryVerdict]) -> Iterator[str]:
+    """Describe a proposal: its step time and runs, before and after, and its verdict."""
+    yield f"{proposal.label}: {proposal.remark}" if proposal.remark else proposal.label
+    sides = [runs for runs in (proposal.old, proposal.new) if runs]
+    yield f"  step time   {' → '.join(map(step_time_text, sides))}"
+    yield f"  measured    {' → '.join(map(_made_text, sides))}"
+    if proposal.old and (verdict := verdicts.get(proposal.entry)) is not None:
+        yield f"  judged      {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
 
 
-def _answer(question: str) -> str:
-    """Ask until the answer is not blank; return an empty string at the end of input."""
-    while True:
-        sys.stdout.write(question)
-        sys.stdout.flush()
-        line = sys.stdin.readline()
-        if not line or line.strip():
-            return line.strip()
+def _made_text(runs: Sequence[Run]) -> str:
+    return runs_text(len(runs), len({run.allocation for run in runs}))
+
+
+def login_name() -> str | None:
+    """Return the user's login name; None if the system does not know it, as in some containers."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+    return clean(name).strip()[:NAME_LIMIT] or None
+
+
+class SmallestLoss(NamedTuple):
+    """Smallest loss in a baseline entry that a repetition with equally many runs would detect."""
+
+    loss: float
+    """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
+    label: str
+    step_time: str
+
+    def __str__(self) -> str:
+        limit = _size(self.loss) if math.isinf(self.loss) else f"from {_size(self.loss)}"
+        return f"{self.label} {limit} (step time {self.step_time})"
+
+
+def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
+    """Return the smallest detectable loss of each entry in a baseline, in descending order."""
+    runs = entries_of(baseline.runs)
+    losses = []
+    for entry in compare(baseline, results_of(baseline)).entries:
+        if entry.configuration is not None:
+            loss = entry.minimum_detectable_loss
+            step_time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
+            loss = math.inf if loss is None else loss
+            losses.append(SmallestLoss(loss, entry.label, step_time))
+    return sorted(losses, key=lambda each: -each.loss)
+
+
+def validate_strength(
+    losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
+) -> None:
+    """Raise a UsageError if a row detects only losses above `TOO_WEAK`, and is weaker than before.
+
+    `known` are the smallest losses that the rows detected before, keyed by label.
+    """
+    large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
+    if large:
+        problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
+        raise UsageError("\n  ".join([f"nothing was written: {remedy}; {problem}:", *large]))
+
+
+def range_text(losses: Sequence[SmallestLoss]) -> str:
+    """Format losses as `4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
+    largest, smallest = losses[0], losses[-1]
+    if _size(largest.loss) == _size(smallest.loss):
+        return _size(smallest.loss)
+    return f"{_size(smallest.loss)} ({smallest.label}) to {_size(largest.loss)} ({largest.label})"
+
+
+def _size(loss: float) -> str:
+    return "none" if math.isinf(loss) else rough_percent(loss)

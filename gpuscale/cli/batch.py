@@ -1,107 +1,95 @@
-"""`gpuscale batch`: find the largest batch of a case that fits into memory."""
+"""`gpuscale batch`: find the largest batch of a case that fits into the memory of GPUs."""
 
 import argparse
-import re
-import shlex
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 from msgspec.structs import replace
 
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.units import counted, format_bytes, format_seconds
-from gpuscale.cli.inputs import add_device, add_text_or_json, case_class
-from gpuscale.measure.largest_batch import FEW_STEPS, Try, tries
-from gpuscale.measure.launch.local import LocalLauncher
+from gpuscale.base.devices import is_gpu
+from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
+from gpuscale.base.foreign_texts import NO_ENGINE
+from gpuscale.base.text import format_bytes
+from gpuscale.cli.inputs import add_device, say
+from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
-from gpuscale.records import Run, RunRequest
+from gpuscale.records import Run, RunRequest, TimingPlan
 from gpuscale.records.configuration import Precision
-from gpuscale.records.json_text import document_text
-from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
-from gpuscale.reports.screen import can_redraw, progress_text, redrawn
-from gpuscale.workload.cases import TrainingCase
+from gpuscale.reports.phrases import configuration_text, devices_text
+from gpuscale.workload.cases import TrainingCase, case_class
 from gpuscale.workload.run_defaults import default_strategy
 
-_SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
-_UNITS = "KMGT"
+_FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
 _OF_PYTEST = ("strategy", "size", "precision", "device")
-"""Options that mean the same as the options of the same names that gpuscale adds to pytest."""
+"""Options that have the same names and meanings as the options that gpuscale adds to pytest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Find the largest batch of a case that fits into memory: powers of two, then exactly, "
-        "each tried by a few steps in fresh ranks. It must fit on every rank."
+        "Find the largest batch of a case that fits into the memory of GPUs: powers of two, then "
+        "exactly, each tried by a few steps in fresh ranks. It must fit on every rank."
     )
     parser.epilog = "Exit codes: 0 found, 2 usage, or the case fails for another reason."
     add = parser.add_argument
     add("case", metavar="FILE[::CLASS]", help="the case; with its class if the file has several")
-    add("--gpus", metavar="N", type=int, default=1, help="GPUs, or CPU ranks (default: 1)")
+    add("--gpus", metavar="N", type=int, default=1, help="number of GPUs (default: 1)")
     add("--strategy", metavar="S", help="one of the case's (default: one with a rank for each GPU)")
-    add("--size", metavar="NAME", help="full (default on GPUs), smoke (on CPU) or one of the case")
+    add("--size", metavar="NAME", help="full (default), smoke or one of the case")
     add("--precision", choices=get_args(Precision), default="fp32", help="default: fp32")
     add_device(parser)
-    text = "for CPU ranks: memory that each may take beyond what its start needs, such as 2GiB"
-    add("--memory-limit", metavar="SIZE", help=text)
-    add_text_or_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search for the largest batch that fits, and print a line for each attempt."""
-    started = time.monotonic()
     case = case_class(arguments.case)
-    launcher = LocalLauncher(device=arguments.device)
+    launcher = Launcher(device=arguments.device, folder=Path.cwd())
     first = _request(arguments, case, launcher, None)
-    size = case().named_size(first.configuration.size)
-    strong = case.scaling == "strong"
-    samples = case.training_samples
-    made: list[Try] = []
+    say(f"{first.label}: {configuration_text(first.configuration)}")
 
-    def make_run(batch: int) -> Run:
-        number = f"try {len(made) + 1}, batch {batch}"
+    def does_fit(batch: int, fitted: int) -> bool:
+        made = launcher.run(_request(arguments, case, launcher, batch))
+        fits = has_fitted(made, batch, fitted)
+        outcome = "out of memory"
+        if fits:
+            peak_bytes = max((rank.peak_memory_bytes or 0 for rank in made.ranks), default=0)
+            outcome = f"fits, peak {format_bytes(peak_bytes)}"
+        say(f"batch {batch:>6}  {outcome}")
+        return fits
 
-        def drawn() -> str:
-            stage = launcher.progress()
-            return number if stage is None else f"{number}: {progress_text(*stage)}"
-
-        with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
-            return launcher.run(_request(arguments, case, launcher, batch))
-
-    limit = arguments.memory_limit
-    # A peak is resident memory with that of the start, so it may exceed the limit.
-    each_has = f", {limit} of address space each beyond its start; peaks: with it" if limit else ""
-    _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
-    for attempt in tries(
-        make_run,
-        first=size.batch,
-        unit=arguments.gpus if strong else 1,
-        most=samples if strong else samples // arguments.gpus,
-    ):
-        made.append(attempt)
-        _say(arguments, _line(attempt))
-    fitting = [attempt.batch for attempt in made if attempt.fits]
-    if not fitting:
-        raise UsageError(f"{first.key.label}: not even the smallest batch fits into memory")
-    _conclude(arguments, first, max(fitting), made, time.monotonic() - started)
+    strong, gpus = case.scaling == "strong", arguments.gpus
+    largest = largest_batch(
+        does_fit,
+        first=case().named_size(first.configuration.size).batch,
+        unit=gpus if strong else 1,
+        most=case.training_samples if strong else case.training_samples // gpus,
+    )
+    if not largest:
+        raise UsageError(f"{first.label}: not even the smallest batch fits into memory")
+    devices, span = (
+        devices_text(first.configuration.device, gpus),
+        "over all" if strong else "on each",
+    )
+    say(
+        f"the largest batch that fits on {devices} is {largest} {span}; "
+        f"measure at it with --batch {largest}"
+    )
     return ExitCode.OK
 
 
 def _request(
     arguments: argparse.Namespace,
     case: type[TrainingCase],
-    launcher: LocalLauncher,
+    launcher: Launcher,
     batch: int | None,
 ) -> RunRequest:
     """Return the request for one attempt; raise a UsageError if the options rule it out."""
     environment = launcher.environment
-    on_cpu = environment.device == "cpu"
-    if on_cpu != (arguments.memory_limit is not None):
-        remedy = "give what each rank may take, such as 2GiB" if on_cpu else "leave it out on GPUs"
-        raise UsageError(f"--memory-limit is for CPU ranks: {remedy}")
+    if not is_gpu(environment.device):
+        # A host that runs out of memory kills other processes.
+        raise UsageError("gpuscale batch fills the memory of GPUs, and there are none to use here")
     given = vars(arguments)
     options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
     validate_precision(options, environment)
@@ -112,60 +100,47 @@ def _request(
     plan = ItemPlan(case=case, strategy=strategy, gpus=gpus, run=1, batch=batch)
     if reason := skip_reason(plan, environment, options):
         raise UsageError(reason.removesuffix(" (--oversubscribe measures all the same)"))
-    limit = _bytes(arguments.memory_limit) if on_cpu else None
-    request = run_request(plan, environment, options)
-    return replace(request, timing=FEW_STEPS, memory_limit_bytes=limit)
+    return replace(run_request(plan, environment, options), timing=_FEW_STEPS)
 
 
-def _bytes(text: str) -> int:
-    size = _SIZE.fullmatch(text.strip())
-    if size is None:
-        raise UsageError(f"--memory-limit: '{text}' is not a size such as 400MiB or 2GiB")
-    amount: int = int(size[1]) * 1024 ** (_UNITS.index(size[2][0].upper()) + 1)
-    return amount
+def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int, most: int) -> int:
+    """Return the largest multiple of `unit` up to `most` that fits into memory; 0 if none fits.
+
+    `does_fit` gets a batch, and the largest batch that has fitted so far. The first attempt is
+    `unit` times a power of two, at most `first` if possible.
+    """
+    fitted, too_large = 0, most // unit + 1
+    number = min(_power_of_two(max(1, first // unit)), too_large - 1)
+    while too_large - fitted > 1:
+        if does_fit(number * unit, fitted * unit):
+            fitted = number
+        else:
+            too_large = number
+        if fitted == 0:
+            number = _power_of_two(max(1, too_large - 1))
+        elif too_large > most // unit:
+            number = min(2 * fitted, most // unit)
+        else:
+            number = (fitted + too_large) // 2
+    return fitted * unit
 
 
-def _line(attempt: Try) -> str:
-    peak = UNKNOWN if attempt.peak_memory_bytes is None else format_bytes(attempt.peak_memory_bytes)
-    rank = f"out of memory on rank {attempt.failed_rank}"
-    took = "" if attempt.wall_s is None else format_seconds(attempt.wall_s)
-    return f"batch {attempt.batch:>6}  {f'fits, peak {peak}' if attempt.fits else rank:<26}  {took}"
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two that does not exceed a number."""
+    return 1 << (number.bit_length() - 1)
 
 
-def _say(arguments: argparse.Namespace, line: str) -> None:
-    """Print a line at once, unless the output is JSON."""
-    if arguments.format == "text":
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
-
-def _conclude(
-    arguments: argparse.Namespace, first: RunRequest, batch: int, made: Sequence[Try], took_s: float
-) -> None:
-    options = [
-        f"--{name} {value}"
-        for name in _OF_PYTEST
-        if (value := getattr(arguments, name)) not in (None, "auto", "fp32")
-    ]
-    # Under strong scaling the batch of all GPUs may not fit on one.
-    strong = first.configuration.scaling == "strong"
-    gpus = f"{arguments.gpus}" if strong or arguments.gpus == 1 else f"1,{arguments.gpus}"
-    file = shlex.quote(arguments.case.partition("::")[0])
-    command = f"pytest {file} --gpus {gpus} {' '.join([*options, f'--batch {batch}'])}"
-    if arguments.format == "json":
-        text = document_text(
-            "gpuscale-batch",
-            configuration=first.configuration,
-            gpus=arguments.gpus,
-            batch=batch,
-            tries=made,
-            command=command,
-        )
-        sys.stdout.write(f"{text}\n")
-    of = "over all GPUs" if strong else "per GPU"
-    _say(
-        arguments,
-        f"the largest batch that fits on {gpus_text(arguments.gpus)} is {batch} {of} "
-        f"({counted(len(made), 'try')} in {format_seconds(took_s)}); measure at it with\n"
-        f"    {command}",
+def has_fitted(run: Run, batch: int, fitted: int) -> bool:
+    """True if a run's batch fits into memory; raise GpuscaleError for any other failure."""
+    failure = run.failure
+    if failure is None or failure.kind == "unsteady":
+        return True
+    # If a smaller batch has fitted, every engine failed for lack of memory.
+    has_no_engine = fitted and NO_ENGINE.search(failure.message)
+    if failure.kind == "out_of_memory" or has_no_engine:
+        return False
+    until = f", after {fitted} had fitted" if fitted else ""
+    raise GpuscaleError(
+        f"a batch of {batch}{until}: {failure.message}; 'pytest … --runs 1 --batch {batch}' says "
+        "more"
     )

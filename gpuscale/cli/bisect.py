@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.units import counted, format_seconds
+from gpuscale.base.text import counted, format_seconds
+from gpuscale.campaigns.bisection import Kind, Laboratory
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.decision import Applied, Step, Turns
-from gpuscale.campaigns.bisection.kind import Kind
-from gpuscale.campaigns.bisection.laboratory import Laboratory
+from gpuscale.campaigns.bisection.decision import Applied, SpeedDifference, Turns
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
@@ -26,13 +26,14 @@ from gpuscale.campaigns.bisection.sides import (
     uv_program,
     validate_sides,
 )
-from gpuscale.campaigns.bisection.variables import SUFFIX, Variables
+from gpuscale.campaigns.bisection.variables import Variables
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.cli.run import given_words
-from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder
 from gpuscale.plugin.options import OPTIONS, parse_options
-from gpuscale.records.bisection import Bisection, Finding
+from gpuscale.records import Estimate
+from gpuscale.records.campaigns import Bisection, BisectionFinding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
 from gpuscale.reports.phrases import software_text
@@ -40,14 +41,13 @@ from gpuscale.store import write_report
 from gpuscale.store.files import file_errors, sole_use
 
 _FOLDER = Path(".gpuscale") / "bisect"
-_OWN = ("--results", "--resume", "--baseline", "--target-ci", "--inject", "--runs")
+_OWN = ("--results", "--resume", "--baseline", "--inject", "--runs")
 """Options of pytest that a bisection ignores or uses in its own way."""
-_DEFAULT_PLAN = (3, 8)
 _EXIT_CODES = {
-    Finding.FOUND: ExitCode.OK,
-    Finding.SUSPECTED: ExitCode.INCONCLUSIVE,
-    Finding.UNDECIDED: ExitCode.INCONCLUSIVE,
-    Finding.SAME: ExitCode.NOTHING_COMPARABLE,
+    BisectionFinding.FOUND: ExitCode.OK,
+    BisectionFinding.SUSPECTED: ExitCode.INCONCLUSIVE,
+    BisectionFinding.UNDECIDED: ExitCode.INCONCLUSIVE,
+    BisectionFinding.SAME: ExitCode.NOTHING_COMPARABLE,
 }
 
 
@@ -59,9 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find which package, variable or commit makes training slower in BAD than in GOOD: "
         "environments with some of the changes are made and measured in turn. GOOD and BAD are "
-        "environments, lists of pins (.txt) or results, whose packages uv mixes; or files of "
-        f"variables ({SUFFIX}, lines of NAME=VALUE). The variables of results are tried if their "
-        "packages are equal. The same command goes on after a kill."
+        "environments, lists of pins (.txt) or results, whose packages uv mixes; the variables of "
+        "results are tried if their packages are equal. The same command goes on after a kill."
     )
     parser.epilog = (
         "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
@@ -90,12 +89,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure until the culprits are proved or the budget is spent, and print the result."""
+    """Measure until the culprits are confirmed or the budget is spent, and print the result."""
     sides, measured, is_command = _rest(arguments)
     plan, words = _validated(arguments, sides, measured, is_command)
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
     kind = _kind(arguments, sides, is_command)
-    asked = repr((kind.identity(), measured, words))
+    ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
+    asked = repr((ends, measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
     folder = (_FOLDER / number).absolute()
     used = "the same bisection is running already; wait for it, or end it"
@@ -123,10 +123,8 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
     """Return the kind of changes to search; raise a UsageError if the sides do not differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
-    paths = [Path(side) for side in sides]
-    good, bad = map(side_of, paths)
-    is_given = any(path.suffix == SUFFIX for path in paths)
-    if is_given or (good.pins == bad.pins and good.variables != bad.variables):
+    good, bad = (side_of(Path(side)) for side in sides)
+    if good.pins == bad.pins and good.variables != bad.variables:
         left = differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
         return Variables(good=good.variables, bad=bad.variables, not_tried=left)
     validate_sides(good, bad)
@@ -148,7 +146,7 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 def _searched(
     lab: Laboratory, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search; return the finding, and the lines that describe each trial."""
+    """Search for the culprits; return the result, and lines that describe each trial."""
     changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
@@ -158,20 +156,24 @@ def _searched(
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
     told = [differing]
 
-    def tell(number: int, sides: Sequence[Applied], steps: Sequence[Step] | None) -> None:
+    def tell(
+        number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
+    ) -> None:
         if steps is None and number == 1:
             # The error says it.
             return
-        seen = [("from", None), *((step.answer.value, step.speed) for step in steps or ())]
+        rows: list[tuple[str, str, Estimate | None]] = []
         if steps is None:
-            sides, seen = [*turns.broken.intersection(sides)][:1], [("no number", None)]
-        names = ([changes[at].name for at in sorted(side)] for side in sides)
-        rows = [(name, *row) for name, row in zip(names, seen, strict=True)]
+            broken = next(side for side in sides if side in turns.broken)
+            rows.append(("no number", f"{kind.words_of(broken)} ({lab.failure})", None))
+        else:
+            rows.append(("from", kind.words_of(sides[0]), None))
+            for side, step in zip(sides[1:], steps, strict=True):
+                rows.append((step.answer.value, kind.words_of(side), step.speed))
         left_s = lab.made_s / number * (most - number)
         left = f", at most {format_seconds(left_s)} left" if left_s else ""
         trial = f"trial {number} of at most {most}"
-        text = trial_text(rows, is_ordered=kind.is_ordered)
-        text += "" if steps else f" ({lab.failure})"
+        text = trial_text(rows)
         told.extend((trial, text))
         remark(f"{trial}{left}\n{text}")
 
@@ -190,7 +192,7 @@ def _reported(
     arguments: argparse.Namespace, found: Bisection, lab: Laboratory, told: Sequence[str]
 ) -> int:
     kind, changes = lab.kind, lab.kind.changes
-    if found.finding is Finding.REVERSED:
+    if found.finding is BisectionFinding.REVERSED:
         raise UsageError("GOOD is slower than BAD here and now; name them the other way round")
     remedies = [changes[at].remedy for unit in found.culprits for at in unit]
     report = "" if arguments.report else "; for an issue: the same command with --report FILE.md"
@@ -199,10 +201,9 @@ def _reported(
     result = bisection_text(found, texts, remedy, kind.not_tried, is_ordered=kind.is_ordered)
     sys.stdout.write(f"{result}\n")
     if arguments.report is not None:
-        here = lab.environment
-        gpus = "" if here is None else ", ".join(here.gpu_names) or f"CPU ranks on {here.cpu_model}"
-        software = "" if here is None else f"; {software_text(here)}"
-        measured = f"{shlex.join(lab.measured)}, --gpus {arguments.gpus}, on {gpus}{software}"
+        measured = f"{shlex.join(lab.measured)}, --gpus {arguments.gpus}"
+        if (here := lab.environment) is not None:
+            measured += f", on {here.hardware_label}; {software_text(here)}"
         write_report(arguments.report, report_text(result, measured, told, texts))
     return _EXIT_CODES[found.finding]
 
@@ -232,11 +233,12 @@ def _validated(
     """Validate the options; return the run counts of a trial and the options of its sessions."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
-    given = {dest: value for dest, value in vars(arguments).items() if dest != "baseline"}
-    options = parse_options(given)
-    if (fewest_most := options.runs or _DEFAULT_PLAN)[0] is None:
+    own = ("baseline", "runs")
+    parse_options({dest: value for dest, value in vars(arguments).items() if dest not in own})
+    bounds: Any = OPTIONS["runs"].parse(arguments.runs or "3:8")
+    fewest, most = bounds
+    if fewest is None:
         raise UsageError("--runs: a trial needs room to decide; write --runs 3:8")
-    fewest, most = fewest_most
     for flag, budget in (("--trials", arguments.trials), ("--time", arguments.time)):
         if budget is not None and not budget > 0:
             raise UsageError(f"{flag}: {budget:g} allows no run; give a number above 0")
@@ -252,7 +254,6 @@ def _validated(
         if option.flag not in _OWN
         for word in given_words(option, vars(arguments)[option.dest])
     ]
-    assert fewest is not None
     return SequentialPlan(fewest_runs=fewest, most_runs=most), words
 
 

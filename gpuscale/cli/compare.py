@@ -4,14 +4,12 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import date
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscale.analysis.history import History, history_of
+from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.printable import visible
+from gpuscale.base.text import visible
 from gpuscale.cli.inputs import (
     add_selection,
     newest_input,
@@ -25,22 +23,22 @@ from gpuscale.cli.inputs import (
     without_collecting,
 )
 from gpuscale.judge.compare import Choice, compare_sides
-from gpuscale.judge.compare.notes import with_validity
+from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.compare.over_nights import earlier_nights, last_night, with_levels
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.recording import as_baseline, baseline_of_results
-from gpuscale.judge.sides import sides_of
+from gpuscale.judge.sides import as_baseline, baseline_of_results, sides_of
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
-from gpuscale.reports import COMPARISON_FORMATS
 from gpuscale.reports.comparison import View, view_of
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store import write_report
+from gpuscale.store.files import file_errors
 
 
 class RequestedFormat(NamedTuple):
-    """One value of `--format`."""
+    """A value of `--format`: an output format, and the file to write."""
 
     format: str
     path: Path | None
@@ -81,6 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.history is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
+    if not files:
+        # Before a search for results, whose error would hide that of the named file.
+        with file_errors(before):
+            before.stat()
     paths = files or ([] if arguments.history else [newest_input()])
     validate_outputs(outputs, [before, *paths])
     validate_sides(before, paths)
@@ -98,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         baseline = baseline_of_results(nights.last, name=str(before))
     else:
         baseline, kind = read_before(before, results)
-    history = history_of([*nights.all, *results]) if nights else None
+    history = nights.history if nights else None
     comparison = judged(baseline, results, arguments, (before, paths), kind, history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
@@ -131,7 +133,7 @@ def judged(
     comparison = diagnose(sides, chosen)
     if history is not None:
         comparison = with_levels(comparison, history)
-    comparison = with_validity(comparison, sides, today=date.today())
+    comparison = with_environment_changes(comparison, sides)
     return replace(
         comparison,
         baseline_kind=kind,
@@ -141,7 +143,7 @@ def judged(
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[RequestedFormat, ...]:
-    """Parse the values of `--format`; exactly one goes to standard output (text by default)."""
+    """Parse the values of `--format`; add text on standard output if no other format goes there."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
     if len(printed) > 1:
@@ -173,14 +175,12 @@ def validate_outputs(outputs: Iterable[RequestedFormat], inputs: Sequence[Path])
 
 
 def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
-    """Write the verdict in every format, and only then raise the first error, if any."""
+    """Write the verdict in every format; if any file failed, then raise the first error."""
     problems: list[FileError] = []
     printed = ""
     for output in outputs:
         shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
-        # Each format is imported only when it is asked for.
-        format_module = import_module(f"gpuscale.reports.comparison.as_{output.format}")
-        text = f"{format_module.render(shown)}\n"
+        text = f"{COMPARISON_FORMATS[output.format].render(shown)}\n"
         if output.path is None:
             printed = text
             continue

@@ -18,19 +18,19 @@ from gpuscale.records.environment_diff import (
     package_changes,
     stack_rank,
 )
-from gpuscale.records.json_text import document_text
+from gpuscale.records.evidence import Library, merged
+from gpuscale.records.record import document_text
 from gpuscale.records.run import nodes_of
-from gpuscale.records.software import Library, merged
 from gpuscale.reports.phrases import counted
 
 Changes = list[EnvironmentChange]
 _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
-"""Fields with the version of a library that torch was built with."""
+"""Environment fields with library versions that torch was built with, keyed by library."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWith:
-    """The environments of a measurement, and the evidence of its nodes."""
+    """The software environments of a measurement, and the evidence recorded about its nodes."""
 
     environments: Sequence[Environment]
     nodes: Sequence[NodeEvidence]
@@ -48,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "one measurement, or the word diff and two"
     parser.add_argument("files", metavar="FILE | diff A B", nargs="+", help=text)
-    text = "list all packages, not only those known to matter"
-    parser.add_argument("--all", action="store_true", help=text)
     add_text_or_json(parser)
 
 
@@ -61,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     sides = [_measured_with(path) for path in paths]
     if is_diff:
         changes, packages = changes_between(*sides)
-        text = changes_text(changes, packages, show_all=arguments.all)
+        text = changes_text(changes, packages)
         if is_json:
             text = document_text("gpuscale-env-diff", changes=changes, packages=packages)
     else:
-        text = software_text(sides[0], show_all=arguments.all)
+        text = software_text(sides[0])
         if is_json:
             environments, libraries = sides[0].environments, sides[0].libraries
             text = document_text("gpuscale-env", environments=environments, libraries=libraries)
@@ -84,9 +82,9 @@ def _measured_with(path: Path) -> MeasuredWith:
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes, Changes]:
-    """Return the changes other than packages, and the package changes, the most important first.
+    """Return two lists: changes of the environment, and of packages, most important first.
 
-    A package that is also a field of the environment, such as torch, is not repeated.
+    A package that is also a field of the environment, such as torch, is only in the first list.
     """
     sides = before.environments, after.environments
     found = environment_changes(*sides, before.nodes, after.nodes)
@@ -95,16 +93,16 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes,
     return sorted(found, key=lambda change: stack_rank(change.name)), packages
 
 
-def changes_text(changes: Changes, packages: Changes, *, show_all: bool) -> str:
-    """List the changes; unless `show_all` is set, only count packages of unknown importance."""
-    named = [change for change in packages if show_all or is_of_stack(change.name)]
+def changes_text(changes: Changes, packages: Changes) -> str:
+    """Return a text that lists the changes; packages of unknown importance are only counted."""
+    named = [change for change in packages if is_of_stack(change.name)]
     found = sorted([*changes, *named], key=lambda change: stack_rank(change.name))
     lines = [environment_text(change) for change in found]
     return "\n".join([*lines, *_more(len(packages) - len(named))]) or "no difference"
 
 
-def software_text(measured: MeasuredWith, *, show_all: bool) -> str:
-    """List versions, loaded libraries and packages; values of several environments share a line."""
+def software_text(measured: MeasuredWith) -> str:
+    """Return lines with versions, loaded libraries and packages, each with all of its values."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in measured.environments]
@@ -115,7 +113,7 @@ def software_text(measured: MeasuredWith, *, show_all: bool) -> str:
     for environment in measured.environments:
         for name, version in environment.packages.items():
             versions.setdefault(name, {})[version] = None
-    named = [name for name in versions if show_all or is_of_stack(name)]
+    named = [name for name in versions if is_of_stack(name)]
     named.sort(key=lambda name: (stack_rank(name), name))
     lines += [f"package {name} {listed([*versions[name]])}" for name in named]
     absent = {one.packages_absent for one in measured.environments} - {None}
@@ -135,4 +133,4 @@ def _library_text(library: Library, environments: Sequence[Environment]) -> str:
 
 def _more(count: int) -> Iterator[str]:
     if count:
-        yield f"and {counted(count, 'more package')}; --all lists them"
+        yield f"and {counted(count, 'more package')}; --format json lists them"

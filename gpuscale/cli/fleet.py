@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,37 +9,38 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.printable import visible
-from gpuscale.base.units import counted, format_seconds
+from gpuscale.base.text import counted, format_seconds, visible
 from gpuscale.campaigns.cluster_profile import (
     JOB_OPTIONS,
     ClusterProfile,
     Measured,
+    find_profile,
     with_options,
 )
 from gpuscale.campaigns.fleet import Sweep
-from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
-from gpuscale.campaigns.night.programs import run_on_verdict
-from gpuscale.campaigns.profile_files import chosen_profile
+from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
+from gpuscale.campaigns.night import run_on_verdict
+from gpuscale.cli.inputs import say
 from gpuscale.cli.submit import BESIDE_MEASURING_S, confirmed, job_environment, run_s
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.measure.schedulers.slurm_nodes import cluster_nodes, expanded, folded
-from gpuscale.records.fleet import NodeState
-from gpuscale.records.json_text import to_json
+from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
+from gpuscale.records.campaigns import NodeState
+from gpuscale.records.record import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
+from gpuscale.reports.phrases import devices_text
 from gpuscale.store import write_report
-from gpuscale.store.files import file_errors, sole_use
-from gpuscale.store.sweep import (
-    RECORD,
+from gpuscale.store.campaign_folders import (
+    SWEEP_JSON,
     SWEEPS,
     SweepJob,
     SweepRecord,
     past_visits,
     read_sweep,
     results_of_sweep,
-    visits_of,
+    visit_of,
 )
+from gpuscale.store.files import file_errors, sole_use
 
 RESULTS = "GPUSCALE_FLEET_RESULTS"
 """Environment variable with the path of the results file that a job of a sweep must write."""
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "4 nothing could be judged, 5 not all nodes were measured."
     )
     add = sweep.add_argument
-    text = "cluster profile, as for submit (default: the one that recognises this machine)"
+    text = "cluster profile, as for submit"
     add("profile", metavar="PROFILE", nargs="?", help=text)
     text = "nodes such as nid[0001-0064] (default: all)"
     add("--nodes", metavar="LIST", default="all", help=text)
@@ -75,11 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--case", metavar="CASE", help=text)
     text = "most jobs in the queue at once (default: 20)"
     add("--jobs", metavar="K", type=int, default=20, help=text)
-    text = "minutes that a job waits for its node, which is then listed as busy (default: 60)"
-    add("--patience", metavar="MIN", type=float, default=60.0, help=text)
     add("--nice", metavar="N", type=int, default=0, help="lower the priority of the jobs by N")
     for name in _JOB_OPTIONS:
-        option = JOB_OPTIONS[name][1]
+        option = JOB_OPTIONS[name]
         text = f"{option.words} (default: the profile's)"
         if name == "--runs":
             text = "fresh starts on one GPU, and on all (default: each GPU once, 3 at least)"
@@ -94,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run, continue or show a sweep; return the exit code of its verdict."""
     if arguments.action == "show":
         view = view_of_sweep(arguments.folder or _newest())
-        _say(FLEET_FORMATS[arguments.format](view))
+        say(FLEET_FORMATS[arguments.format](view))
         return view.exit_code_and_word[0]
-    if arguments.jobs < 1 or arguments.patience < 0:
-        raise UsageError("--jobs is at least 1, and --patience at least 0; correct them")
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs: expected 1 or more, not {arguments.jobs}")
     if arguments.resume is not None:
         folder = _newest() if arguments.resume == Path() else arguments.resume
         record = read_sweep(folder)
@@ -109,37 +107,37 @@ def run(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
     script = job_script(request)
     if arguments.print:
-        _say(script.rstrip())
+        say(script.rstrip())
         return ExitCode.OK
     record = _plan(request, arguments)
-    _say(_announcement(request, record, arguments.jobs))
+    say(_announcement(request, record, arguments.jobs))
     if not arguments.yes and not confirmed():
-        _say("nothing was submitted")
+        say("nothing was submitted")
         return ExitCode.USAGE
     folder = SWEEPS / f"{record.cluster}-{datetime.now():%Y-%m-%dT%H%M%S}"
     with file_errors(folder):
         (folder / "logs").mkdir(parents=True)
     write_report(folder / _SCRIPT, script)
-    write_report(folder / RECORD, f"{to_json(record)}\n")
+    write_report(folder / SWEEP_JSON, f"{to_json(record)}\n")
     return _sweep(folder, record, arguments)
 
 
 def _newest() -> Path:
     """Return the folder of the newest sweep below the current folder."""
-    found = sorted(SWEEPS.glob(f"*/{RECORD}"), key=lambda path: path.parent.name[-17:])
+    found = sorted(SWEEPS.glob(f"*/{SWEEP_JSON}"), key=lambda path: path.parent.name[-17:])
     if not found:
         raise UsageError(f"there is no sweep in {SWEEPS}; begin one with 'gpuscale fleet run'")
     return found[-1].parent
 
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
-    """Return the job that measures a node, from the profile and the options."""
-    profile = chosen_profile(arguments.profile)
+    """Return the request for jobs that measure one node each, from the profile and the options."""
+    profile = find_profile(arguments.profile)
     if profile.scheduler != "slurm":
         title = SCHEDULERS[profile.scheduler].title
         remedy = "use 'gpuscale doctor --nodes' inside a job"
         raise UsageError(f"a sweep takes Slurm, and {profile.name} has {title}; {remedy}")
-    given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name])}
+    given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name]) is not None}
     profile = with_options(profile, {**given, "--cases": [_case(profile, arguments.case)]})
     gpus = tuple(sorted({1, job_demand(profile, (1,)).gpus_per_node, profile.node.gpus or 1}))
     # Successive runs take the next GPU, so each is measured by itself equally often.
@@ -151,8 +149,6 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     profile = replace(profile, measure=measure, job=job, node=replace(profile.node, whole=True))
     return JobRequest(
         profile=profile,
-        named=arguments.profile or profile.name,
-        options={"--case": measure.cases[0], **{name: str(it) for name, it in given.items()}},
         demand=job_demand(profile, gpus),
         gpus=gpus,
         judged_gpus=(),
@@ -207,26 +203,26 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
         nodes=tuple(node.name for node in swept),
         case=profile.measure.cases[0],
         gpus=request.gpus,
-        job_s=_job_s(profile.measure),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         on_verdict=profile.judge.on_verdict,
     )
 
 
 def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
-    nodes, job_s, gpus = len(record.nodes), record.job_s, numbers_text(record.gpus)
-    hours, all_s = job_s * nodes / 3600, math.ceil(nodes / jobs) * job_s
+    nodes, measure = len(record.nodes), request.profile.measure
+    hours = (job_s := _job_s(measure)) / 3600
     return (
         f"{request.profile.description}: {nodes} nodes of {record.partition}, each with "
-        f"{record.case} on {gpus} GPUs, {request.profile.measure.runs} fresh starts each\n"
-        f"estimate: {format_seconds(job_s)} a node, {hours:.3g} node-hours and "
-        f"{hours * record.gpus[-1]:.3g} GPU-hours in all (start-up is guessed), "
-        f"{format_seconds(all_s)} where {jobs} nodes are always idle; slow nodes are measured again"
+        f"{record.case} on {devices_text(measure.device, *record.gpus)}, {measure.runs} "
+        f"fresh starts each\n"
+        f"estimate: {format_seconds(job_s)} a node, {nodes * record.gpus[-1] * hours:.3g} "
+        f"GPU-hours in all (start-up is guessed), {math.ceil(nodes / jobs) * hours:.2g} h if "
+        f"{jobs} nodes are always idle; slow nodes are measured again"
     )
 
 
 def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> int:
-    """Measure the nodes that the sweep has not measured yet; judge it; return the exit code."""
+    """Measure the nodes that remain, judge the whole sweep, and return the exit code."""
     place, environment = folder.absolute(), job_environment(None)
 
     def submit(job: SweepJob, name: str) -> str:
@@ -238,41 +234,31 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 
     try:
         with sole_use(folder, "another process runs this sweep; wait for it"):
-            Sweep(folder, record, submit, _say, arguments.jobs, arguments.patience * 60).run()
+            Sweep(folder, record, submit, say, arguments.jobs).run()
     except KeyboardInterrupt:
-        _say(f"\nqueued jobs go on; 'gpuscale fleet run --resume {folder}' measures the rest")
+        say(f"\nqueued jobs go on; 'gpuscale fleet run --resume {folder}' measures the rest")
         raise
     view, document = view_of_sweep(folder), folder / "verdict.json"
     (code, word), command = view.exit_code_and_word, record.on_verdict
     write_report(document, f"{FLEET_FORMATS['json'](view)}\n")
-    _say(f"\n{FLEET_FORMATS['text'](view)}")
+    say(f"\n{FLEET_FORMATS['text'](view)}")
     meaning = f"{word}: {view.summary}"
     if command and (problem := run_on_verdict(command, document, code=code, meaning=meaning)):
-        _say(f"on_verdict: the command {problem}: {visible(command)}")
+        say(f"on_verdict: the command {problem}: {visible(command)}")
     return code
 
 
 def view_of_sweep(folder: Path) -> SweepView:
     """Judge the sweep in a folder, with earlier sweeps of the same kind for comparison."""
     record = read_sweep(folder)
-    verdict = judge(
-        visits_of(folder, record),
-        past_visits(folder, record),
-        not_measured={name: reason for name, (reason, _) in record.not_measured().items()},
-    )
     read = results_of_sweep(folder, record)
-    evidence = evidence_of(verdict, [(job.node, results) for job, results in read])
-    sick = folded(node.node for node in verdict.in_state(NodeState.SICK))
+    visits = [visit_of(job, results, record.partition) for job, results in read]
+    nodes = judge(visits, past_visits(folder, record), record.not_measured())
     errors_s = {job.node: job.clock_error_s(results) for job, results in read}
     return SweepView(
         record=record,
-        verdict=verdict,
-        evidence=evidence,
-        exclude=sick,
+        nodes=nodes,
+        evidence=evidence_of(nodes, [(job.node, results) for job, results in read]),
+        exclude=folded(node.node for node in nodes if node.state is NodeState.SICK),
         clock_errors_s={node: error_s for node, error_s in errors_s.items() if error_s},
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

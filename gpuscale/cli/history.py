@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
-    """Print the history; unreadable files in a folder are skipped with a message."""
+    """Print the history; print a message for each unreadable file in a folder, and skip it."""
     paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
     history = history_of(read_nights(paths), cases=arguments.case, gpus=arguments.gpus)
     sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")

@@ -4,20 +4,15 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.printable import visible
-from gpuscale.base.units import counted
+from gpuscale.base.text import counted, visible
 from gpuscale.cli.inputs import direction, files_below, is_folder, remark
 from gpuscale.records.environment_diff import listed
-from gpuscale.reports.phrases import SEVERAL_UNITS
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
-from gpuscale.store.files import read_with
-from gpuscale.store.imports import SOURCES, Source
-from gpuscale.store.imports.folder import ImportFolder
-from gpuscale.store.imports.session import Session
+from gpuscale.store.imports.session import Defaults, ImportFolder, Session
+from gpuscale.store.imports.sources import SOURCES, ImportedTool, sessions_of
 
 _MOST_NAMED = 3
 
@@ -35,75 +30,111 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recorded(parser: argparse.ArgumentParser) -> None:
-    """Add the options that supply what a tool's records lack."""
+    """Add the options that supply information missing from the records of other tools."""
+    add = parser.add_argument
     text = "the system (and partition) to import, if the files are of several"
-    parser.add_argument("--system", metavar="NAME", help=text)
+    add("--system", metavar="NAME", help=text)
     text = "which way of a metric is better, if nothing else says so; may be given several times"
-    what = "METRIC=more|less"
-    parser.add_argument("--better", metavar=what, type=direction, action="append", help=text)
+    add("--better", metavar="METRIC=more|less", type=direction, action="append", help=text)
+    add("--case", help="of a table: the case of rows without a case")
+    add("--strategy", help="of a table: the strategy of rows without one, such as ddp")
+    text = "of a table: the batch per GPU of rows without one"
+    add("--batch-per-gpu", metavar="N", type=int, help=text)
+    add("--gpus-per-node", metavar="N", type=int, help="of a table: GPUs of each node")
+    text = (
+        "of a table: how to read a column whose header is not known: as part of the row's name, "
+        "not at all, or as a known header; may be given several times"
+    )
+    what = "HEADER=name|skip|KNOWN"
+    add("--column", dest="columns", metavar=what, type=_column, action="append", help=text)
+    text = "of a table: what its times span"
+    add("--timed", choices=("job", "training_loop", "epoch"), help=text)
+
+
+def defaults_of(arguments: argparse.Namespace, machine: str | None) -> Defaults:
+    """Return the defaults for a table, from the options that `add_recorded` adds."""
+    return Defaults(
+        machine=machine,
+        columns=dict(arguments.columns or ()),
+        case=arguments.case,
+        strategy=arguments.strategy,
+        batch_per_gpu=arguments.batch_per_gpu,
+        gpus_per_node=arguments.gpus_per_node,
+        timed=arguments.timed,
+    )
+
+
+def _column(text: str) -> tuple[str, str]:
+    header, _, meaning = (part.strip() for part in text.rpartition("="))
+    if not header or not meaning:
+        raise UsageError(f"--column: '{text}' is not like Framework=name or Framework=skip")
+    return header, meaning
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import the files, and print how many nights and values were new."""
     source, place = SOURCES[arguments.source], visible(arguments.output)
-    paths = paths_of(arguments.files, source)
-    found = _Found()
-    better = {name: way == "more" for name, way in arguments.better or ()}
-    with ImportFolder(Path(arguments.output), better) as folder:
+    paths, defaults = paths_of(arguments.files, source), defaults_of(arguments, arguments.system)
+    without, systems = Counter[str](), set[str]()
+    read = nights = values = 0
+    with ImportFolder(Path(arguments.output), directions_of(arguments)) as folder:
         new = [path for path in paths if not folder.has(path)]
         stream = sys.stderr if can_redraw(sys.stderr) else None
-        with redrawn(stream, lambda: progress_text("file", found.files, len(new))):
-            for path in new:
-                _import(path, source, folder, found, arguments.system)
-    if new and found.unread == len(new):
+        with redrawn(stream, lambda: progress_text("file", read, len(new))):
+            for path, sessions in sessions_in(new, source, defaults, alone=len(paths) == 1):
+                read += 1
+                systems.update(session.system for session in sessions if session.system)
+                wanted = [each for each in sessions if arguments.system in (None, each.system)]
+                for session in wanted:
+                    without.update(session.without_value)
+                    if session.values and folder.add(session, path):
+                        nights += 1
+                        values += len(session.values)
+                if wanted:
+                    folder.remember(path)
+    if new == paths and not read:
         raise UsageError("none of the files could be read; see above")
+    if arguments.system is not None and systems and arguments.system not in systems:
+        there = ", ".join(sorted(systems))
+        raise UsageError(f"--system: nothing is of {arguments.system}; there are {there}")
     known = f"; {counted(len(paths) - len(new), 'file')} known before" if paths != new else ""
     sys.stdout.write(
-        f"{place}: {counted(found.nights, 'new night')} with {counted(found.values, 'value')}, "
-        f"from {counted(len(new) - found.unread, 'file')}{known}\n"
+        f"{place}: {counted(nights, 'new night')} with {counted(values, 'value')}, "
+        f"from {counted(read, 'file')}{known}\n"
     )
-    if found.without:
-        named = listed([f"{name}: {n} ×" for name, n in found.without.most_common()], _MOST_NAMED)
-        sys.stdout.write(f"without a value: {named}\n")
-    if several := [f"{name} ({', '.join(units)})" for name, units in folder.several_units.items()]:
-        sys.stdout.write(f"{SEVERAL_UNITS}: {listed(several, _MOST_NAMED)}\n")
-    if found.nights:
+    if without:
+        named = listed([f"{name}: {n} ×" for name, n in without.most_common()], _MOST_NAMED)
+        sys.stdout.write(f"left out: {named}\n")
+    if nights:
         sys.stdout.write(f"next: gpuscale history {place}, or gpuscale compare --history {place}\n")
     return ExitCode.OK
 
 
-@dataclass(slots=True)
-class _Found:
-    files: int = 0
-    unread: int = 0
-    nights: int = 0
-    values: int = 0
-    without: Counter[str] = field(default_factory=Counter)
+def directions_of(arguments: argparse.Namespace) -> dict[str, bool]:
+    """Return the values of `--better`: for each metric, True if more is better."""
+    return {name: way == "more" for name, way in arguments.better or ()}
 
 
-def _import(
-    path: Path, source: Source, folder: ImportFolder, found: _Found, system: str | None
-) -> None:
-    """Import one file; if it cannot be read, print its name and the problem."""
-    found.files += 1
-    try:
-        sessions = sessions_of(path, source)
-    except FileError as error:
-        found.unread += 1
-        remark(f"left out: {error}")
-        return
-    for session in sessions:
-        if system is not None and session.system != system:
-            continue
-        found.without.update(session.without_value)
-        if session.values and folder.add(session):
-            found.nights += 1
-            found.values += len(session.values)
-    folder.remember(path)
+def sessions_in(
+    paths: Sequence[Path], source: ImportedTool, defaults: Defaults, *, alone: bool
+) -> Iterator[tuple[Path, list[Session]]]:
+    """Yield each file with its sessions; for a file that cannot be read, print a message.
+
+    If there is only one file (`alone`), raise a FileError instead of printing.
+    """
+    for path in paths:
+        try:
+            sessions = sessions_of(path, source, defaults)
+        except FileError as error:
+            if alone:
+                raise
+            remark(f"left out: {error}")
+        else:
+            yield path, sessions
 
 
-def paths_of(given: Sequence[str], source: Source) -> list[Path]:
-    """Return the given files, and a source's files in given folders; FileError if none exist."""
+def paths_of(given: Sequence[str], source: ImportedTool) -> list[Path]:
+    """Return the files in `given`, and matching files in its folders; raise FileError if none."""
     paths = [path for text in given for path in _files(Path(text), source)]
     if not paths:
         named = " or ".join(source.endings)
@@ -111,12 +142,7 @@ def paths_of(given: Sequence[str], source: Source) -> list[Path]:
     return paths
 
 
-def sessions_of(path: Path, source: Source) -> list[Session]:
-    """Return the sessions in a file that one of the sources wrote."""
-    return read_with(path, lambda text: [*source.sessions(path, text)])
-
-
-def _files(path: Path, source: Source) -> Iterator[Path]:
+def _files(path: Path, source: ImportedTool) -> Iterator[Path]:
     if not is_folder(path):
         yield path
         return

@@ -4,43 +4,40 @@ import argparse
 import os
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from gpuscale import __version__
-from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.printable import visible
-from gpuscale.base.units import counted
-from gpuscale.campaigns.profile_files import profile_files, recognised_profile
+from gpuscale.base.errors import ExitCode, FileError
+from gpuscale.base.text import counted, visible
 from gpuscale.cli.inputs import remark
-from gpuscale.measure.schedulers import SCHEDULERS, scheduler_here
+from gpuscale.measure.schedulers import scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store import read_baseline
 from gpuscale.store.files import file_errors, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
-"""Folder of the files to write; in a checkout, it contains links to the top-level folders."""
+"""Folder that `gpuscale init` copies; in a checkout, it contains links to top-level folders."""
 _PROFILE = """\
 # A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
 description = "The {scheduler.title} cluster of {host}"
 scheduler = "{scheduler.name}"
 
 [node]
-gpus = {gpus}{guessed}
-{unknown}cores = {cores}
+gpus = 4  # a guess: correct it
+# cores = 64
 whole = true  # jobs get whole nodes: other jobs on a node would be measured too
 
 [job]
-{unknown}partition = "{partition}"
+# partition = "gpu"
 time_limit = "01:00:00"
-gpu_option = '{gpu_option}'{guessed}
+gpu_option = '{gpu_option}'  # a guess: correct it
 options = {options}
 # account = "my_budget"
 # modules = ["gcc/13", "python/3.12"]
 
 [measure]
 cases = ["bench_cases/test_mnist_cnn.py", "bench_cases/test_resnet50.py"]
-gpus = {numbers}
+gpus = [1, 2, 4]
 """
 _README = """\
 # Scaling measurements with gpuscale {version}
@@ -56,10 +53,10 @@ machines. Without GPUs, CPU ranks stand in for them. Measure one case, or all of
 {submit}
 """
 _SUBMIT = """
-In a job of this cluster, after correcting `{profile}`; the first line only prints the job script:
+In a job of this cluster, after correcting `mysite.toml`; the first line only prints the job script:
 
-    gpuscale submit ./{profile} --print
-    gpuscale submit ./{profile} --wait"""
+    gpuscale submit ./mysite.toml --print
+    gpuscale submit ./mysite.toml --wait"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,15 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a README into a folder. Nothing is overwritten."
     )
     parser.add_argument("folder", metavar="DIR", help="the folder, which may not exist yet")
-    text = "write a profile for this scheduler (default: the one whose commands are here)"
-    parser.add_argument("--scheduler", choices=tuple(SCHEDULERS), help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write all files, or none if any of them already exists."""
     folder = Path(arguments.folder)
-    profile = _profile(arguments.scheduler)
-    submit = "".join(_SUBMIT.format(profile=name) for name in profile)
+    scheduler = scheduler_here()
+    profile = {} if scheduler is None else {"mysite.toml": _profile(scheduler)}
+    submit = _SUBMIT if profile else ""
     shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]
     files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
     files |= profile | {"README.md": _README.format(version=__version__, submit=submit)}
@@ -91,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_report(path, content)
     sys.stdout.write(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}\n")
     if not profile:
-        problem = "no profile was written, since no scheduler's commands are here"
-        remark(f"{problem}; --scheduler names one, in a new folder")
+        remark("no profile was written, since no scheduler's commands are here")
     sys.stdout.write(f"next: read {visible(str(folder / 'README.md'))}\n")
     return ExitCode.OK
 
@@ -102,32 +97,10 @@ def _is_shipped(path: Path) -> bool:
     return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)
 
 
-def _profile(asked: str | None) -> dict[str, str]:
-    """Return the name and content of this machine's profile if known, otherwise of a template."""
-    if asked is None:
-        with suppress(UsageError):
-            known = recognised_profile(os.environ, socket.getfqdn())
-            path = profile_files(os.environ)[known.name]
-            return {path.name: path.read_text("utf-8")}
-    scheduler = scheduler_here() if asked is None else SCHEDULERS[asked]
-    return {"mysite.toml": _first_profile(scheduler)} if scheduler else {}
-
-
-def _first_profile(scheduler: Scheduler) -> str:
-    known = scheduler.profile_values() if scheduler == scheduler_here() else {}
-    values = {
-        "gpus": "4",
-        "cores": "64",
-        "partition": "gpu",
-        "gpu_option": scheduler.default_gpu_option or "-l gpu={gpus}",
-        **known,
-    }
+def _profile(scheduler: Scheduler) -> str:
     return _PROFILE.format(
-        **values,
         scheduler=scheduler,
         host=socket.gethostname(),
-        unknown="" if "gpus" in known else "# ",
-        guessed="" if "gpus" in known else "  # a guess: correct it",
+        gpu_option=scheduler.default_gpu_option or "-l gpu={gpus}",
         options=["--exclusive"] if scheduler.name == "slurm" else [],
-        numbers=[2**power for power in range(int(values["gpus"]).bit_length())],
     )

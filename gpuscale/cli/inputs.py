@@ -1,4 +1,4 @@
-"""Options shared by several commands, and functions that read the files and cases they name."""
+"""Options shared by several commands, and functions that read the files they name."""
 
 import argparse
 import gc
@@ -8,24 +8,20 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from gpuscale.analysis.history import left_out_of
-from gpuscale.analysis.history.night_order import doubts, yet_to_come
+from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.printable import visible
-from gpuscale.judge.recording import results_of
-from gpuscale.records import Baseline, Results, Run, deduplicated
+from gpuscale.base.text import visible
+from gpuscale.judge.sides import results_of
+from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any, read_results
-from gpuscale.store.files import READ_PROBLEMS, file_errors
-from gpuscale.store.night_record import FIRST_ATTEMPT
+from gpuscale.store.files import file_errors
 from gpuscale.store.results import with_probes_beside
-from gpuscale.workload.cases import TrainingCase, validate_case
 
 _ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
@@ -36,9 +32,15 @@ def remark(text: str) -> None:
     sys.stderr.write(f"gpuscale: {text}\n")
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print a text to standard output, and flush the output at once."""
+    sys.stdout.write(f"{text}{end}")
+    sys.stdout.flush()
+
+
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, which would take up a third of the time of a large comparison.
+    """Pause the garbage collector, which would take a third of the time of a large comparison.
 
     This is safe, since records never form reference cycles.
     """
@@ -54,7 +56,7 @@ def read_all_results(
 ) -> list[Results]:
     """Read results files (or the results in baselines) so that each run occurs only once.
 
-    With `one_curve`, raise a FileError unless the same faults were injected in all files.
+    With `one_curve`, raise a UsageError unless the same faults were injected in all files.
     """
     read: list[Results] = []
     for path in paths:
@@ -65,27 +67,17 @@ def read_all_results(
             read += results_of(content)
         else:
             read.append(with_probes_beside(path, content))
-    if one_curve:
-        _validate_injections(paths, read)
+    if one_curve and len({results.injections for results in read}) > 1:
+        problem = "the files have different faults made on purpose, so they make no curve"
+        raise UsageError(f"{problem}; give one of them as --baseline")
     once = each_run_once(read)
     kept = [results for results in once if results.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
     return kept or once
 
 
-def _validate_injections(paths: Sequence[Path], read: Sequence[Results]) -> None:
-    first, *others = (", ".join(results.injections) or "none" for results in read)
-    for path, faults in zip(paths[1:], others, strict=False):
-        if faults != first:
-            problem = (
-                f"its faults made on purpose: {faults}; those of {visible(str(paths[0]))}: "
-                f"{first}; together they make no curve: give one of them as --baseline"
-            )
-            raise FileError(path, problem)
-
-
 def read_content(path: Path) -> Results | Baseline:
-    """Read a baseline, or results in which each run occurs only once."""
+    """Read a baseline or results file; keep only one copy of each run in results."""
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
@@ -111,11 +103,12 @@ def each_run_once(read: Sequence[Results]) -> list[Results]:
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """Read results from files and folders, each run once; excluded nightly runs come last.
 
-    Skip files with injected faults or a future date, and unreadable files in folders; print their
-    names, and any doubtful dates, to standard error. Raise a FileError if no results are left, or
-    if a file that the user named cannot be read.
+    Skip files with injected faults, and unreadable files in folders; print their names to standard
+    error. Raise a FileError if no results are left, or if a file that the user named cannot be
+    read.
     """
-    found: dict[str, Results] = {}
+    found: list[Results] = []
+    configurations: dict[Configuration, Configuration] = {}
     for path, is_named in _files(paths):
         name = visible(str(path))
         try:
@@ -129,20 +122,15 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
             faults = ", ".join(results.injections)
             remark(f"left out: {name}: has faults made on purpose ({faults})")
         else:
-            found[name] = results
+            # Most of a long history are configurations, which every night repeats.
+            for run in results.runs:
+                own = run.configuration
+                force_setattr(run, "configuration", configurations.setdefault(own, own))
+            found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    nights = dict(zip(found, each_run_once([*found.values()]), strict=True))
-    left_out = [results for results in nights.values() if results.left_out]
-    files = [(name, results) for name, results in nights.items() if not results.left_out]
-    ahead = yet_to_come(files, datetime.now(UTC))
-    for name, began in ahead.items():
-        problem = f"began on {began:%Y-%m-%d}, which is yet to come: was a clock wrong?"
-        remark(f"left out: {name}: {problem}")
-    files = [(name, results) for name, results in files if name not in ahead]
-    for doubt in doubts(files):
-        remark(doubt)
-    return [*(results for _, results in files), *left_out]
+    nights = each_run_once(found)
+    return sorted(nights, key=lambda results: results.left_out is not None)
 
 
 def results_file(path: Path) -> Path:
@@ -155,7 +143,7 @@ def results_file(path: Path) -> Path:
 
 def is_folder(path: Path) -> bool:
     """True if the path is a folder; raise a FileError if the path cannot be examined."""
-    with file_errors(path, READ_PROBLEMS):
+    with file_errors(path):
         return path.is_dir()
 
 
@@ -173,10 +161,9 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Path]:
-    """Yield the files below a folder whose names are wanted; follow links to folders.
+    """Yield the files below a folder whose names `is_wanted` accepts.
 
-    Skip hidden folders, and those with the first attempt of a nightly run that was repeated after a
-    node failed.
+    Follow links to folders, and skip hidden folders.
     """
     # A link may lead to a folder that was visited before, or back out.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
@@ -185,25 +172,20 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
             folders.clear()
             continue
         seen.add(place)
-        wanted = (name for name in folders if name != FIRST_ATTEMPT and name[0] != ".")
-        folders[:] = sorted(wanted)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
         yield from (Path(here, name) for name in names if is_wanted(name))
 
 
 def _skip_unreadable(problem: OSError) -> None:
-    try:
-        with file_errors(Path(problem.filename), READ_PROBLEMS):
-            raise problem
-    except FileError as error:
-        remark(f"left out: {error}")
+    remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")
 
 
-def newest_valid(now: datetime) -> tuple[Path, Results]:
-    """Return the newest results with a valid run; if there are none, the newest results of all.
+def newest_valid() -> tuple[Path, Results]:
+    """Return the path and content of the newest results with a valid run, or else of the newest.
 
-    Print the names of newer files, which have no valid run (yet), to standard error.
+    Print the names of newer files, which contain no valid run (yet), to standard error.
     """
-    paths = newest_results(RESULTS_FOLDER, now)
+    paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):
         results = read_results(path)
         if any(run.is_valid for run in results.runs):
@@ -214,9 +196,9 @@ def newest_valid(now: datetime) -> tuple[Path, Results]:
 
 
 def newest_input() -> Path:
-    """Return the path of the newest results, preferably valid; print it to standard error."""
+    """Return the path of the newest results, preferably with a valid run; print it to stderr."""
     now = datetime.now(UTC)
-    path, results = newest_valid(now)
+    path, results = newest_valid()
     measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"
     newest = f"{visible(str(path))}, measured {measured}"
     if any(run.is_valid for run in results.runs):
@@ -248,13 +230,13 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 
 
 def add_cases(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the option by which a command selects cases."""
+    """Add the option that selects cases; its help text begins with `verb`, such as `judge`."""
     text = f"{verb} only this case; may be given several times (default: all)"
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 
 
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the options by which a command selects rows."""
+    """Add the options that select rows; their help texts begin with `verb`, such as `judge`."""
     text = f"{verb} only these numbers of GPUs (default: all)"
     parser.add_argument("--gpus", metavar="N,N,…", type=gpu_counts, help=text)
     add_cases(parser, verb)
@@ -283,53 +265,19 @@ def selected(
     return [replace(file, runs=tuple(filter(is_wanted, file.runs))) for file in results]
 
 
-def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:
+def gpu_counts(text: str) -> frozenset[int]:
     """Parse a list of numbers, such as the value of `--gpus 1,2,4`."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:
         counts = frozenset()
     if not counts or min(counts) < 1:
-        raise UsageError(f"{option}: '{text}' is not a list of numbers above 0, such as 1,2,4")
+        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
     return counts
 
 
-def case_class(text: str) -> type[TrainingCase]:
-    """Import the case `FILE::Class`; `FILE` is enough if the file has a single case."""
-    file, _, name = text.partition("::")
-    path = Path(file).absolute()
-    if not path.is_file() or path.suffix != ".py":
-        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
-        raise UsageError(f"{problem}; give FILE::Class")
-    # As pytest does, so that a case can import its neighbours.
-    sys.path.insert(0, str(path.parent))
-    sys.modules.pop(path.stem, None)
-    try:
-        module = import_module(path.stem)
-    except Exception as error:
-        # A user's file may raise anything.
-        raise UsageError(
-            f"{file} cannot be imported ({type(error).__name__}: {error}); "
-            "run it with python to see where"
-        ) from None
-    cases = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, TrainingCase)
-        and value.__module__ == path.stem
-    }
-    if not name and len(cases) == 1:
-        (name,) = cases
-    if name not in cases:
-        known = ", ".join(f"{file}::{key}" for key in cases) or "none"
-        raise UsageError(f"name a case in {file} as FILE::Class; there is {known}")
-    validate_case(cases[name])
-    return cases[name]
-
-
 def direction(text: str) -> tuple[str, str]:
-    """Return the metric and `more` or `less` of an option such as `--better latency=less`."""
+    """Parse a value of `--better`, such as `latency=less`; return the metric and the direction."""
     name, _, way = text.partition("=")
     if not name or way not in ("more", "less"):
         raise UsageError(f"--better: '{text}' is not like throughput=more or latency=less")

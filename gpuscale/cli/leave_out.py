@@ -4,16 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.analysis.history import left_out_of
+from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.printable import clean, visible
+from gpuscale.base.text import clean, visible
 from gpuscale.cli.inputs import results_file
 from gpuscale.store import leave_out, read_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Leave nights out of history, compare --history, report, plot, export and baselines; all "
+        "Leave nights out of history, compare --history, report, plot and baselines; all "
         "of these name them with the reason, which is written into the header of the results "
         "file. The runs stay as they are."
     )
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mark all given nightly runs; if one of them cannot be read, mark none."""
+    """Exclude or include all given nightly runs; if one of them cannot be read, change none."""
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")

@@ -1,4 +1,4 @@
-"""`gpuscale night`: make a nightly run (measure, compare, store); repeat it if a node failed."""
+"""`gpuscale night`: execute a nightly run (measure, compare, store); retry if a node failed."""
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
@@ -8,7 +8,7 @@ from io import StringIO
 from gpuscale import cli
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.campaigns.night import NightJob, print_flushed
-from gpuscale.reports.page.nights_index import write_index
+from gpuscale.reports.page import write_index
 
 _USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure one night on one machine with pytest, compare with a baseline, keep everything "
         "below .gpuscale/nightly/NAME, and end with one exit code. After a failure of the "
-        "infrastructure a second attempt follows, on other nodes if there are any."
+        "infrastructure what is missing is tried once more."
     )
     parser.epilog = (
         "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make one nightly run; docs/nightly.md explains the exit codes."""
+    """Execute one nightly run; docs/nightly.md explains the exit codes."""
     words, job = arguments.words, arguments.job
     if job == "measure":
         words, job = [job, *words], f"{datetime.now():%H%M%S}"
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(*arguments: str) -> tuple[int, str]:
-    """Run a gpuscale command in this process; print its output, and return exit code and output."""
+    """Run a gpuscale command in this process; print its output; return its exit code and output."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:

@@ -3,13 +3,14 @@
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from gpuscale.analysis.history import history_of
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.printable import visible
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.text import visible
 from gpuscale.cli.inputs import (
     add_cases,
     newest_input,
@@ -19,11 +20,13 @@ from gpuscale.cli.inputs import (
     remark,
     validate_output,
 )
-from gpuscale.judge.recording import as_baseline
-from gpuscale.records import Baseline
+from gpuscale.judge.hardware import hardware_label
+from gpuscale.judge.sides import as_baseline
+from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
+from gpuscale.reports.phrases import UNKNOWN, ends_text
 from gpuscale.store import RESULTS_FOLDER, read_any
-from gpuscale.store.files import write_content
+from gpuscale.store.files import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
         measurements = _measurements(paths, before, arguments.case)
     picture = FIGURES[arguments.figure](measurements)
     if picture is None:
+        if not any(run.is_valid for run in measurements.runs) and measurements.runs:
+            raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
         problem = "the input has no data for this figure; choose another one"
         raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
-    write_content(output, content_of(picture, kind))
+    write_report(output, content_of(picture, kind))
     sys.stdout.write(f"{shown}: {picture.title}\n")
     if picture.left_out:
         left_out = ", ".join(picture.left_out)
         remark(f"not shown: {left_out}; choose with --case")
+    for row in measurements.failed:
+        remark(row)
     return ExitCode.OK
 
 
@@ -78,14 +85,35 @@ def _measurements(
         if len(paths) > 1 or before is not None:
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
-        return Measurements(baseline=_of_cases(first, cases))
+        return Measurements(baseline=_of_cases(first, cases), origins=[_origin(first)])
     results = read_all_results(paths, one_curve=True)
-    baseline = None if before is None else as_baseline(read_content(before), before.stem)
+    runs = [run for file in results for run in file.runs if run.key.is_of(cases)]
+    baseline = None
+    if before is not None:
+        baseline = _of_cases(as_baseline(read_content(before), before.stem), cases)
+        known = {run.key.name for run in baseline.runs}
+        known |= {figure.key.name for figure in baseline.published}
+        if known.isdisjoint(run.key.name for run in runs):
+            raise FileError(before, "has none of the rows to draw; leave out --baseline")
     return Measurements(
-        runs=[run for file in results for run in file.runs if run.key.is_of(cases)],
-        baseline=baseline and _of_cases(baseline, cases),
+        runs=runs,
+        baseline=baseline,
         injections=results[0].injections,
+        origins=[*map(_origin, results), *([_origin(baseline)] if baseline else [])],
     )
+
+
+def _origin(content: Results | Baseline) -> str:
+    """Return when and on which machine a file was measured, for a note in the picture."""
+    started_at_s = [run.started_at_s for run in content.runs if run.started_at_s is not None]
+    dates = [f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}" for at_s in sorted(started_at_s)]
+    if isinstance(content, Results):
+        where = content.environment
+        machine = ", ".join(filter(None, (where.host, where.hardware_label)))
+        return f"measured: {ends_text(dates or [content.created_at[:10]])}, {machine}"
+    dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
+    machine = hardware_label(content.cluster, content.hardware)
+    return f"baseline {content.name}: {ends_text(dates)}, {machine}"
 
 
 def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:

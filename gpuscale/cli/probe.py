@@ -2,27 +2,36 @@
 
 import argparse
 import os
+import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpuscale import __version__
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.campaigns.probing import probe_nodes, request_of
+from gpuscale.base.devices import is_gpu
+from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.cli.inputs import add_device
-from gpuscale.judge.diagnose.pairs import find_slow
-from gpuscale.measure.launch import LAUNCHERS, launcher_by_name
+from gpuscale.judge.diagnose.slow_links import find_slow, second_look, tournament
+from gpuscale.measure.launch import LAUNCHERS
+from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.measure.schedulers import scheduler_of_job
-from gpuscale.measure.schedulers.slurm_nodes import leaf_switches
-from gpuscale.records import Results
-from gpuscale.records.probe import PROBES
-from gpuscale.reports.machine_text import probes_text
+from gpuscale.measure.schedulers.slurm import leaf_switches
+from gpuscale.records import NodeProbe, Results
+from gpuscale.records.probes import PAIR, PROBES, SEND, NodeProbeRequest, merged_probes
+from gpuscale.reports.doctor_text import probes_text
 from gpuscale.store import RESULTS_FOLDER, default_results_path, read_results
-from gpuscale.store.results import PROBES_ENDING, ResultsWriter, validate_new
-from gpuscale.workload.injections import parse_injections
+from gpuscale.store.results import PROBES_ENDING, ResultsWriter
 
 _LAUNCHES = 3
+"""Number of times to launch the probes: each new process may place its memory differently."""
+_CPU_RANKS = 2
+_MIB = 1024**2
+_DDP_BUCKET_MB, _FIRST_BUCKET_MB = 25, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,29 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "says under a cause whether the probes confirm it; a passing probe acquits nobody."
     )
     parser.epilog = "Exit codes: 0 no node stands out, 1 one does, 2 it could not be measured."
-    add, choices = parser.add_argument, ("fp32", "tf32", "bf16", "fp16")
+    add = parser.add_argument
     text = "results beside which the probes are kept, measured in the precision of their runs"
     add("results", metavar="RESULTS", nargs="?", type=Path, help=text)
     add("--only", metavar="NAME,…", help=f"only these probes, of: {', '.join(PROBES)}")
     text = "how to reach the nodes (default: as in RESULTS, or as this job's scheduler does)"
     add("--launcher", choices=LAUNCHERS, help=text)
     add_device(parser)
-    add("--precision", choices=choices, help="of the products (default: as in RESULTS, or fp32)")
     add("--data-root", metavar="DIR", help="read the files in this folder, as training would")
     text = f"time limit for the products in each of {_LAUNCHES} launches (default: 4)"
     add("--seconds", metavar="S", type=float, default=4.0, help=text)
-    text = "make a fault on purpose, to see that it is found: compute=1.2, slow-rank=1:1.2"
-    add("--inject", metavar="FAULT", action="append", default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe the nodes, store the probes in a separate file, and print the findings."""
-    names = None if arguments.only is None else arguments.only.split(",")
-    if unknown := [name for name in names or () if name not in PROBES]:
+    """Probe the nodes, store the measurements in a separate file, and print the findings."""
+    names = tuple(PROBES) if arguments.only is None else arguments.only.split(",")
+    if unknown := [name for name in names if name not in PROBES]:
         raise UsageError(f"--only: there is no '{unknown[0]}'; there is {', '.join(PROBES)}")
-    parse_injections(arguments.inject)
-    now, injections = datetime.now().astimezone(), tuple(arguments.inject)
-    of, device, scheduler = None, arguments.device, scheduler_of_job(os.environ)
+    now, scheduler = datetime.now().astimezone(), scheduler_of_job(os.environ)
+    of, device = None, arguments.device
     name = scheduler.name if scheduler and scheduler.name in LAUNCHERS else LAUNCHERS[0]
     path = arguments.results or default_results_path(RESULTS_FOLDER, now)
     if arguments.results is not None:
@@ -62,29 +67,62 @@ def run(arguments: argparse.Namespace) -> int:
         name = of.environment.launcher or name
         device = of.environment.device if device == "auto" else device
     path = path.with_suffix(PROBES_ENDING)
-    validate_new(path)
-    folder = Path.cwd() / RESULTS_FOLDER
-    name = arguments.launcher or name
-    with closing(launcher_by_name(name, device=device, folder=folder)) as launcher:
-        request = request_of(
+    if path.exists():
+        raise FileError(path, "exists already; it is not overwritten: delete it, or name others")
+    folder, name = Path.cwd() / RESULTS_FOLDER, arguments.launcher or name
+    with closing(Launcher(name, device=device, folder=folder)) as launcher:
+        nodes = probe_nodes(
             launcher,
             names,
             seconds=arguments.seconds,
-            precision=arguments.precision,
-            configurations=[run.configuration for run in of.runs] if of else (),
+            launches=_LAUNCHES,
+            results=of,
             data_root=arguments.data_root,
-            injections=injections,
         )
-        nodes = probe_nodes(launcher, request, launches=_LAUNCHES)
-        probes = tuple(probe for node in nodes for probe in node.probes)
         head = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
             environment=launcher.environment,
-            injections=injections,
-            probes=probes,
+            probes=tuple(probe for node in nodes for probe in node.probes),
         )
     ResultsWriter(path, head).close()
     findings = find_slow(nodes, leaf_switches())
     sys.stdout.write(f"{probes_text(nodes, findings)}\nkept in {path}\n")
     return ExitCode.REGRESSED if findings else ExitCode.OK
+
+
+def probe_nodes(
+    launcher: Launcher,
+    names: Sequence[str],
+    *,
+    seconds: float,
+    launches: int,
+    results: Results | None = None,
+    data_root: str | None = None,
+) -> tuple[NodeProbe, ...]:
+    """Probe all nodes of the job, in the most common precision of `results` and its bucket sizes.
+
+    Pairs of nodes exchange messages only in the first launch; suspect nodes repeat the exchange.
+    """
+    where = launcher.environment
+    configurations = [run.configuration for run in results.runs] if results else []
+    usual = Counter(each.precision for each in configurations).most_common(1)
+    options = " ".join(each.strategy_options or "" for each in configurations)
+    buckets = {*map(int, re.findall(r"bucket_cap_mb=(\d+)", options))} or {_DDP_BUCKET_MB}
+    cpu_ranks = min(_CPU_RANKS, where.cores_per_node)
+    request = NodeProbeRequest(
+        device=where.device,
+        names=tuple(name for name in PROBES if name in names),
+        ranks_per_node=where.gpus_per_node if is_gpu(where.device) else cpu_ranks,
+        seconds=seconds,
+        message_bytes=tuple(size * _MIB for size in sorted({_FIRST_BUCKET_MB, *buckets})),
+        rounds=tournament(where.node_count),
+        precision=usual[0][0] if usual else None,
+        data_root=data_root,
+    )
+    found = [launcher.probe(request)]
+    if again := second_look(found[0]):
+        pairs = tuple(name for name in request.names if name in (SEND, PAIR))
+        found.append(launcher.probe(replace(request, names=pairs, rounds=again)))
+    found += (launcher.probe(replace(request, rounds=())) for _ in range(launches - 1))
+    return tuple(merged_probes(parts) for parts in zip(*found, strict=True))

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from gpuscale.analysis.history import history_of
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.printable import visible
+from gpuscale.base.errors import ExitCode, UsageError, require_packages
+from gpuscale.base.text import visible
 from gpuscale.cli.compare import judged, read_before
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.cli.inputs import (
@@ -24,10 +24,10 @@ from gpuscale.cli.inputs import (
 from gpuscale.judge.compare.over_nights import last_night
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
-from gpuscale.reports.page.document import report_html
 from gpuscale.reports.page.fleet import fleet_html
+from gpuscale.reports.page.sections import report_html
 from gpuscale.store import write_report
-from gpuscale.store.sweep import RECORD
+from gpuscale.store.campaign_folders import SWEEP_JSON
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     validate_output(output, [*paths, baseline])
     if baseline is not None:
         validate_sides(baseline, paths)
-    if len(paths) == 1 and (paths[0] / RECORD).is_file():
+    if len(paths) == 1 and (paths[0] / SWEEP_JSON).is_file():
+        require_packages("the report of a sweep", ("ClusterShell",))
         page = fleet_html(view_of_sweep(paths[0]))
     else:
         page = report_html(_subject(arguments, paths, baseline))
@@ -81,7 +82,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
     shown = selected(results, cases=arguments.case, gpus=arguments.gpus)
     if before is None:
         if any(file.runs for file in results) and not any(file.runs for file in shown):
-            there = ", ".join(sorted({run.key.label for file in results for run in file.runs}))
+            there = ", ".join(sorted({run.label for file in results for run in file.runs}))
             raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
     baseline, kind = read_before(before, results)

@@ -8,7 +8,8 @@ from typing import Any
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.cli.inputs import direction
-from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
+from gpuscale.plugin.option_types import Option
+from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
 from gpuscale.records import Environment
 from gpuscale.workload.command_case import (
     LAUNCHES,
@@ -18,9 +19,14 @@ from gpuscale.workload.command_case import (
     validate_command,
     validate_scaling,
 )
-from gpuscale.workload.figures import KNOWN_FIGURES
+from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _SCRIPT_ENDINGS = (".py", ".sh")
+_OF_CASES = ("--strategy", "--size", "--data-root")
+_OPTIONS = [
+    option for option in OPTIONS.values() if not option.in_training and option.flag not in _OF_CASES
+]
+"""Options that gpuscale adds to pytest and that also apply to commands."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 
 
@@ -50,23 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scaling", choices=("weak", "strong"), help=text)
     text = "start it for each rank (also: torchrun), on each node, or once; plain (default) chooses"
     add("--launch", choices=LAUNCHES, default="plain", help=text)
-    for option in OPTIONS.values():
-        settings = option.settings()
-        if _is_foreign(option):
-            settings["help"] = argparse.SUPPRESS
-        add(option.flag, **settings)
+    for option in _OPTIONS:
+        add(option.flag, **option.settings())
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure the command in a pytest session, and return the exit code of the session."""
-    given = {option: vars(arguments)[option.dest] for option in OPTIONS.values()}
-    for option, value in given.items():
-        if _is_foreign(option) and value:
-            raise UsageError(
-                f"{option.flag} is about cases that gpuscale trains itself; give the script an "
-                "option of its own, after --"
-            )
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
     options = parse_options(vars(arguments))
@@ -74,9 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     if batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
     case = _case(arguments, options)
-    words = [word for option, value in given.items() for word in given_words(option, value)]
+    words = [
+        word for option in _OPTIONS for word in given_words(option, vars(arguments)[option.dest])
+    ]
     # Imported here, since it is slow, and mistyped options should fail at once.
-    from gpuscale.plugin.command_item import measured_in_session
+    from gpuscale.plugin.items import measured_in_session
 
     return measured_in_session(case, words)
 
@@ -113,11 +111,6 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case
-
-
-def _is_foreign(option: Option) -> bool:
-    """True if an option does not apply to commands: `--strategy`, or an option for training."""
-    return option.in_training or option.flag == "--strategy"
 
 
 def name_of_command(words: Sequence[str]) -> str:

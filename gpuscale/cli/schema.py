@@ -5,7 +5,7 @@ import json
 import sys
 
 from gpuscale.base.errors import ExitCode
-from gpuscale.store.codec import BASELINE_FORMAT, RESULTS_FORMAT, schema
+from gpuscale.store.file_formats import BASELINE_FORMAT, RESULTS_FORMAT, schema
 
 _SCHEMAS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
 

@@ -1,103 +1,110 @@
-"""`gpuscale selftest`: measure false alarms, missed faults and overhead on this machine."""
+"""`gpuscale selftest`: measure the overhead of gpuscale's measurements on this machine."""
 
 import argparse
+import math
+import statistics
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from gpuscale.analysis.estimates import difference, log_sample
 from gpuscale.base.devices import GPU_KINDS
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns import trials
-from gpuscale.cli.inputs import add_device, add_text_or_json, case_class, gpu_counts, remark
-from gpuscale.measure.launch.local import LocalLauncher
-from gpuscale.records import Environment
-from gpuscale.records.json_text import document_text
-from gpuscale.records.trial_report import OverheadReport, TrialsReport
-from gpuscale.reports.machine_text import overhead_text, trials_text
+from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
+from gpuscale.base.text import counted, format_seconds
+from gpuscale.cli.inputs import add_device, add_text_or_json, gpu_counts, remark
+from gpuscale.measure.launch.launcher import Launcher
+from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.requests import run_request
+from gpuscale.records import Environment, Estimate, Failure
+from gpuscale.records.campaigns import OverheadOutcome, OverheadResult, SelfTest
+from gpuscale.records.record import document_text
+from gpuscale.reports.doctor_text import selftest_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
-from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.run_defaults import TIMING_PLANS, default_request
+from gpuscale.workload.cases import TrainingCase, case_class
+from gpuscale.workload.run_defaults import default_strategy
 
 _DEFAULT_CASES = {
     **dict.fromkeys(GPU_KINDS, "bench_cases/test_resnet50.py::Resnet50"),
     "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
 }
-_PROMISED_ALARMS = 0.01
+OVERHEAD_PAIRS = 40
+"""Number of pairs of windows in a run: one window is timed by gpuscale, one by a bare loop."""
+
+
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(GPU_KINDS, (1.005, 0.0)),
+    "cpu": (1.01, 0.020),
+}
+"""For each device: largest accepted overhead ratio, and shortest step (s) to which it applies."""
+_MOST_EVIDENCE_S = 0.05
+"""Longest time, in seconds, that collecting the evidence for a run may take on a node."""
+_TRIMMED = 0.2
+"""Fraction of a run's sorted log ratios trimmed at each end."""
+
+OverheadRun = Sequence[OverheadOutcome] | Failure
+"""Result of an overhead run: the outcomes of all ranks, or the failure of the run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Test gpuscale itself: identical measurements on this machine must raise no alarm, "
-        "injected faults must be found, and measuring must cost little."
+        "Measure the overhead of gpuscale on this machine: its windows in turn with those of a "
+        "bare training loop."
     )
-    parser.epilog = (
-        "Exit codes: 0 gpuscale keeps its promises, 1 it does not, 2 usage, 3 not decided, "
-        "4 nothing could be judged."
-    )
+    parser.epilog = "Exit codes: 0 within the limit, 1 above it, 2 usage, 3 not decided."
     add = parser.add_argument
-    text = "measure only the overhead: gpuscale's windows in turn with a bare training loop"
-    add("--overhead", action="store_true", help=text)
     text = "the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)"
     add("--case", metavar="FILE::CLASS", help=text)
     add("--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)")
     add_device(parser)
-    for option, default, what in (
-        ("--runs", 8, "fresh starts on each number of GPUs, for the overhead"),
-        ("--pairs", 10, "identical measurements, each compared with those before it"),
-        ("--trials", 5, "trials of each fault at each size"),
-    ):
-        text = f"{what} (default: {default})"
-        add(option, metavar="N", type=int, default=default, help=text)
+    text = "fresh starts on each number of GPUs (default: 8)"
+    add("--runs", metavar="N", type=int, default=8, help=text)
     add_text_or_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count false alarms and missed faults (not with --overhead), then measure the overhead."""
-    fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
-    for option, least in fewest.items():
-        if (number := getattr(arguments, option)) < least:
-            raise UsageError(f"--{option}: {number} is too few; give at least {least}")
-    launcher = LocalLauncher(device=arguments.device)
-    here, runs = launcher.environment, arguments.runs
+    """Measure and print how much gpuscale itself slows down a step, on each number of GPUs."""
+    if arguments.runs < 2:
+        raise UsageError(f"--runs: {arguments.runs} is too few; give at least 2")
+    started_s = time.monotonic()
+    launcher = Launcher(device=arguments.device, folder=Path.cwd())
+    here = launcher.environment
     gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
-    configuration = default_request(case, here, gpus=max(gpus), run=1).configuration
-    faults, not_tried = trials.possible_faults(configuration, gpus)
-    planned = trials.blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
-    plan = [] if arguments.overhead else list(planned)
-    total = (len(plan) * trials.RUNS_PER_BLOCK + runs) * len(gpus)
-    timing = TIMING_PLANS[here.device]
-    # An estimate for short steps.
-    run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
-    overhead_run_s = 3.0 + timing.warmup_s + 2 * trials.OVERHEAD_PAIRS * timing.window_s
-    about_s = len(gpus) * (len(plan) * trials.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
-    about = format_seconds(about_s)
-    remark(f"{total} runs of {case.name()} on {here.hardware_label}; this takes about {about}")
-    tried = trials.Trials(launcher.run, case, here, gpus)
+    made: dict[int, list[OverheadRun]] = {number: [] for number in gpus}
+    total = arguments.runs * len(gpus)
+    remark(f"{total} runs of {case.name()} on {here.hardware_label}")
 
     def drawn() -> str:
-        stage = launcher.progress()
-        inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
-        return progress_text("run", tried.runs_made, total) + inside
+        return progress_text("run", sum(map(len, made.values())), total)
 
     with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
-        for fault in plan:
-            tried.make(fault)
-        measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)
-    if arguments.overhead:
-        _write(arguments.format, "overhead", measured, overhead_text(measured))
-        return _overhead_code(measured)
-    report = tried.report(faults, not_tried, measured)
-    _write(arguments.format, "trials", report, trials_text(report))
-    alarms = report.false_alarms
-    if alarms is None:
-        return ExitCode.NOTHING_COMPARABLE
-    if alarms.rate.low is not None and alarms.rate.low > _PROMISED_ALARMS:
-        # More than chance explains at the promised rate.
+        for index, number in product(range(1, arguments.runs + 1), gpus):
+            plan = ItemPlan(case=case, strategy=default_strategy(case), gpus=number, run=index)
+            request = run_request(plan, here, MeasureOptions())
+            request = replace(request, overhead_pairs=OVERHEAD_PAIRS)
+            made[number].append(launcher.compare_with_bare_loop(request))
+        results = tuple(judge_overhead(here.device, number, runs) for number, runs in made.items())
+    report = SelfTest(
+        configuration=request.configuration,
+        environment=here,
+        results=results,
+        wall_s=time.monotonic() - started_s,
+    )
+    text = selftest_text(report)
+    if arguments.format == "json":
+        text = document_text("gpuscale-selftest", **msgspec.to_builtins(report))
+    sys.stdout.write(f"{text}\n")
+    verdicts = {result.verdict for result in results}
+    if "above" in verdicts:
         return 1
-    return _overhead_code(measured)
+    return ExitCode.INCONCLUSIVE if "not decided" in verdicts else ExitCode.OK
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
@@ -127,14 +134,58 @@ def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, 
     return counts
 
 
-def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:
-    if form == "json":
-        text = document_text(f"gpuscale-selftest-{kind}", **msgspec.to_builtins(report))
-    sys.stdout.write(f"{text}\n")
+def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
+    """Return the overhead of measuring on one number of GPUs; `runs` must not be empty.
+
+    Windows with and without measuring are paired; each pair yields the log ratio of the times of
+    the slowest ranks. The value of a run is the trimmed mean of its log ratios, and the confidence
+    interval reflects the spread between runs.
+    """
+    valid = [run for run in runs if not isinstance(run, Failure)]
+    if not valid and isinstance(runs[0], Failure):
+        raise GpuscaleError(f"every run on {gpus} GPUs failed: {runs[0].message}")
+    means, step_times_s = [], []
+    for run in valid:
+        logs = []
+        for pair_of_ranks in zip(*(rank.pairs for rank in run), strict=True):
+            bare_s = max(pair.bare_s for pair in pair_of_ranks)
+            step_times_s.append(bare_s / run[0].steps_per_window)
+            logs.append(math.log(max(pair.measured_s for pair in pair_of_ranks) / bare_s))
+        cut = int(_TRIMMED * len(logs))
+        means.append(statistics.fmean(sorted(logs)[cut : len(logs) - cut]))
+    sample = log_sample(means)
+    ratio = difference(sample.mean, [sample.term()]).exponential()
+    step_time_s = statistics.median(step_times_s)
+    evidence_s = statistics.median(max(rank.evidence_s for rank in run) for run in valid)
+    verdict, reason = _verdict(ratio, step_time_s, evidence_s, device)
+    return OverheadResult(
+        gpus=gpus,
+        runs=len(valid),
+        pairs=len(step_times_s),
+        step_time_s=step_time_s,
+        ratio=ratio,
+        evidence_s=evidence_s,
+        limit=_LIMITS[device][0],
+        verdict=verdict,
+        reason=reason,
+    )
 
 
-def _overhead_code(report: OverheadReport) -> int:
-    verdicts = {result.verdict for result in report.results}
-    if "above" in verdicts:
-        return 1
-    return ExitCode.INCONCLUSIVE if "not decided" in verdicts else ExitCode.OK
+def _verdict(
+    ratio: Estimate, step_time_s: float, evidence_s: float, device: str
+) -> tuple[Literal["within", "above", "not decided"], str]:
+    limit, shortest_s = _LIMITS[device]
+    if evidence_s > _MOST_EVIDENCE_S:
+        return "above", f"evidence may take {format_seconds(_MOST_EVIDENCE_S)} a run"
+    if ratio.low is None or ratio.high is None:
+        return "not decided", "one run gives no interval; make more with --runs"
+    if ratio.high <= limit:
+        return "within", ""
+    if step_time_s < shortest_s:
+        return "not decided", (
+            f"the limit is meant for steps of {format_seconds(shortest_s)} and more; "
+            "name a larger case with --case"
+        )
+    if ratio.low > limit:
+        return "above", ""
+    return "not decided", "the limit lies inside the interval; make it narrower with more --runs"

@@ -1,28 +1,27 @@
 """Find the sick nodes of a fleet, in which healthy nodes and GPUs differ persistently.
 
-Each GPU is compared with all GPUs of its kind, and the GPUs of a node together with other nodes, by
-logarithms of step times without the drift of the machine. Repeated jobs cannot average away that
-healthy ones differ, so their robustly estimated spread decides, corrected for the number of nodes.
-If there are earlier sweeps, each node is also compared with itself. A node is called sick only if
-a second job shows the loss again, and the loss is estimated from that job alone, since the first
-one was the worst of many (docs/evidence/rates.md has the error rates).
+Each GPU is compared with all of its kind, and each node (all GPUs together) with other nodes, by
+logarithms of step times without the drift of the machine. Repeated jobs do not average out the
+differences between healthy nodes, so the limit follows from their robustly estimated spread and
+their number. If there are earlier sweeps, each node is also compared with itself. A node is called
+sick only if later jobs alone show the loss again; the loss is estimated from these jobs, since the
+first job was the worst of many. More jobs are run while the verdict is open
+(docs/evidence/rates.md has the error rates).
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.statistics.distributions import t_quantile
-from gpuscale.analysis.statistics.estimates import Term, difference, exponential, grouped_log_sample
-from gpuscale.analysis.statistics.robust import EFFICIENCY, drift_levels, robust_deviation
-from gpuscale.records.fleet import (
-    Doubt,
+from gpuscale.analysis.estimates import Term, difference, exponential, grouped_log_sample
+from gpuscale.analysis.fleet_drift import EFFICIENCY, drift_levels, robust_deviation
+from gpuscale.analysis.probabilities import t_quantile
+from gpuscale.records.campaigns import (
     FleetRow,
-    FleetVerdict,
-    KindSpread,
     NodeState,
     NodeVerdict,
     NodeVisit,
@@ -35,11 +34,15 @@ FEWEST_NODES = 4
 SMALLEST_LOSS = math.log(1.015)
 """Nodes with a smaller loss (log step time) are never called sick."""
 _NEVER_HEALTHY = math.log(1.5)
-"""A node is at least unclear if any of its jobs shows a larger loss than this."""
+"""Loss (log step time) in a single job above which a node is never called healthy."""
 _ERROR = 0.05
 """Probability that a sweep calls any healthy node sick."""
 _SUSPICIOUS = 0.005
 """One-sided p-value, uncorrected, below which a node needs a second job."""
+_MOST_JOBS = 4
+"""Maximum number of jobs on a node whose verdict is still open."""
+_OPEN_ERRORS = 2.0
+"""A verdict is open if the loss is within this many standard errors of the limit."""
 _CONFIRMATION_P = 0.001
 """One-sided p-value, uncorrected, that the later jobs alone must reach to confirm a loss."""
 _STATES = list(NodeState)
@@ -47,8 +50,7 @@ _STATES = list(NodeState)
 _Key = tuple[str, FleetRow]
 """A node, and one of the rows that are measured on it."""
 _Group = tuple[str, int, bool]
-"""Rows that are judged together, identified by kind of node, number of GPUs, and True for rows that
-use all GPUs of a node."""
+"""Rows judged together: kind of node, number of GPUs, and True if rows use all GPUs of a node."""
 
 
 class _Job(NamedTuple):
@@ -64,7 +66,7 @@ _Jobs = Mapping[_Key, Sequence[_Job]]
 
 
 class _Scale(NamedTuple):
-    """Distribution of healthy nodes, or of the changes of healthy nodes since earlier sweeps."""
+    """Distribution of healthy nodes' log step times, or of their changes since earlier sweeps."""
 
     centre: float
     between: float
@@ -74,7 +76,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the scale from the first job of each row; later jobs are made on suspicion."""
+        """Estimate the scale from the first job of each row; later jobs run only on suspicion."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -87,113 +89,77 @@ class _Scale(NamedTuple):
     def loss(self, jobs: Sequence[_Job]) -> float:
         return statistics.fmean(job.deviation for job in jobs) - self.centre
 
-    def count_large(self, jobs: Sequence[_Job]) -> int:
-        """Return the number of jobs whose loss is too large to be called healthy."""
-        return sum(self.loss([job]) > _NEVER_HEALTHY for job in jobs)
-
     def error(self, jobs: Sequence[_Job]) -> float:
         """Return the variance of the measured loss about the true loss of the row."""
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
-    def ratio(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the loss divided by that which healthy rows exceed with probability `p_value`."""
+    def limit(self, jobs: Sequence[_Job], p_value: float) -> float:
+        """Return the loss that a healthy row exceeds with probability `p_value`."""
         deviation = math.sqrt(self.between + self.error(jobs))
-        return self.loss(jobs) / max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
+        return max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
+
+    def ratio(self, jobs: Sequence[_Job], p_value: float) -> float:
+        """Return the loss divided by `limit`, the largest loss expected of a healthy row."""
+        return self.loss(jobs) / self.limit(jobs, p_value)
+
+    def is_slow(self, job: _Job) -> bool:
+        return self.ratio([job], _SUSPICIOUS) > 1 or self.loss([job]) > _NEVER_HEALTHY
+
+    def is_open(self, jobs: Sequence[_Job], p_value: float) -> bool:
+        """True if one more job may decide whether these jobs show a loss."""
+        if len(jobs) == 1:
+            return self.is_slow(jobs[0]) or self.ratio(jobs, p_value) > 1
+        error = math.sqrt(self.error(jobs) - self.centre_variance)
+        apart = abs(self.loss(jobs) - self.limit(jobs, p_value))
+        return len(jobs) < _MOST_JOBS and apart < _OPEN_ERRORS * error
 
 
-class _Finding(NamedTuple):
-    """One row of one node, judged against one reference."""
-
-    state: NodeState
-    ratio: float
-    """Loss over all jobs, relative to the largest loss that is expected of a healthy row."""
-    row: FleetRow
-    against: Reference
-    past: float | None
-    scale: _Scale
-    jobs: Sequence[_Job]
-
-    def verdict(self, node: str, kind: str) -> NodeVerdict:
-        """Return the verdict on a node, based on this finding."""
-        # The job that raised suspicion was the slowest of many, so that it overstates the loss.
-        later = self.jobs[1:] or self.jobs
-        doubt: Doubt = "not seen again" if self.jobs[1:] else "one job"
-        if self.jobs[1:] and self.scale.count_large(self.jobs) == len(self.jobs):
-            doubt = "nodes differ"
-        error = Term(variance=self.scale.error(later), df=self.scale.df)
-        return NodeVerdict(
-            node=node,
-            kind=kind,
-            state=self.state,
-            doubt=doubt if self.state is NodeState.UNCLEAR else None,
-            speed=difference(-self.scale.loss(later), [error]).relative_change(),
-            row=self.row,
-            against=self.against,
-            jobs=len(self.jobs),
-            jobs_slow=sum(self.scale.ratio([job], _SUSPICIOUS) > 1 for job in self.jobs),
-            past=None if self.past is None else exponential(-self.past) - 1,
-        )
-
-
-def to_repeat(
-    visits: Sequence[NodeVisit], past: Sequence[Sequence[NodeVisit]] = ()
-) -> tuple[str, ...]:
-    """Return the nodes that need a second job before they can be judged, worst first."""
-    return tuple(node.node for node in judge(visits, past).nodes if node.doubt == "one job")
+_Finding = tuple[float, NodeVerdict]
+"""Ratio of a row's loss to the largest loss expected of a healthy row, and the row's verdict."""
 
 
 def judge(
     visits: Sequence[NodeVisit],
     past: Sequence[Sequence[NodeVisit]] = (),
-    not_measured: Mapping[str, NotMeasured] | None = None,
-) -> FleetVerdict:
-    """Judge each node of a sweep against its kind, and against itself in earlier sweeps.
+    not_measured: Mapping[str, tuple[NotMeasured, str]] | None = None,
+) -> tuple[NodeVerdict, ...]:
+    """Judge each node of a sweep against nodes of its kind, and against itself in earlier sweeps.
 
-    `not_measured` has the reason for each requested node without a visit.
+    Return sick nodes first, and in each state the slowest node first. `not_measured` has the reason
+    and its details for each requested node without a visit.
     """
-    measured, unmeasured = _measured(visits), NodeState.NOT_MEASURED
-    findings, rows = _findings(measured, past), _rows(visits)
-    verdicts = [
-        NodeVerdict(node=node, kind=None, state=unmeasured, reason=reason)
-        for node, reason in (not_measured or {}).items()
-    ]
+    found, rows = _findings(_measured(visits), past), dict[tuple[str, str], set[FleetRow]]()
+    for visit in visits:
+        own = rows.setdefault((visit.kind, visit.node), set())
+        own.update(row for row, _ in visit.step_times_s)
     most = dict(sorted((kind, len(own)) for (kind, _), own in rows.items()))
+    unmeasured = NodeState.NOT_MEASURED
+    verdicts = [
+        NodeVerdict(node=node, state=unmeasured, reason=reason, detail=detail)
+        for node, (reason, detail) in (not_measured or {}).items()
+    ]
     for (kind, node), own in rows.items():
-        verdict = NodeVerdict(node=node, kind=kind, state=unmeasured, reason="none alike")
-        if node in findings:
-            verdict = _finding_to_report(findings[node]).verdict(node, kind)
+        verdict = NodeVerdict(node=node, state=unmeasured, reason="none alike")
+        if node in found:
+            verdict = _finding_to_report(found[node])
         if len(own) < most[kind] and verdict.state is not NodeState.SICK:
-            verdict = replace(verdict, state=unmeasured, doubt=None, reason="row missing")
+            verdict = replace(verdict, state=unmeasured, needs_job=False, reason="row missing")
         verdicts.append(verdict)
     verdicts.sort(key=lambda v: (_STATES.index(v.state), v.speed.value if v.speed else 0, v.node))
-    kinds = (_kind_spread(kind, gpus, jobs) for (kind, gpus, _), jobs in measured.items())
-    return FleetVerdict(nodes=tuple(verdicts), kinds=tuple(kinds))
+    return tuple(verdicts)
 
 
-def _kind_spread(kind: str, gpus: int, jobs: _Jobs) -> KindSpread:
-    scale = _Scale.of(jobs)
-    step_time_s, spread = exponential(scale.centre), math.sqrt(scale.between)
-    return KindSpread(
-        kind=kind, gpus=gpus, nodes=_count(jobs), step_time_s=step_time_s, spread=spread
-    )
+def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
+    """Return the finding to report for a node.
 
-
-def _finding_to_report(findings: Sequence[_Finding]) -> _Finding:
-    """Return the finding to report for a node: a slow GPU, unless most of its GPUs are slow."""
-    worst = min((finding.state for finding in findings), key=_STATES.index)
-    found = [finding for finding in findings if finding.state is worst]
-    alone = [finding for finding in found if finding.row.device is not None]
-    slow, rows = ({finding.row for finding in some} for some in (alone, findings))
-    return max(alone if alone and 2 * len(slow) < len(rows) else found, key=lambda one: one.ratio)
-
-
-def _rows(visits: Iterable[NodeVisit]) -> dict[tuple[str, str], set[FleetRow]]:
-    """Return the rows that were measured, keyed by kind and node."""
-    rows: dict[tuple[str, str], set[FleetRow]] = {}
-    for visit in visits:
-        measured = (row for row, _ in visit.step_times_s)
-        rows.setdefault((visit.kind, visit.node), set()).update(measured)
-    return rows
+    It is that of a single GPU if fewer than half of the node's rows are slow GPUs.
+    """
+    worst = min((found.state for _, found in findings), key=_STATES.index)
+    likely = [each for each in findings if each[1].state is worst]
+    likely = [each for each in likely if each[1].needs_job] or likely
+    alone = [each for each in likely if each[1].row and each[1].row.device is not None]
+    slow, rows = ({found.row for _, found in some} for some in (alone, findings))
+    return max(alone if alone and 2 * len(slow) < len(rows) else likely, key=itemgetter(0))[1]
 
 
 def _findings(
@@ -224,27 +190,47 @@ def _findings(
     findings: dict[str, list[_Finding]] = {}
     for (_, against), groups in families.items():
         p_value = _ERROR / len(families) / sum(map(len, groups))
-        for jobs in groups:
-            scale = _Scale.of(jobs)
-            for (node, row), own in jobs.items():
-                state, ratio = _state(scale, own, p_value), scale.ratio(own, p_value)
-                before = usual.get((node, row))
-                is_news = against == "past" or before is None
-                if state is NodeState.HEALTHY and is_news and scale.count_large(own):
-                    state = NodeState.UNCLEAR
-                finding = _Finding(state, ratio, row, against, before, scale, own)
-                findings.setdefault(node, []).append(finding)
+        for scale, jobs in ((_Scale.of(jobs), jobs) for jobs in groups):
+            for key, own in jobs.items():
+                before, ratio = usual.get(key), scale.ratio(own, p_value)
+                finding = ratio, _verdict(key, own, scale, p_value, against, before)
+                findings.setdefault(key[0], []).append(finding)
     return findings
 
 
-def _state(scale: _Scale, jobs: Sequence[_Job], p_value: float) -> NodeState:
-    """Return the state: sick only if all jobs show a loss and the later ones alone confirm it."""
-    together, later = scale.ratio(jobs, p_value), jobs[1:]
-    if together > 1 and later and scale.ratio(later, _CONFIRMATION_P) > 1:
-        return NodeState.SICK
-    # Without a second job, a suspicion is enough; with it, only a proof that is not confirmed.
-    single = max(scale.ratio([job], p_value if later else _SUSPICIOUS) for job in jobs)
-    return NodeState.UNCLEAR if max(together, single) > 1 else NodeState.HEALTHY
+def _verdict(
+    key: _Key,
+    jobs: Sequence[_Job],
+    scale: _Scale,
+    p_value: float,
+    against: Reference,
+    before: float | None,
+) -> NodeVerdict:
+    """Judge one row of one node against one reference; `before` is its level in earlier sweeps.
+
+    A node is sick only if all jobs together show a loss that the later jobs alone confirm.
+    """
+    node, row = key
+    # The job that raised suspicion was the slowest of many, so that it overstates the loss.
+    later = jobs[1:] or jobs
+    is_open, is_large = scale.is_open(jobs, p_value), scale.ratio(jobs, p_value) > 1
+    is_confirmed = len(jobs) > 1 and scale.ratio(later, _CONFIRMATION_P) > 1
+    single = any(scale.ratio([j], p_value) > 1 or scale.loss([j]) > _NEVER_HEALTHY for j in jobs)
+    state = NodeState.UNCLEAR if is_open or is_large or single else NodeState.HEALTHY
+    if is_large and is_confirmed and not is_open:
+        state = NodeState.SICK
+    error = Term(variance=scale.error(later), df=scale.df)
+    return NodeVerdict(
+        node=node,
+        state=state,
+        needs_job=is_open,
+        speed=difference(-scale.loss(later), [error]).relative_change(),
+        row=row,
+        against=against,
+        jobs=len(jobs),
+        jobs_slow=sum(scale.is_slow(job) for job in jobs),
+        past=None if before is None else exponential(-before) - 1,
+    )
 
 
 def _count(jobs: _Jobs) -> int:
@@ -253,21 +239,18 @@ def _count(jobs: _Jobs) -> int:
 
 def _measured(visits: Iterable[NodeVisit]) -> dict[_Group, _Jobs]:
     """Return the jobs of each group of rows, with the drift of the machine removed."""
-    groups: dict[_Group, list[tuple[NodeVisit, dict[FleetRow, list[float]]]]] = {}
+    groups: dict[_Group, dict[NodeVisit, dict[FleetRow, list[float]]]] = {}
     for visit in sorted(visits, key=lambda visit: (visit.measured_at_s, visit.job)):
-        of_visit: dict[_Group, dict[FleetRow, list[float]]] = {}
         for row, times_s in visit.step_times_s:
-            group = visit.kind, row.gpus, row.device is None
-            of_visit.setdefault(group, {})[row] = [math.log(time_s) for time_s in times_s]
-        for group, rows in of_visit.items():
-            groups.setdefault(group, []).append((visit, rows))
+            of_group = groups.setdefault((visit.kind, row.gpus, row.device is None), {})
+            of_group.setdefault(visit, {})[row] = [math.log(time_s) for time_s in times_s]
     measured: dict[_Group, _Jobs] = {}
     for group, made in groups.items():
-        sample = grouped_log_sample(logs for _, rows in made for logs in rows.values())
-        values = [statistics.median(map(statistics.fmean, rows.values())) for _, rows in made]
-        levels = drift_levels([visit for visit, _ in made], values)
+        sample = grouped_log_sample(logs for rows in made.values() for logs in rows.values())
+        values = [statistics.median(map(statistics.fmean, rows.values())) for rows in made.values()]
+        levels = drift_levels([*made], values)
         typical, jobs = statistics.median(levels), dict[_Key, list[_Job]]()
-        for (visit, rows), level in zip(made, levels, strict=True):
+        for (visit, rows), level in zip(made.items(), levels, strict=True):
             for row, logs in rows.items():
                 deviation = statistics.fmean(logs) - level + typical
                 job = _Job(deviation, (sample.variance or 0.0) / len(logs))

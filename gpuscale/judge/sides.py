@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from gpuscale.analysis.scaling import Entry, grouped, published_points
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
     EntryKey,
     Environment,
+    GpuDevice,
     NodeEvidence,
     Origin,
     PointKey,
@@ -17,7 +21,8 @@ from gpuscale.records import (
     Run,
     ScalingPoint,
 )
-from gpuscale.records.run import nodes_of
+from gpuscale.records.environment import UNKNOWN_HOST
+from gpuscale.records.run import deduplicated, nodes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class Side:
 
     @property
     def nodes(self) -> list[NodeEvidence]:
-        """Evidence of the nodes of all valid runs."""
+        """Evidence collected on the nodes of all valid runs."""
         return nodes_of(run for entry in self.entries for run in entry.valid)
 
     def origin_of(self, entries: Iterable[Entry]) -> Origin:
@@ -92,17 +97,12 @@ class Sides:
 
     @property
     def keys(self) -> tuple[EntryKey, ...]:
-        """Keys of the rows of both sides, those of the baseline first."""
+        """Keys of the rows of both sides, baseline rows first."""
         return tuple(dict.fromkeys((*self.before.by_row, *self.published, *self.after.by_row)))
-
-    @property
-    def environments(self) -> tuple[list[Environment], list[Environment]]:
-        """All environments of the baseline, and all environments of the results."""
-        return [*self.before.environments], [*self.after.environments]
 
 
 def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
-    """Build both sides of a comparison; several results form one side."""
+    """Build both sides of a comparison: the baseline, and all results taken together."""
     return Sides(
         baseline=baseline,
         before=side_of_baseline(baseline),
@@ -113,61 +113,87 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 
 def side_of_baseline(baseline: Baseline) -> Side:
     """Build one side from the measured runs of a baseline."""
-    return _side(
-        baseline.runs,
-        [run.allocation or baseline.name for run in baseline.runs],
-        files=[
-            (where, [run for run in baseline.runs if run.allocation == name])
-            for name, where in baseline.environments.items()
-        ],
-        by_allocation=baseline.environments,
-        written_at=baseline.recorded_at,
-        probes=baseline.probes,
-    )
+    known = baseline.environments
+    placed = [
+        (run, run.allocation or baseline.name, known.get(run.allocation or ""))
+        for run in baseline.runs
+    ]
+    return _side(placed, [*known.values()], known, baseline.recorded_at, baseline.probes)
 
 
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
     placed = [
-        (result.allocation_of(run), run, result.environment)
+        (run, result.allocation_of(run), result.environment)
         for result in results
         for run in result.runs
     ]
     return _side(
-        [run for _, run, _ in placed],
-        [name for name, _, _ in placed],
-        files=[(result.environment, result.runs) for result in results],
-        by_allocation={name: where for name, _, where in placed},
-        written_at=results[0].created_at if results else None,
-        probes=[probe for result in results for probe in result.probes],
+        placed,
+        [result.environment for result in results],
+        {name: where for _, name, where in placed},
+        results[0].created_at if results else None,
+        [probe for result in results for probe in result.probes],
     )
 
 
 def _side(
-    runs: Sequence[Run],
-    allocations: Sequence[str],
-    *,
-    files: Sequence[tuple[Environment, Sequence[Run]]],
+    placed: Sequence[tuple[Run, str, Environment | None]],
+    environments: Sequence[Environment],
     by_allocation: Mapping[str, Environment],
     written_at: str | None,
     probes: Sequence[Probe],
 ) -> Side:
-    entries = grouped(runs, allocations)
+    """Build one side from its runs, each with its allocation and its environment if known."""
+    entries = grouped([run for run, _, _ in placed], [name for _, name, _ in placed])
     by_row: dict[EntryKey, list[Entry]] = {}
     for entry in entries:
         by_row.setdefault(entry.point.key, []).append(entry)
-    made_in = [(where, frozenset(map(id, made))) for where, made in files]
-    used = {entry.key: set(map(id, entry.valid)) for entry in entries}
+    where_of = {id(run): where for run, _, where in placed if where is not None}
+    found = {entry.key: [where_of.get(id(run)) for run in entry.valid] for entry in entries}
     return Side(
         entries=entries,
         by_row=by_row,
         by_point={entry.key: entry for entry in entries if entry.logs},
-        environments=[where for where, _ in files],
+        environments=environments,
         environments_of={
-            key: [where for where, made in made_in if not runs.isdisjoint(made)]
-            for key, runs in used.items()
+            key: [*{id(where): where for where in used if where is not None}.values()]
+            for key, used in found.items()
         },
         by_allocation=by_allocation,
         written_at=written_at,
         probes=probes,
+    )
+
+
+def as_baseline(content: Results | Baseline, name: str) -> Baseline:
+    """Return a baseline unchanged, or make one with this name from results, even from few runs."""
+    if isinstance(content, Baseline):
+        return content
+    return baseline_of_results(deduplicated([content]), name=name)
+
+
+def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
+    """Make a temporary baseline from results, even from few runs, to compare other results with."""
+    cluster = results[0].environment.host or UNKNOWN_HOST
+    return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
+
+
+def results_of(baseline: Baseline) -> tuple[Results, ...]:
+    """Convert a baseline's measured runs to one `Results` record for each allocation."""
+    runs: dict[str, list[Run]] = {}
+    for run in baseline.runs:
+        runs.setdefault(run.allocation or baseline.name, []).append(run)
+    hardware = baseline.hardware
+    count = (hardware.gpus_per_node or 1) if hardware.gpu_name else 0
+    gpus = tuple(GpuDevice(index=index, name=hardware.gpu_name or "") for index in range(count))
+    unknown = Environment(device=hardware.device, cpu_model=hardware.cpu_model, gpus=gpus)
+    return tuple(
+        Results(
+            created_at=baseline.recorded_at or "1970-01-01T00:00:00+00:00",
+            gpuscale_version=baseline.gpuscale_version or "unknown",
+            environment=replace(baseline.environments.get(name, unknown), job_id=name),
+            runs=tuple(made),
+        )
+        for name, made in runs.items()
     )

@@ -1,92 +1,117 @@
-"""Rules for when a row has enough runs: its intervals are narrow, or its verdict is decided."""
+"""Judge a session while it measures: find rows that are settled, confirmed or need more runs.
 
+The data are analysed after each number of runs from the minimum to the maximum. These interim
+analyses use a stricter significance level (`probabilities.nominal_error`), so that a whole session
+errs as rarely as one comparison. A loss is reported only once later runs show it too.
+"""
+
+import math
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from gpuscale.analysis.scaling import References, scaling_points
-from gpuscale.base.units import counted
-from gpuscale.judge.compare.while_measuring import SequentialPlan, SessionVerdict, judge_session
+import msgspec
+
+from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE
+from gpuscale.analysis.probabilities import nominal_error
+from gpuscale.analysis.scaling import References, point_keys
+from gpuscale.base.text import counted
+from gpuscale.judge.compare import Choice, assess, comparison_of
+from gpuscale.judge.compare.matching import MatchedRow, too_few_valid_runs
+from gpuscale.judge.compare.verdict import ErrorRates, Judgement
+from gpuscale.judge.sides import Sides, side_of_results, sides_of
 from gpuscale.records import (
     Baseline,
+    Comparison,
     Configuration,
-    Estimate,
+    EntryKey,
+    EntryVerdict,
     PointKey,
     Results,
     Run,
     RunRequest,
-    ScalingPoint,
+    Statement,
+    Verdict,
 )
 from gpuscale.records.verdict import BaselineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NarrowIntervals:
-    """Stop once the confidence intervals of step time and speedup are narrow enough."""
+class SequentialPlan:
+    """Minimum and maximum number of runs per row of a session, as in `--runs 3:8`."""
 
-    minimum_runs: int
-    """Number of valid runs that a point needs before its intervals are considered."""
-    target: float
-    """A 95% interval is narrow if its half-width, relative to the estimate, is at most this."""
-    gpus: tuple[int, ...]
-    """Numbers of GPUs to measure; 1 GPU is measured until the speedups on all are settled."""
+    fewest_runs: int
+    most_runs: int
 
-    def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
-        """Return the reason why a requested run is unnecessary; None if the run is needed."""
-        count = self.settled_after(PointKey.of(request), results.runs)
-        return None if count is None else f"settled after {counted(count, 'run')}"
+    def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
+        """Return the error rates of each analysis that give a whole session this significance.
 
-    def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
-        """Return the number of valid runs of a settled point; None if the point needs more runs.
-
-        A point on n GPUs is settled when T(n) and S(n) have narrow intervals; the point on 1 GPU,
-        when T(1) and every S(n) relative to it do. `runs` are the runs of all points so far.
+        A loss needs a confirming run, so it is reported after at least `fewest_runs + 1` runs.
         """
-        points = {point.point_key: point for point in scaling_points(runs)}
-        point = points.get(key)
-        if point is None or not self._is_known(point):
-            return None
-        ones = References(key for key, other in points.items() if other.judged is not None)
-        speedups = [
-            at_n.speedup
-            for other, at_n in points.items()
-            if other.gpus in self.gpus and other.gpus > 1 and ones.of(other) == key
-        ]
-        return point.valid_runs if self._are_narrow(*speedups) else None
-
-    def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-        """Return the measured points whose step time or speedup is still too uncertain."""
-        return tuple(
-            point
-            for point in scaling_points(runs)
-            if point.valid_runs and point.gpus in self.gpus and not self._is_known(point)
+        if self.fewest_runs == self.most_runs:
+            return ErrorRates(significance=significance)
+        return ErrorRates(
+            significance=nominal_error(significance, self.fewest_runs + 1, self.most_runs),
+            confidence=1 - nominal_error(1 - CONFIDENCE, self.fewest_runs, self.most_runs),
         )
 
-    def _is_known(self, point: ScalingPoint) -> bool:
-        estimates = (point.judged, None if point.gpus == 1 else point.speedup)
-        return point.valid_runs >= self.minimum_runs and self._are_narrow(*estimates)
 
-    def _are_narrow(self, *estimates: Estimate | None) -> bool:
-        return all(
-            known.low is not None
-            and known.high is not None
-            and (known.high - known.low) / 2 / known.value <= self.target
-            for known in estimates
-            if known is not None
-        )
+class RowStatus(StrEnum):
+    """Whether a row needs more runs in a session and, if not, the reason."""
+
+    NEEDS_RUNS = "needs runs"
+    SETTLED = "settled"
+    """The row passed, or no number of runs would decide its verdict."""
+    CONFIRMED = "confirmed"
+    """The row regressed, and runs executed after the first suspicion confirm the loss."""
+    UNDECIDED = "undecided"
+    """All planned runs were executed, and the verdict is still open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProgress:
+    """The verdict on a row so far, and its status."""
+
+    entry: EntryVerdict
+    """Verdict on the row; not `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
+    status: RowStatus = RowStatus.NEEDS_RUNS
+    analysed_after: int | None = None
+    """Number of runs that the verdict in `entry` is based on; None before the first analysis."""
+    suspected_after: int | None = None
+    """Number of runs at the first analysis that suspected a loss; None if no analysis has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionVerdict:
+    """The verdict on a session after its runs so far."""
+
+    entries: tuple[RowProgress, ...]
+    comparison: Comparison
+    """Comparison that contains the verdicts of `entries`; it determines the exit code."""
+    sides: Sides
+    needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
+    """Rows that need more runs, and the rows on 1 GPU that their speedups are relative to."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DecidedVerdict:
-    """Stop once the verdict against a baseline is decided."""
+    """Stopping rule that ends a session once its verdict against a baseline is decided.
+
+    Past analyses are repeated from the order of the runs in the results, so a resumed session
+    continues at the same point. Analysis k uses the first k valid runs of each row, and the failed
+    runs before them. A row that is settled or confirmed stays so, unless most of its later runs
+    fail. `cases`, `gpus` and `configurations` are those that the session measures; None means all.
+    If the baseline has a row in one of these configurations, that row's entries in other
+    configurations are ignored.
+    """
 
     baseline: Baseline
     plan: SequentialPlan
-    gpus: tuple[int, ...]
+    gpus: Collection[int] | None = None
     baseline_kind: BaselineKind = "baseline"
     cases: Collection[str] | None = None
-    """Cases that are measured, such as `mnist_cnn/ddp`; only these are judged. None means all."""
     configurations: Collection[Configuration] | None = None
-    """Configurations that are measured; None means all."""
     _judged: tuple[int, SessionVerdict] | None = None
     """Number of runs judged last, and the verdict on them (a cache)."""
 
@@ -106,19 +131,152 @@ class DecidedVerdict:
         return None
 
     def verdict_after(self, results: Results) -> SessionVerdict:
-        """Return the verdict on all runs so far, with the rows that need more runs."""
+        """Return the verdict on all runs so far, which are in the order in which they ended."""
         # A judgement analyses all runs again, and is requested before each run.
         if self._judged is None or self._judged[0] != len(results.runs):
-            verdict = judge_session(
-                self.baseline,
-                [results],
-                self.plan,
-                cases=self.cases,
-                gpus=self.gpus,
-                configurations=self.configurations,
-            )
-            self._judged = len(results.runs), verdict
+            self._judged = len(results.runs), self._judge(results)
         return self._judged[1]
 
+    def _judge(self, results: Results) -> SessionVerdict:
+        baseline = self.baseline
+        if self.configurations is not None:
+            wanted = self.configurations
+            met = {run.key for run in baseline.runs if run.configuration in wanted}
+            runs = (r for r in baseline.runs if r.key not in met or r.configuration in wanted)
+            baseline = msgspec.structs.replace(baseline, runs=tuple(runs))
+        sides = sides_of(baseline, [results])
+        choice = Choice(cases=self.cases, gpus=self.gpus)
+        session = _Session(sides, results, self.plan, choice)
+        judged = session.assess(0, math.inf)
+        rows = [RowProgress(entry=judgement.entry) for judgement in judged]
+        for count in range(self.plan.fewest_runs, self.plan.most_runs + 1):
+            if any(session.has_reached(judgement.row, count) for judgement in judged):
+                rows = session.analysed(rows, count)
+        reported = tuple(_reported(row, now) for row, now in zip(rows, judged, strict=True))
+        entries = [row.entry for row in reported]
+        still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
+        return SessionVerdict(
+            entries=reported,
+            sides=sides,
+            comparison=comparison_of(sides, [judgement.row for judgement in judged], entries),
+            needs_runs=frozenset(
+                (key, entry.configuration)
+                for entry in still_open
+                for key in (entry.key, entry.key._replace(gpus=1))
+            ),
+        )
 
-StoppingRule = NarrowIntervals | DecidedVerdict
+
+class _Session:
+    """The runs of a session in the order in which they ended, and analyses of their subsets."""
+
+    def __init__(
+        self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
+    ) -> None:
+        self._sides, self._results = sides, results
+        self._plan, self._choice = plan, choice
+        self._valid: Counter[PointKey] = Counter()
+        self._attempts: Counter[PointKey] = Counter()
+        # Each run, with the first analysis that includes it, counted from 1.
+        self._placed: list[tuple[Run, int]] = []
+        for key, run in zip(point_keys(results.runs), results.runs, strict=True):
+            self._placed.append((run, self._valid[key] + 1))
+            self._attempts[key] += 1
+            self._valid[key] += run.is_valid
+        self._references = References(self._valid)
+
+    def assess(self, after: int, until: float) -> list[Judgement]:
+        """Judge the rows by the runs that ended after analysis `after` and up to analysis `until`.
+
+        Runs on numbers of GPUs that the session does not measure are part of every analysis. If no
+        run on 1 GPU ended after analysis `after`, the earlier ones still serve as the reference.
+        """
+        runs = tuple(
+            run
+            for run, position in self._placed
+            if after < position <= until or self._serves_always(run, after)
+        )
+        part = msgspec.structs.replace(self._results, runs=runs)
+        sides = replace(self._sides, after=side_of_results([part]))
+        rates = self._plan.rates(sides.baseline.tolerances.significance)
+        return assess(sides, self._choice, rates)
+
+    def _serves_always(self, run: Run, after: int) -> bool:
+        is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after
+        return is_used_up or not self._measures(run.gpus)
+
+    def _measures(self, gpus: int) -> bool:
+        return self._choice.gpus is None or gpus in self._choice.gpus
+
+    def has_reached(self, row: MatchedRow, runs: int) -> bool:
+        """True if the row and its reference on 1 GPU each have at least `runs` valid runs."""
+        if row.after is None or self._valid[key := row.after.key] < runs:
+            return False
+        reference = None if key.gpus == 1 else self._references.of(key)
+        if reference is None or not self._measures(1) or self._valid[reference] >= runs:
+            return True
+        return self._attempts[reference] >= self._plan.most_runs
+
+    def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
+        """Return all rows, after analysing the first `runs` runs of those that still need runs."""
+        return [
+            self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
+            if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
+            else before
+            for before, now in zip(rows, self.assess(0, runs), strict=True)
+        ]
+
+    def _analysed(self, now: RowProgress, judgement: Judgement, runs: int) -> RowProgress:
+        verdict, suspected = now.entry.verdict, now.suspected_after
+        if verdict.is_pass or _cannot_be_judged(judgement.row):
+            return replace(now, status=RowStatus.SETTLED)
+        if verdict.is_loss and self._is_confirmed(judgement, suspected, runs):
+            return replace(now, status=RowStatus.CONFIRMED)
+        if suspected is None and (judgement.is_suspect or verdict.is_loss):
+            now = replace(now, suspected_after=runs)
+        return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
+
+    def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
+        """True if the runs since the first suspicion alone show a loss beyond the margin."""
+        if self._plan.fewest_runs == self._plan.most_runs:
+            return True
+        if suspected is None or judgement.decided_by is None:
+            return False
+        return any(
+            again.excess_losses.get(judgement.decided_by, 0.0) > 0
+            for again in self.assess(suspected, runs)
+            if again.row.key == judgement.row.key and again.row.before is judgement.row.before
+        )
+
+
+def _cannot_be_judged(row: MatchedRow) -> bool:
+    """True if more runs cannot help: other machine or workload, or nothing to compare with."""
+    return row.obstacle is Verdict.INCOMPARABLE or (row.before is None and row.published is None)
+
+
+def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
+    """Return the row to report, in which unconfirmed losses and premature passes are inconclusive.
+
+    If the verdict on all runs is the same, its numbers are reported, as by `gpuscale compare`.
+    """
+    row = of_all.row
+    if of_all.entry.verdict is progress.entry.verdict:
+        progress = replace(progress, entry=of_all.entry)
+    status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
+    entry, few = progress.entry, too_few_valid_runs(row.after)
+    if progress.analysed_after is None and entry.verdict.is_judged:
+        entry = replace(entry, further_runs=None)
+        if few is None:
+            made = 0 if row.after is None else row.after.point.valid_runs
+            reason = Statement.of("too_few_to_look", runs=made)
+        else:
+            reason = Statement.of("too_few_valid_runs", **few)
+    elif few is not None and entry.verdict.is_pass:
+        reason = Statement.of("too_few_since_look", **few | {"otherwise": entry.reason})
+        status = RowStatus.NEEDS_RUNS
+    elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
+        reason = Statement.of("not_yet_confirmed", otherwise=entry.reason)
+    else:
+        return replace(progress, status=status)
+    entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)
+    return replace(progress, entry=entry, status=status)

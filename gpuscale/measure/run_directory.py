@@ -6,51 +6,55 @@ import math
 import os
 import shutil
 import socket
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Generic, TypeVar
 
-import msgspec
-
 from gpuscale.base.errors import DecodeError
-from gpuscale.base.host import python_environment
-from gpuscale.measure.waits import SAMPLER_S
-from gpuscale.records import Environment, NodeEvidence, RunGpus, RunRequest
-from gpuscale.records.json_text import from_json, to_json
-from gpuscale.records.probe import NodeProbe, NodeProbeRequest
+from gpuscale.records import Environment, NodeEvidence, RunRequest
+from gpuscale.records.campaigns import OverheadOutcome
+from gpuscale.records.evidence import ProcessSoftware, RankReport
+from gpuscale.records.probes import NodeProbe, NodeProbeRequest
+from gpuscale.records.record import from_json, to_json
 from gpuscale.records.request import (
     CommandOutcome,
     FigureOutcome,
     RankFailure,
     RankOutcome,
 )
-from gpuscale.records.run_evidence import RankReport
-from gpuscale.records.software import ProcessSoftware
-from gpuscale.records.trial_report import OverheadOutcome, OverheadPlan
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 LAUNCHER_LOG = "launcher.log"
+SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
+"""Environment variable in which ranks find the process ID of their node's sampler."""
 _OWNER = "owner"
+_LOOK_S = 0.05
+_VISIBLE_S = 30.0
+"""Seconds that a file written on another node may take to become visible on this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile(Generic[R]):
-    """A file with one record, exchanged between processes of the same version of gpuscale."""
+    """A file with one record, or with a list of records: one for each rank, in order of rank.
+
+    Only processes of the same version of gpuscale exchange such files.
+    """
 
     path: Path
     kind: type[R]
 
     def write(self, record: R) -> None:
         """Write the record atomically, so that no reader sees an incomplete file."""
-        write_atomically(self.path, to_json(record))
+        records = record if isinstance(record, list) else [record]
+        text = ",".join(map(to_json, records))
+        write_atomically(self.path, f"[{text}]" if isinstance(record, list) else text)
 
     def read(self) -> R:
-        """Return the record; OSError if the file is missing, DecodeError if it is invalid."""
+        """Return the record; raise OSError if the file is missing, DecodeError if it is invalid."""
         return from_json(self.kind, self.path.read_text(encoding="utf-8"))
 
     def read_if_left(self) -> R | None:
@@ -61,25 +65,8 @@ class RecordFile(Generic[R]):
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordLines(Generic[R]):
-    """A file with one record of each rank, in order of rank, one per line."""
-
-    path: Path
-    kind: type[R]
-
-    def write(self, records: Sequence[R]) -> None:
-        """Write the records atomically, so that no reader sees an incomplete file."""
-        write_atomically(self.path, "\n".join(map(to_json, records)))
-
-    def read(self) -> list[R]:
-        """Return the records; OSError if the file is missing, DecodeError if one is invalid."""
-        lines = self.path.read_text(encoding="utf-8").split("\n")
-        return [from_json(self.kind, line) for line in lines if line]
-
-
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Make a method that takes a rank or host, puts it in place of `{}`, and returns the path."""
+    """Return a method that takes a rank or host and returns the path of its file."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -88,50 +75,48 @@ def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], R
 
 
 class RunDirectory:
-    """The files of a run; each has one writer and is complete as soon as it exists."""
+    """The files of a run; each file has one writer and is complete as soon as it exists."""
 
     def __init__(self, *, path: Path) -> None:
         self.path = path
         self.request = RecordFile(path / "request.json", RunRequest)
-        self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
-        """Present in addition to the request if the overhead of measuring is measured."""
         self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
-        self.gpus = RecordFile(path / "gpus.json", RunGpus)
-        """The GPUs of the run on each node; absent if there are none."""
+        self.gpus = RecordFile(path / "gpus.json", dict[str, dict[str, str | None]])
+        """PCI addresses of the run's GPUs by host and UUID; None if unknown."""
         self.progress = path / "progress"
         """Progress of rank 0: stage, done and total, separated by tabs and padded with blanks."""
         self.hosts = path / "hosts"
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
-        """Present once a command has reported enough steps and can be ended on all nodes."""
-        self.launched = RecordLines(path / "launched.jsonl", RankReport)
+        """Marker file, present once a command has reported enough steps and can be ended."""
+        self.launched = RecordFile(path / "launched.json", list[RankReport])
         """The ranks that the launcher has started, with their hosts; absent if ranks are local."""
-        self.outcomes = RecordLines(path / "outcomes.jsonl", RankOutcome)
-        """Written by rank 0 once all ranks have ended their windows and passed their checks."""
-        self.overheads = RecordLines(path / "overheads.jsonl", OverheadOutcome)
+        self.outcomes = RecordFile(path / "outcomes.json", list[RankOutcome])
+        """Measurements of all ranks, written by rank 0 once all ranks have passed their checks."""
+        self.overheads = RecordFile(path / "overheads.json", list[OverheadOutcome])
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 
     node_evidence = _record("node-{}.json", NodeEvidence)
-    """Evidence of a host, which its keeper leaves after the host's last rank has ended."""
+    """Evidence of a host, which the host's keeper writes after the host's last rank has ended."""
     samples = _path("samples-{}.jsonl")
     """Readings of the GPU sampler on a host."""
     environment = _record("environment-{}.json", Environment)
     """A node's description of itself; the file name contains the launcher's name for the node."""
     refusal = _path("environment-{}.refusal")
-    """Present instead of the environment if the node is unusable: the reason, in one line."""
+    """Reason why a node is unusable, in one line; present instead of the environment."""
     output = _path("rank-{}.log")
     """Standard output and standard error of a rank; absent if the rank ended well."""
     stacks = _path("rank-{}.stacks")
     """Stack traces of the rank's threads at the timeout; absent without a timeout."""
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
-    """Present instead of `outcomes` if the rank ran a command."""
+    """Windows in the output of the rank's command; present instead of `outcomes`."""
     figures = _record("rank-{}.figures.json", FigureOutcome)
-    """Present instead of `command_outcome` if the command prints figures."""
+    """Figures that the rank's command printed; present instead of `command_outcome`."""
     software = _record("rank-{}.software.json", ProcessSoftware)
     """Software of the processes of the rank's command."""
     started = _path("rank-{}.started")
-    """Numbers of the ranks on this node that a command has started."""
+    """File with the numbers of the ranks that a command has started on a node."""
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's measurements of its node and of the links to other nodes."""
     failure = _record("rank-{}.failure.json", RankFailure)
@@ -154,7 +139,7 @@ class RunDirectory:
 
     @property
     def variable(self) -> str:
-        """`NAME=value` that marks all processes of the run's command in their environment."""
+        """Environment variable, as `NAME=value`, that marks all processes of the run's command."""
         return f"GPUSCALE_RUN={self.path.absolute()}"
 
     def read_progress(self) -> tuple[str, int, int] | None:
@@ -166,26 +151,26 @@ class RunDirectory:
         return stage, int(done), int(total)
 
     def nodes(self) -> tuple[NodeEvidence, ...]:
-        """Return the evidence that the nodes have left, in the order of their names."""
+        """Return the evidence of all nodes that have written it, sorted by the nodes' names."""
         paths = sorted(self.path.glob("node-*.json"))
         left = [RecordFile(path, NodeEvidence).read_if_left() for path in paths]
         return tuple(filter(None, left))
+
+    def left_by(self, job: str, hosts: Sequence[str], ranks: int) -> list[Path]:
+        """Return the paths of the files that a job writes if it succeeds."""
+        if job == "describe":
+            return [self.environment(host).path for host in hosts]
+        if job == "probe":
+            return [self.probe(rank).path for rank in range(ranks)]
+        nodes = [self.node_evidence(host).path for host in {*self.host_of_ranks().values()}]
+        # One rank of a command has reported for all.
+        return [*nodes, self.outcomes.path if job == "rank" else self.enough]
 
     def failures(self) -> list[RankFailure]:
         """Return the failure records left by all ranks, earliest first."""
         paths = self.path.glob("rank-*.failure.json")
         in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
         return [RecordFile(path, RankFailure).read() for path in in_order]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSamples:
-    """The file with the GPU samples taken on one node during a run."""
-
-    host: str
-    path: Path
-    addresses: Mapping[str, str | None]
-    """PCI addresses of the sampled devices by UUID; None if unknown."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -195,35 +180,15 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def stderr_path(samples: Path) -> Path:
-    """Return the path for error messages of the sampler that writes the given file."""
-    return samples.with_name(f"{samples.name}.stderr")
-
-
-class Sampler:
-    """A child process that samples GPUs into a file until it is stopped or this process ends."""
-
-    def __init__(
-        self, *, addresses: Mapping[str, str | None], output: Path, interval_s: float = 0.1
-    ) -> None:
-        command = [sys.executable, "-P", "-m", "gpuscale.measure.telemetry.sampler"]
-        command += ["--output", str(output), "--interval-s", str(interval_s)]
-        command += ["--parent-pid", str(os.getpid())]
-        for uuid, address in addresses.items():
-            command += ["--device", uuid, *([address] if address else [])]
-        with stderr_path(output).open("wb") as errors:
-            self._process = Popen(
-                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=python_environment()
-            )
-        self.pid = self._process.pid
-
-    def stop(self) -> None:
-        """Ask the sampler to end after a last sample; kill it if it takes too long."""
-        for end in (self._process.terminate, self._process.kill):
-            end()
-            with contextlib.suppress(TimeoutExpired):
-                self._process.wait(SAMPLER_S)
-                return
+def wait_for(paths: Iterable[Path]) -> None:
+    """Wait, for a limited time, until files written on other nodes are visible and not empty."""
+    deadline_s = time.monotonic() + _VISIBLE_S
+    for path in paths:
+        while time.monotonic() < deadline_s:
+            # To list the folder makes a network file system look again.
+            if path in path.parent.iterdir() and path.stat().st_size > 0:
+                break
+            time.sleep(_LOOK_S)
 
 
 @contextlib.contextmanager

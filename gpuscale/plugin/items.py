@@ -1,8 +1,13 @@
-"""pytest items: one for each case, strategy, number of GPUs, run and batch of a marked test."""
+"""pytest items: one for each case, strategy, number of GPUs, run and batch of a marked test.
+
+The session of `gpuscale run` collects this file: its only test measures the command.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +32,7 @@ class ItemPlan:
     gpus: int
     run: int
     batch: int | None = None
-    """One of the values of `--batch`; None to use the batch that the case defines."""
+    """Batch size from `--batch`; None to use the batch size that the case defines."""
 
     @property
     def key(self) -> EntryKey:
@@ -50,7 +55,7 @@ class ItemPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoRun:
-    """Reason why an item makes no run."""
+    """Reason why a pytest item executes no run."""
 
     reason: str
     kind: NoRunReason = "cannot be measured"
@@ -59,7 +64,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with one plan per run; impossible rows get only the plan of run 1."""
+    """Parametrise a test with one plan per run; rows that cannot be measured get only run 1."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -84,18 +89,18 @@ def parametrize(
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return an item's plan; None if its test does not use `scaling`, or if it makes no run."""
+    """Return an item's plan; None if its test does not use `scaling` or cannot execute a run."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
 
 def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
-    """Return the plans of all items that make a run."""
+    """Return the plans of all items that have a plan."""
     return [plan for item in items if (plan := plan_of(item)) is not None]
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Add clocks to gpuscale's items; sort them by run number, so that slow drifts cancel out."""
+    """Set up timing for gpuscale's items; sort by run number, so that slow drifts cancel out."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)
@@ -130,15 +135,12 @@ def _case_of(test: pytest.Item) -> type[Case]:
             f"{test.nodeid} uses 'scaling' but names no case; "
             "add @pytest.mark.gpuscale(case=YourCase)"
         )
-    elif unknown := ", ".join(repr(name) for name in mark.kwargs if name != "case"):
+    elif [*mark.kwargs] != ["case"] or not (
+        inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)
+    ):
         problem = (
-            f"{test.nodeid}: the gpuscale mark has no {unknown}; it takes case=YourCase alone, "
-            "and numbers of GPUs are given by --gpus"
-        )
-    elif not (inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)):
-        problem = (
-            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class or a CommandCase, "
-            "as in @pytest.mark.gpuscale(case=MyCase)"
+            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class or a CommandCase, and "
+            "nothing else: @pytest.mark.gpuscale(case=MyCase)"
         )
     else:
         try:
@@ -150,3 +152,44 @@ def _case_of(test: pytest.Item) -> type[Case]:
         except CaseError as error:
             problem = str(error)
     raise pytest.Collector.CollectError(problem)
+
+
+class CommandItem:
+    """A pytest plugin that makes `test_command` in this module measure a command."""
+
+    def __init__(self, case: type[CommandCase]) -> None:
+        self._case = case
+
+    def pytest_pycollect_makemodule(
+        self, module_path: Path, parent: pytest.Collector
+    ) -> pytest.Module:
+        """Name the test's module after the case, since the module's path means nothing to users."""
+        module: pytest.Module = pytest.Module.from_parent(
+            parent, path=module_path, nodeid=self._case.name()
+        )
+        return module
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Set the test's location to its case; otherwise pytest would print this module's path."""
+        item.location = (self._case.name(), *item.location[1:])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+        """Give the test a `gpuscale` mark with the case."""
+        metafunc.definition.add_marker(pytest.mark.gpuscale(case=self._case))
+        yield
+
+
+def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
+    """Measure the case in a pytest session, and return the exit code of the session."""
+    # Ignore the settings of a project in this folder.
+    settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
+    settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
+    # Otherwise pytest-benchmark leaves an empty folder here.
+    settings += ["--benchmark-storage", f"file://{os.devnull}"]
+    return int(pytest.main([*settings, __file__, *options], plugins=[CommandItem(case)]))
+
+
+def test_command(scaling: Callable[[], object]) -> None:
+    """Measure the command that was given to `gpuscale run`."""
+    scaling()

@@ -1,36 +1,37 @@
 """Requests for the runs of items, and checks that the runs are possible."""
 
-from collections.abc import Collection, Iterator, Sequence
+import dataclasses
+import sys
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.cpus import SITE, is_map
-from gpuscale.base.devices import is_gpu
+from gpuscale.base.devices import SITE, is_gpu, is_map
 from gpuscale.base.errors import CaseError, UsageError
-from gpuscale.base.strategies import COMMAND, ONE_PROCESS_STRATEGIES, STRATEGIES, is_older
+from gpuscale.base.strategies import (
+    COMMAND,
+    MICRO_BATCHES,
+    ONE_PROCESS_STRATEGIES,
+    STRATEGIES,
+    is_older,
+)
 from gpuscale.plugin.items import ItemPlan
-from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option
-from gpuscale.records import Environment, RunRequest
+from gpuscale.plugin.options import OPTIONS, MeasureOptions
+from gpuscale.records import Configuration, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
+from gpuscale.records.request import CommandRequest
 from gpuscale.workload import command_case
-from gpuscale.workload.cases import Case, TrainingCase, validate_blocks
-from gpuscale.workload.command_case import CommandCase
+from gpuscale.workload.cases import Case, TrainingCase, validate_count
+from gpuscale.workload.command_case import CommandCase, joined
 from gpuscale.workload.injections import parse_injection
 from gpuscale.workload.run_defaults import (
-    command_request,
     data_workers,
-    default_request,
     devices_of_run,
-    file_of_case,
     ranks_per_gpu,
     timing_plan,
 )
-
-# Earlier versions wait only for the last of a batch of transfers.
-_FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
-
-_UNCHANGED = "trains as it does by itself"
 
 
 def validate_precision(options: MeasureOptions, environment: Environment) -> None:
@@ -47,7 +48,7 @@ def validate_plans(
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
         if first is not plan.case:
-            both = (f"{file_of_case(case)}::{case.__qualname__}" for case in (first, plan.case))
+            both = (f"{_file_of_case(case)}::{case.__qualname__}" for case in (first, plan.case))
             raise UsageError(
                 f"two cases are named {plan.case.name()}: {' and '.join(both)}; rename one, or "
                 "choose one of the tests"
@@ -78,35 +79,22 @@ def _validate_injections(plans: Collection[ItemPlan], injections: Sequence[str])
             )
 
 
-def validate_partitioning(
-    plans: Sequence[ItemPlan], requests: Sequence[RunRequest], options: MeasureOptions
-) -> None:
-    """Raise an error if a model cannot be split among the GPUs, or a batch into micro-batches."""
-    asked = {"--micro-batches": options.micro_batches, "--schedule": options.schedule}
-    given = [flag for flag, value in asked.items() if value is not None]
-    if given and not any(request.configuration.micro_batches for request in requests):
+def validate_micro_batches(requests: Sequence[RunRequest], options: MeasureOptions) -> None:
+    """Raise a UsageError if `--micro-batches` applies to no run, or does not divide a batch."""
+    has_any = any(request.configuration.micro_batches for request in requests)
+    if options.micro_batches is not None and not has_any:
         able = ", ".join(name for name, demands in STRATEGIES.items() if demands.micro_batches)
         raise UsageError(
-            f"{given[0]}: nothing that was chosen has micro-batches; leave it out, or choose a "
+            "--micro-batches: nothing that was chosen has micro-batches; leave it out, or choose a "
             f"case with {able}"
         )
     for request in requests:
         batch, parts = request.batch_per_gpu, request.configuration.micro_batches or 1
         if batch is not None and batch % parts:
             raise UsageError(
-                f"{request.key.label}: {batch} samples on each GPU cannot be split into {parts} "
+                f"{request.label}: {batch} samples on each of them cannot be split into {parts} "
                 "equal micro-batches; choose --micro-batches that divides them"
             )
-    most: dict[tuple[type[TrainingCase], str], int] = {}
-    for plan in plans:
-        if STRATEGIES[plan.strategy].in_blocks and issubclass(plan.case, TrainingCase):
-            row = (plan.case, plan.strategy)
-            most[row] = max(plan.gpus, most.get(row, 1))
-    sizes = {request.configuration.case: request.configuration.size for request in requests}
-    for (case, strategy), gpus in most.items():
-        built = case()
-        built.size = built.named_size(sizes.get(built.name()))
-        validate_blocks(built, strategy, gpus)
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
@@ -161,9 +149,13 @@ def _conflict_with_options(
 ) -> str | None:
     """Return why the strategy is incompatible with an option; None if it is compatible."""
     if plan.strategy == COMMAND:
-        refused = (option.flag for option in _training_options(options) if not option.for_all_cases)
+        refused = (
+            option.flag
+            for name, option in OPTIONS.items()
+            if option.in_training and getattr(options, name) != option.default
+        )
         flag = next(refused, None)
-        return flag and f"a command cannot be given {flag}: it {_UNCHANGED}"
+        return flag and f"a command cannot be given {flag}: it trains as it does by itself"
     demands = STRATEGIES[plan.strategy]
     conflicts = {
         "--compile": options.compiled and demands.not_compiled,
@@ -172,93 +164,122 @@ def _conflict_with_options(
     }
     on_gpu = is_gpu(environment.device)
     shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
-    over_nccl = environment.variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    over_gloo = not on_gpu or (shares_gpu and not over_nccl)
-    if demands.micro_batches and over_gloo and plan.gpus > 1:
-        hangs = is_older(environment.torch_version, _FIRST_WITH_1F1B_OVER_GLOO)
-        conflicts["--schedule 1f1b"] = (
-            options.schedule == "1f1b" and hangs and "before torch 2.8 it hangs over gloo"
-        )
+    if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
         # It would pass an address on the device to the system, which refuses it.
-        conflicts["--oversubscribe"] = on_gpu and "gloo sends nothing that lies on a GPU"
+        conflicts["--oversubscribe"] = "gloo sends nothing that lies on a GPU"
     reasons = (f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items() if why)
     return next(reasons, None)
-
-
-def notes_on_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Iterator[str]:
-    """Yield a line for each option that has no effect on the commands among the cases."""
-    if commands := sorted({plan.key.case for plan in plans if plan.strategy == COMMAND}):
-        for option in _training_options(options):
-            if option.for_all_cases:
-                named = ", ".join(commands)
-                yield f"{option.flag} changes nothing for the command {named}, which {_UNCHANGED}"
-
-
-def _training_options(options: MeasureOptions) -> Iterator[Option]:
-    """Yield the options in use that change how gpuscale trains a case."""
-    for name, option in OPTIONS.items():
-        if option.in_training and getattr(options, name) != option.default:
-            yield option
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
     """Return the request for an item's run; raise a CaseError if the run is impossible."""
     if issubclass(plan.case, CommandCase):
-        request = command_request(
-            plan.case, environment, gpus=plan.gpus, run=plan.run, batch=plan.batch
-        )
-    else:
-        assert issubclass(plan.case, TrainingCase)
-        request = _training_request(plan, plan.case, environment, options)
-    if is_map(options.cpu_bind) and request.launch != "per-rank":
-        raise CaseError(
-            "--cpu-bind: a map has CPUs for each rank, and this command starts its ranks itself; "
-            "add --launch per-rank, or bind them in the command"
-        )
-    if options.cpu_bind == SITE and environment.nodes:
-        # A site binds the ranks of a node to the same cores in every run.
-        request = replace(request, devices=devices_of_run(environment, run=1, gpus=plan.gpus))
-    timing = timing_plan(request.configuration.device, options.run_seconds)
-    return replace(request, timing=timing, timeout_s=options.timeout_s, cpu_bind=options.cpu_bind)
+        return _command_request(plan, plan.case, environment, options)
+    assert issubclass(plan.case, TrainingCase)
+    return _training_request(plan, plan.case, environment, options)
 
 
 def _training_request(
     plan: ItemPlan, case: type[TrainingCase], environment: Environment, options: MeasureOptions
 ) -> RunRequest:
-    request = default_request(
-        case,
-        environment,
-        strategy=plan.strategy,
-        gpus=plan.gpus,
-        run=plan.run,
-        size=options.size,
-        batch=plan.batch,
-    )
-    assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
+    built, has_micro_batches = case(), STRATEGIES[plan.strategy].micro_batches
     data: DataKind = options.data if options.data_root is None else "real"
     workers = data_workers(environment) if options.data_workers is None else options.data_workers
-    configuration = replace(
-        request.configuration,
+    configuration = Configuration(
+        case=case.name(),
+        strategy=plan.strategy,
+        device=environment.device,
+        size=options.size or ("full" if is_gpu(environment.device) else "smoke"),
         precision=options.precision,
         channels_last=options.channels_last,
         compiled=options.compiled,
+        scaling=case.scaling,
         data=data,
         threads_per_rank=options.threads_per_rank,
         ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
         data_workers=0 if data == "synthetic" else workers,
+        strategy_options=case.options_text(plan.strategy),
         accumulate=options.accumulate if options.accumulate > 1 else None,
+        micro_batches=(options.micro_batches or MICRO_BATCHES) if has_micro_batches else None,
     )
-    if STRATEGIES[plan.strategy].micro_batches:
-        configuration = replace(
-            configuration,
-            schedule=options.schedule or configuration.schedule,
-            micro_batches=options.micro_batches or configuration.micro_batches,
-        )
+    size = built.named_size(configuration.size)
+    if plan.batch is not None and plan.batch != size.batch:
+        configuration = replace(configuration, batch=plan.batch)
+        size = dataclasses.replace(size, batch=plan.batch)
+    batch_per_gpu = built.batch_per_gpu(size, plan.gpus)
+    validate_count(f"{case.__name__}.batch_per_gpu() for {plan.gpus} GPUs", batch_per_gpu)
     return replace(
-        request,
-        configuration=configuration,
-        batch_per_gpu=request.batch_per_gpu * options.accumulate,
+        _request(plan, environment, options, configuration, batch_per_gpu * options.accumulate),
+        sample_shape=size.sample_shape,
+        samples_per_epoch=built.training_samples,
+        import_paths=tuple(sys.path),
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
         injections=options.injections,
     )
+
+
+def _command_request(
+    plan: ItemPlan, case: type[CommandCase], environment: Environment, options: MeasureOptions
+) -> RunRequest:
+    across_nodes, gpus = bool(environment.nodes), plan.gpus
+    launch = case.launch_of(across_nodes=across_nodes)
+    if is_map(options.cpu_bind) and launch != "per-rank":
+        raise CaseError(
+            "--cpu-bind: a map has CPUs for each rank, and this command starts its ranks itself; "
+            "add --launch per-rank, or bind them in the command"
+        )
+    batch_per_gpu = case.batch_per_gpu(gpus, plan.batch)
+    configuration = Configuration(
+        case=case.name(),
+        strategy=COMMAND,
+        device=environment.device,
+        scaling="strong" if case.global_batch else "weak" if batch_per_gpu else None,
+        batch=None if plan.batch == (case.global_batch or case.batch) else plan.batch,
+        command=joined(case.words()),
+    )
+    command = CommandRequest(
+        words=case.words(),
+        folder=str(Path.cwd()),
+        launch=launch,
+        processes=gpus if launch == "per-rank" else environment.nodes_for(gpus),
+        log_format=case.log_format,
+        step_regex=case.step_regex,
+        tells_batch=batch_per_gpu is None,
+        figure=case.figure,
+        metrics=case.metrics(),
+    )
+    request = _request(plan, environment, options, configuration, batch_per_gpu)
+    if launch == "once" and across_nodes:
+        # Without regard to the run: the command itself chooses nodes and GPUs, from the first on.
+        request = replace(request, devices=devices_of_run(environment, run=1, gpus=gpus))
+    return replace(request, command=command)
+
+
+def _request(
+    plan: ItemPlan,
+    environment: Environment,
+    options: MeasureOptions,
+    configuration: Configuration,
+    batch_per_gpu: int | None,
+) -> RunRequest:
+    """Return a request with the fields that runs of cases and of commands have in common."""
+    # A site binds the ranks of a node to the same cores in every run.
+    run = 1 if options.cpu_bind == SITE and environment.nodes else plan.run
+    return RunRequest(
+        configuration=configuration,
+        gpus=plan.gpus,
+        index=plan.run,
+        batch_per_gpu=batch_per_gpu,
+        case_module=plan.case.__module__,
+        case_file=_file_of_case(plan.case),
+        case_class=plan.case.__qualname__,
+        devices=devices_of_run(environment, run=run, gpus=plan.gpus),
+        timing=timing_plan(environment.device, options.run_seconds),
+        timeout_s=options.timeout_s,
+        cpu_bind=options.cpu_bind,
+    )
+
+
+def _file_of_case(case: type[Case]) -> str:
+    return str(sys.modules[case.__module__].__file__)

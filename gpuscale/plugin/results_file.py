@@ -8,16 +8,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale import __version__
+from gpuscale.base.environment import text_of
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import text_of
-from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
+from gpuscale.measure.telemetry.summary import TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
-from gpuscale.workload.figures import KNOWN_FIGURES
+from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
-_NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _MOST_NAMED = 8
 _REMEDY = (
@@ -42,7 +41,7 @@ class Recorder:
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
         self.is_of_commands = False
-        """True if commands make all runs: the file then describes their interpreter's software."""
+        """True if all runs are of commands; the file then describes the commands' interpreter."""
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -59,14 +58,13 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def append(
-        self, run: Run, sampling: RunSampling | None, software: Environment | None = None
+        self, run: Run, telemetry: TelemetryReport, software: Environment | None = None
     ) -> Run:
         """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk.
 
-        `software` is that of a command's interpreter, which is known only now. Raise a UsageError
-        if it differs from that of the runs in a resumed file.
+        `software` describes a command's interpreter, known only after a run. Raise a UsageError if
+        it differs from the software recorded in a resumed file.
         """
-        telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)
@@ -98,26 +96,17 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
     )
 
 
-def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the batch size that the command printed in an earlier run, if any."""
-    if request.command is None or not request.command.tells_batch:
-        return request
-    asked = (request.configuration, request.gpus)
-    alike = (run for run in runs if (run.configuration, run.gpus) == asked and run.is_valid)
-    printed = next((run.batch_per_gpu for run in alike), request.batch_per_gpu)
-    return replace(request, batch_per_gpu=printed)
-
-
-def with_printed_metrics(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the metrics that a known benchmark printed in earlier runs."""
-    if request.command is None or request.command.figure not in KNOWN_FIGURES:
-        return request
-    asked = (request.configuration.case, request.gpus)
-    return request.with_metrics(
-        run.configuration.metric.name
-        for run in runs
-        if run.configuration.metric and (run.configuration.case, run.gpus) == asked and run.is_valid
-    )
+def with_printed(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
+    """Return the request with the batch or the metrics that a command printed in earlier runs."""
+    command, asked = request.command, request.configuration
+    alike = [run for run in runs if run.is_valid and run.gpus == request.gpus]
+    if command is not None and command.tells_batch:
+        batches = (run.batch_per_gpu for run in alike if run.configuration == asked)
+        request = replace(request, batch_per_gpu=next(batches, request.batch_per_gpu))
+    if command is not None and command.figure in KNOWN_FIGURES:
+        measured = (run.configuration for run in alike if run.configuration.case == asked.case)
+        request = request.with_metrics(each.metric.name for each in measured if each.metric)
+    return request
 
 
 def validate_environment(
@@ -129,7 +118,7 @@ def validate_environment(
 ) -> None:
     """Raise a UsageError if runs in this environment cannot be added to the runs in the file.
 
-    `software` is that of a command's interpreter, known only after a run.
+    `software` describes the interpreter of a command; it is known only after a run.
     """
     if _is_of_commands(recorded):
         known = recorded.environment
@@ -158,7 +147,7 @@ def validate_environment(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if commands made all runs, so that the header describes their interpreter."""
+    """True if every run is of a command; the header then describes the commands' interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 
@@ -179,30 +168,9 @@ def validate_configurations(
             )
         if found:
             raise UsageError(
-                f"--resume: {path} has {run.key.label} measured in another way "
+                f"--resume: {path} has {run.label} measured in another way "
                 f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
             )
-    _validate_batches(path, [run for run in runs if run.is_valid], requests)
-
-
-def _validate_batches(path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]) -> None:
-    then, now = _batches_by_label(runs), _batches_by_label(requests)
-    for label in now:
-        if label in then and then[label].keys().isdisjoint(now[label]):
-            before, after = ", ".join(then[label].values()), ", ".join(now[label].values())
-            raise UsageError(
-                f"--resume: {path} has {label} measured with none of the batches asked for "
-                f"(batch: {before} → {after}); add one of those to --batch, or {_REMEDY}"
-            )
-
-
-def _batches_by_label(items: Iterable[Run | RunRequest]) -> dict[str, dict[int | None, str]]:
-    batches: dict[str, dict[int | None, str]] = {}
-    for item in items:
-        batch = item.configuration.batch
-        text = "that of the case" if batch is None else str(batch)
-        batches.setdefault(item.configuration.label, {})[batch] = text
-    return batches
 
 
 def _changes(*values: tuple[str, object, object]) -> list[str]:

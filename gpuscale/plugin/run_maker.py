@@ -1,51 +1,50 @@
-"""Make the runs of a session, decide which items need one, and estimate the remaining time."""
+"""Execute the runs of a session, decide which items need a run, and estimate the time left."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import TextIO
 
 import pytest
 from msgspec.structs import replace
 
 from gpuscale.base.devices import is_gpu
-from gpuscale.base.errors import (
-    CANNOT_WRITE,
-    FileError,
-    GpuscaleError,
-    RunTerminated,
-    UsageError,
-)
-from gpuscale.base.foreign_texts import MAYBE_EXTERNAL, MAYBE_TRANSIENT
+from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, RunTerminated, UsageError
 from gpuscale.base.strategies import COMMAND
-from gpuscale.judge.compare.while_measuring import SequentialPlan
-from gpuscale.judge.recording import as_baseline
-from gpuscale.judge.stopping import DecidedVerdict, NarrowIntervals, StoppingRule
-from gpuscale.measure.launch import Launcher
-from gpuscale.measure.telemetry.summary import sample_run
+from gpuscale.base.text import format_seconds
+from gpuscale.judge.sides import as_baseline
+from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
+from gpuscale.measure.launch.collect import command_figures, command_software
+from gpuscale.measure.launch.launcher import Launcher
+from gpuscale.measure.schedulers.scheduler import answer_of
+from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.requests import run_request, skip_reason
+from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
 from gpuscale.plugin.results_file import (
     Recorder,
     is_recorded,
-    with_printed_batch,
-    with_printed_metrics,
+    validate_environment,
+    with_printed,
 )
-from gpuscale.plugin.terminal import progress_line, relative
+from gpuscale.plugin.terminal import own_stream, progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
-from gpuscale.store import read_any
+from gpuscale.store import RESULTS_FOLDER, ResumedResults, read_any, validate_writable
+
+_IMPORTED_BY_CASES = ("torch", "torchvision")
+_OF_THE_CASE = ("raised", "unread")
+"""Kinds of failures that the case itself probably causes."""
 
 
-def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
-    """Return the rule that decides when a table row has enough runs; None to make all `--runs`."""
+def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
+    """Return the rule that decides when a table row has enough runs; None to run all `--runs`."""
     fewest, most = options.bounds_of_runs
-    if fewest is None:
+    if options.baseline is None or fewest is None:
         return None
-    if options.baseline is None:
-        target = options.target_ci or 0.01
-        return NarrowIntervals(minimum_runs=fewest, target=target, gpus=options.gpus)
     content = read_any(options.baseline)
     return DecidedVerdict(
         baseline=as_baseline(content, options.baseline.stem),
@@ -55,14 +54,49 @@ def stopping_rule(options: MeasureOptions) -> StoppingRule | None:
     )
 
 
+def maker_for(options: MeasureOptions, *, here: Path, root: Path, is_command: bool) -> "RunMaker":
+    """Examine this machine, open the results file, and return the session's `RunMaker`."""
+    file = options.resume or options.results
+    folder = here / RESULTS_FOLDER if file is None else file.parent
+    validate_writable(folder)
+    launcher = Launcher(
+        options.launcher,
+        device=options.device,
+        folder=folder,
+        fresh_tasks=options.fresh_tasks,
+        preloads=not is_command,
+    )
+    # Ends with `-dirty` if the cases' folder has uncommitted changes.
+    revision = answer_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Meanwhile the process that will fork the ranks imports the same modules. If one is broken
+        # or absent, the case that needs it reports it.
+        for name in () if is_command else _IMPORTED_BY_CASES:
+            pool.submit(import_module, name)
+        environment = replace(
+            launcher.environment, cases_revision=revision or None, cpu_bind=options.cpu_bind
+        )
+    validate_precision(options, environment)
+    resumed = None if options.resume is None else ResumedResults(options.resume)
+    if resumed is not None:
+        validate_environment(resumed.path, resumed.results, environment, options.injections)
+    return RunMaker(
+        options=options,
+        launcher=launcher,
+        recorder=Recorder(environment, options, folder=folder, resumed=resumed),
+        rule=stopping_rule(options),
+        terminal=own_stream(),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunMaker:
-    """Makes the runs of a session, and decides which items do not need one."""
+    """Executes the runs of a session, and decides which items need no run."""
 
     options: MeasureOptions
     launcher: Launcher
     recorder: Recorder
-    rule: StoppingRule | None
+    rule: DecidedVerdict | None
     terminal: TextIO | None
 
     def request(self, plan: ItemPlan) -> RunRequest | NoRun:
@@ -70,14 +104,14 @@ class RunMaker:
         try:
             request = run_request(plan, self.recorder.environment, self.options)
             earlier = self.recorder.measured.runs
-            if isinstance(self.rule, DecidedVerdict):
+            if self.rule is not None:
                 earlier += self.rule.baseline.runs
-            return with_printed_metrics(with_printed_batch(request, earlier), earlier)
+            return with_printed(request, earlier)
         except GpuscaleError as error:
             return NoRun(str(error))
 
     def left_out(self, plan: ItemPlan) -> NoRun | None:
-        """Return why an item makes no run; None if a run must be made."""
+        """Return the reason why an item executes no run; None if a run is needed."""
         if (no_run := self.unmeasurable(plan)) is not None:
             return no_run
         request = self.request(plan)
@@ -93,14 +127,14 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return why an item makes no run, like `left_out` but ignoring the stopping rule."""
+        """Return why an item cannot or need not run, else None; ignore the stopping rule."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
             lacks = is_gpu(environment.device) and plan.gpus > there
             return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
         if (broken := broken_by(plan.key, self.recorder.new_runs)) is not None:
-            return NoRun(f"would fail as {broken.key.label}, run {broken.index}, did")
+            return NoRun(f"would fail as {broken.label}, run {broken.index}, did")
         if resumed is not None:
             request = self.request(plan)
             runs = resumed.results.runs
@@ -116,32 +150,29 @@ class RunMaker:
         return bool(plans) and all(plan and broken_by(plan.key, runs) for plan in plans)
 
     def time_left(self, plans: Iterable[ItemPlan]) -> str:
-        """Return how long the runs of these plans will take, such as `, at most 4 min left`."""
-        return self._left_text(self._seconds_left(plans))
+        """Return the estimated time for the runs of these plans as text: `, 4 min 10 s left`."""
+        walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
+        count = sum(self.unmeasurable(plan) is None for plan in plans)
+        if not walls_s or not count:
+            return ""
+        return f", {format_seconds(count * statistics.fmean(walls_s))} left"
 
-    def make(self, request: RunRequest, plans: Iterable[ItemPlan]) -> Run:
-        """Make a run; meanwhile show the time left for `plans`, of which this is the first.
+    def make(self, request: RunRequest) -> Run:
+        """Execute a run, and record it with its telemetry.
 
-        A command that prints several metrics makes a run for each; the first one is returned.
+        If a command prints several metrics, record a run for each, and return the first run.
         """
-        left_s = self._seconds_left(plans)
-
-        def text_after(seconds: float) -> str:
-            return self._left_text(None if left_s is None else left_s - seconds)
-
-        environment = self.recorder.environment
         try:
-            with (
-                progress_line(self.terminal, self.launcher, text_after),
-                sample_run(request, environment, self.launcher.samples) as sampling,
-            ):
+            with progress_line(self.terminal, self.launcher):
                 run = self.launcher.run(request)
-                software, figures = self.launcher.command_software, self.launcher.command_figures
-                made = [
-                    self.recorder.append(each, sampling, software)
-                    for each in runs_by_metric(request, run, figures)
-                ]
-                return made[0]
+            telemetry = telemetry_of(run, self.launcher.last)
+            software = command_software(request, self.launcher.last)
+            figures = command_figures(request, self.launcher.last)
+            made = [
+                self.recorder.append(each, telemetry, software)
+                for each in runs_by_metric(request, run, figures)
+            ]
+            return made[0]
         except UsageError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (RunTerminated, FileError) as error:
@@ -152,13 +183,6 @@ class RunMaker:
                 kept = f"earlier runs are kept; go on as before, with --resume {path}"
             code = 128 + error.number if isinstance(error, RunTerminated) else CANNOT_WRITE
             pytest.exit(f"{error}; {kept}", returncode=code)
-
-    def _seconds_left(self, plans: Iterable[ItemPlan]) -> float | None:
-        keys = [plan.key for plan in plans if self.unmeasurable(plan) is None]
-        return seconds_left(keys, self.recorder.new_runs)
-
-    def _left_text(self, seconds: float | None) -> str:
-        return left_text(seconds, at_most=self.rule is not None)
 
 
 def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
@@ -172,7 +196,7 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 
 
 def plan_key(run: Run) -> EntryKey:
-    """Return the key of the plan that made a run; one start of a command may make several rows."""
+    """Return the key of the plan that produced a run; one command may produce runs of many rows."""
     is_command = run.configuration.command is not None
     return run.key._replace(strategy=COMMAND) if is_command else run.key
 
@@ -180,61 +204,14 @@ def plan_key(run: Run) -> EntryKey:
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that suggests that other runs of this row would fail too, or None.
 
-    Such a run failed in the case's own code, or because its command printed too few lines, and no
-    run of the row (or of the case and strategy on any number of GPUs) succeeded. File and
-    connection errors count only if they occur in two rounds; running out of memory and killed ranks
-    never count.
+    Such a run exists if two runs of the row (or of the case and strategy on any number of GPUs)
+    raised an exception or printed too few lines, and none succeeded. Runs that ran out of memory or
+    whose ranks were killed never count.
     """
     same_case = [run for run in runs if plan_key(run)[:2] == (key.case, key.strategy)]
     same_row = [run for run in same_case if run.gpus == key.gpus]
     for group in (same_case, same_row):
-        failed = [run for run in group if _failed_by_itself(run)]
-        if not failed or any(run.is_valid for run in group):
-            continue
-        if failed[0].index < failed[-1].index or not MAYBE_TRANSIENT.search(
-            _error_text(failed[-1])
-        ):
+        failed = [run for run in group if run.failure and run.failure.kind in _OF_THE_CASE]
+        if len(failed) > 1 and not any(run.is_valid for run in group):
             return failed[-1]
     return None
-
-
-def _failed_by_itself(run: Run) -> bool:
-    if run.failure is None:
-        return False
-    if run.failure.kind == "raised":
-        return MAYBE_EXTERNAL.search(_error_text(run)) is None
-    return run.failure.kind == "unread"
-
-
-def _error_text(run: Run) -> str:
-    assert run.failure is not None
-    # Only the last lines of a command show what it raised.
-    is_command = run.configuration.command is not None and run.failure.kind == "raised"
-    return run.failure.detail if is_command else run.failure.message
-
-
-def seconds_left(keys: Sequence[EntryKey], runs: Sequence[Run]) -> float | None:
-    """Return the estimated seconds for one more run per key; None if there is no valid run yet.
-
-    Keys may occur several times. Runs of a row without a valid run are assumed to take as long as
-    the mean over the other rows.
-    """
-    times_s: dict[EntryKey, list[float]] = {}
-    for run in runs:
-        if run.is_valid and run.wall_s is not None:
-            times_s.setdefault(plan_key(run), []).append(run.wall_s)
-    if not times_s:
-        return None
-    mean_s = {key: statistics.fmean(values) for key, values in times_s.items()}
-    typical_s = statistics.fmean(mean_s.values())
-    return sum(mean_s.get(key, typical_s) for key in keys)
-
-
-def left_text(seconds: float | None, *, at_most: bool) -> str:
-    """Return `, 4 min left` or `, at most 4 min left`; empty if unknown or less than a second."""
-    if seconds is None or seconds < 1:
-        return ""
-    for unit, of_unit_s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= 1.5 * of_unit_s or unit == "s":
-            break
-    return f", {'at most ' if at_most else ''}{round(seconds / of_unit_s)} {unit} left"

@@ -4,32 +4,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gpuscale.base.errors import GpuscaleError, UsageError
-from gpuscale.base.printable import spell_out
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.units import counted, format_seconds
+from gpuscale.base.text import counted, format_seconds, spell_out
 from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
-from gpuscale.judge.stopping import DecidedVerdict
-from gpuscale.measure.launch import launcher_by_name
-from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.plugin import results_file, terminal
-from gpuscale.plugin.command_item import CommandItem
-from gpuscale.plugin.ending import (
-    status_of_verdict,
-    status_without_verdict,
-    summary_lines,
-    verdict_lines,
-)
 from gpuscale.plugin.items import (
+    CommandItem,
     ItemPlan,
     NoRun,
     parametrize,
@@ -39,20 +25,20 @@ from gpuscale.plugin.items import (
     uses_scaling,
     validate_use_of_scaling,
 )
-from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.requests import (
-    notes_on_commands,
-    validate_partitioning,
-    validate_plans,
-    validate_precision,
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import validate_micro_batches, validate_plans
+from gpuscale.plugin.run_maker import RunMaker, maker_for
+from gpuscale.plugin.terminal import (
+    enter_run,
+    of_other_tests,
+    status_of_verdict,
+    status_without_verdict,
+    summary_lines,
+    verdict_lines,
 )
-from gpuscale.plugin.run_maker import RunMaker, stopping_rule
-from gpuscale.plugin.terminal import enter_run, of_other_tests
 from gpuscale.records import Run
-from gpuscale.store import RESULTS_FOLDER, ResumedResults, validate_writable
 
 _IS_MEASURED = pytest.StashKey[bool]()
-_IMPORTED_BY_CASES = ("torch", "torchvision")
 
 
 def start_session(config: pytest.Config) -> None:
@@ -65,63 +51,21 @@ def start_session(config: pytest.Config) -> None:
     if not hasattr(config.option, "benchmark_columns"):
         raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
     try:
-        session = _session(config, parse_options(vars(config.option)))
+        is_command = any(isinstance(p, CommandItem) for p in config.pluginmanager.get_plugins())
+        maker = maker_for(
+            parse_options(vars(config.option)),
+            here=config.invocation_params.dir,
+            root=config.rootpath,
+            is_command=is_command,
+        )
     except GpuscaleError as error:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
         # Print a line for each item, with its step time, instead of a dot; 1 would cut reasons.
         config.option.verbose = 2
-    # If CI is set, pytest would repeat whole tracebacks above the session's table.
-    config.option.force_short_summary = True
+    session = _MeasuringSession(config, maker, is_command)
     config.pluginmanager.register(session, "gpuscale-session")
-
-
-def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSession":
-    file = options.resume or options.results
-    folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
-    validate_writable(folder)
-    is_command = any(isinstance(each, CommandItem) for each in config.pluginmanager.get_plugins())
-    launcher = launcher_by_name(
-        options.launcher,
-        device=options.device,
-        folder=folder,
-        fresh_tasks=options.fresh_tasks,
-        is_command=is_command,
-    )
-    # Ends with `-dirty` if the cases' folder has uncommitted changes.
-    revision = answer_of(
-        ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
-    )
-    with ThreadPoolExecutor() as pool:
-        if not is_command:
-            # Meanwhile the process that will fork the ranks imports the same modules.
-            pool.submit(_import_for_cases)
-        environment = replace(
-            launcher.environment, cases_revision=revision or None, cpu_bind=options.cpu_bind
-        )
-    validate_precision(options, environment)
-    resumed = None if options.resume is None else ResumedResults(options.resume)
-    if resumed is not None:
-        results_file.validate_environment(
-            resumed.path, resumed.results, environment, options.injections
-        )
-    recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
-    maker = RunMaker(
-        options=options,
-        launcher=launcher,
-        recorder=recorder,
-        rule=stopping_rule(options),
-        terminal=terminal.own_stream(),
-    )
-    return _MeasuringSession(config, maker)
-
-
-def _import_for_cases() -> None:
-    for name in _IMPORTED_BY_CASES:
-        # The case that needs a broken or absent package reports it.
-        with suppress(Exception):
-            import_module(name)
 
 
 @dataclass(eq=False)
@@ -130,18 +74,26 @@ class _MeasuringSession:
 
     _config: pytest.Config
     _maker: RunMaker
+    _is_command: bool
     _words: dict[str, str] = field(default_factory=dict)
     _skips: Counter[str] = field(default_factory=Counter)
     _failed_tests: set[str] = field(default_factory=set)
     _failed_runs: set[str] = field(default_factory=set)
+    _first_failures: dict[str, str] = field(default_factory=dict)
+    """Name of the first item with each kind of failure, keyed by the failure's `likeness`."""
     _has_items: bool = False
     _anything_passed: bool = False
     _interrupted: bool = False
     _exit_code: int = 0
 
-    def pytest_report_header(self) -> list[str]:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(self) -> Generator[None, list[object], list[object]]:
+        """Add the machine to pytest's header; for a command, omit pytest's own header lines."""
+        of_others = yield
         options, recorder = self._maker.options, self._maker.recorder
-        return list(terminal.header_lines(recorder.environment, options, recorder.resumed))
+        found, resumed = recorder.environment, recorder.resumed
+        own = [*terminal.header_lines(found, options, resumed, is_command=self._is_command)]
+        return [own] if self._is_command else [own, *of_others]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -168,34 +120,22 @@ class _MeasuringSession:
             problems = {request.reason: None for _, request in asked if isinstance(request, NoRun)}
             if options.batches and problems:
                 raise UsageError(f"--batch: {'; '.join(problems)}")
-            validate_partitioning(plans, requests, options)
+            validate_micro_batches(requests, options)
             recorder.is_of_commands = all(plan.strategy == COMMAND for plan in plans)
             if (resumed := recorder.resumed) is not None:
                 runs = resumed.results.runs
                 results_file.validate_configurations(resumed.path, runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
-        to_try = [
-            request
-            for plan, request in asked
-            if not isinstance(request, NoRun) and maker.unmeasurable(plan) is None
-        ]
-        if misfits := maker.launcher.misfits(to_try):
-            raise pytest.UsageError(*misfits)
-        if isinstance(maker.rule, DecidedVerdict):
+        if maker.rule is not None:
             maker.rule.cases = {request.configuration.label for request in requests}
             maker.rule.cases |= {plan.key.name for plan, asks in asked if isinstance(asks, NoRun)}
             maker.rule.configurations = {request.configuration for request in requests}
-
-    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        return list(notes_on_commands(plans_of(items), self._maker.options))
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """Return the function that the `scaling` fixture provides to a test."""
         item: pytest.Item = request.node
         plan: ItemPlan | NoRun = request.param
-        if not isinstance(plan, ItemPlan | NoRun):
-            raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by another plugin")
         left_out = plan if isinstance(plan, NoRun) else self._maker.left_out(plan)
         if left_out is not None:
             self._skips[left_out.reason] += 1
@@ -227,7 +167,7 @@ class _MeasuringSession:
         if isinstance(request, NoRun):
             pytest.fail(request.reason, pytrace=False)
         later = item.session.items[item.session.items.index(item) + 1 :]
-        run = self._maker.make(request, [plan, *plans_of(later)])
+        run = self._maker.make(request)
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Neither passed nor failed: nothing is broken, but there is no number.
@@ -238,6 +178,9 @@ class _MeasuringSession:
                 more = counted(len(later), "more run")
                 item.session.shouldfail = f"{more} would fail as this one did"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
+            first = self._first_failures.setdefault(run.failure.likeness, item.name)
+            if detail and first != item.name:
+                detail = f"\nmore is above, at {first}, which failed alike"
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
@@ -270,12 +213,20 @@ class _MeasuringSession:
         if report.when != "call" or report.failed or report.nodeid not in self._words:
             return None
         if hasattr(report, "wasxfail"):
-            return "xfailed", "x", (self._words[report.nodeid], {"yellow": True})
+            return "unsteady", "u", (self._words[report.nodeid], {"yellow": True})
         return "passed", ".", (self._words[report.nodeid], {"green": True})
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Reduce a failure to its first line, so that pytest's short summary does not cut it."""
+        report = yield
+        if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+            crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
+        return report
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_benchmark_group_stats(self) -> Generator[None, Any, Any]:
-        """Leave the runs out of pytest-benchmark's tables, unless an option asks for them."""
+        """Omit gpuscale's runs from pytest-benchmark's tables, unless an option asks for them."""
         groups = yield
         return of_other_tests(groups, self._config)
 
@@ -294,16 +245,15 @@ class _MeasuringSession:
         results, baseline = recorder.measured, self._maker.options.baseline
         terminalreporter.section("scaling", sep="-", bold=True)
         lines = summary_lines(
-            results, recorder.path, rule, new_runs=recorder.new_runs, interrupted=self._interrupted
+            results, recorder.path, new_runs=recorder.new_runs, interrupted=self._interrupted
         )
         skips = (f"{count} skipped: {reason}" for reason, count in self._skips.items())
         for line in (*lines, *skips):
             terminalreporter.write_line(line)
-        if isinstance(rule, DecidedVerdict) and baseline is not None and results.runs:
+        if rule is not None and baseline is not None and results.runs:
             terminalreporter.section(f"against {baseline.name}", sep="-", bold=True)
             files, colour = (baseline, recorder.path), terminalreporter.hasmarkup
-            code = self._exit_code
-            for line in verdict_lines(rule, results, files, colour, code):
+            for line in verdict_lines(rule, results, files, colour, self._exit_code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)
@@ -312,7 +262,7 @@ class _MeasuringSession:
             return
         rule, measured = self._maker.rule, self._maker.recorder.measured
         given = int(session.exitstatus)
-        if not isinstance(rule, DecidedVerdict):
+        if rule is None:
             needless = not self._has_items or self._anything_passed
             session.exitstatus = status_without_verdict(given, measured.runs, needless=needless)
             return

@@ -1,10 +1,11 @@
-"""Lines on the machine and on the progress of a session, and its data for pytest-benchmark."""
+"""Terminal output and exit code of a session, and its data for pytest-benchmark."""
 
 import os
+import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,18 +13,25 @@ import pytest
 
 from gpuscale import __version__
 from gpuscale.base.devices import GPU_KINDS
-from gpuscale.base.printable import SPELT_OUT
-from gpuscale.measure.evidence.node_meter import HostLoadMeter
-from gpuscale.measure.launch import Launcher
+from gpuscale.base.errors import ExitCode
+from gpuscale.base.text import SPELT_OUT, visible
+from gpuscale.judge.compare.notes import with_environment_changes
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.stopping import DecidedVerdict
+from gpuscale.measure.evidence.node import host_load
+from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Environment, Run
+from gpuscale.records import Comparison, Environment, Results, Run
+from gpuscale.reports.comparison import view_of
+from gpuscale.reports.comparison.text_and_markdown import text
 from gpuscale.reports.phrases import counted, injection_warning, load_text
-from gpuscale.reports.screen import can_redraw, columns_of, progress_text, redrawn
+from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
+from gpuscale.reports.show import failures, scaling_lines
 from gpuscale.store import ResumedResults
 
 
 def own_stream() -> TextIO | None:
-    """Open a stream to the terminal before pytest captures the output; None if there is none."""
+    """Open a stream to the terminal before pytest captures the output; None without a terminal."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
             own = os.dup(sys.stdout.fileno())
@@ -31,36 +39,28 @@ def own_stream() -> TextIO | None:
     return None
 
 
-def progress_line(
-    stream: TextIO | None, launcher: Launcher, left: Callable[[float], str]
-) -> AbstractContextManager[None]:
-    """Show the progress of a run after the item's ID, and erase it when the run has ended.
-
-    `left` is called with the seconds since the run began, and returns the session's remaining time
-    as text.
-    """
+def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
+    """Show the progress of a run after the item's ID, and erase it when the run has ended."""
     columns = 0 if stream is None else columns_of(stream)
     # pytest prints the id relative to the folder it was started in, which may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
     # Without the last column; 0 if the id fills its line.
     room = columns - used - 1 if used else 0
-    began_s = time.monotonic()
 
     def drawn() -> str | None:
         stage = launcher.progress()
-        if stage is None:
-            return None
-        time_left = left(time.monotonic() - began_s)
-        if text := progress_text(*stage, room - len(time_left)):
-            return text + time_left
-        return progress_text(*stage, room)
+        return stage and progress_text(*stage, room)
 
     return redrawn(stream, drawn, behind=True)
 
 
 def header_lines(
-    environment: Environment, options: MeasureOptions, resumed: ResumedResults | None
+    environment: Environment,
+    options: MeasureOptions,
+    resumed: ResumedResults | None,
+    *,
+    is_command: bool = False,
 ) -> Iterator[str]:
     """Yield lines about the machine, and warnings that apply to all measurements on it."""
     if options.injections:
@@ -70,39 +70,95 @@ def header_lines(
         yield f"gpuscale {__version__}: {machine}, {kind.library} (device: {device})"
     else:
         why = "--device cpu" if options.device == "cpu" else "no GPU found"
+        threads = f"{counted(options.threads_per_rank, 'thread')} a rank"
+        if is_command:
+            own = os.environ.get("OMP_NUM_THREADS", "1")
+            threads = f"OMP_NUM_THREADS={own} unless the command sets it"
         yield (
-            f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, "
-            f"{counted(options.threads_per_rank, 'thread')} a rank, "
+            f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, {threads}, "
             f"on {environment.hardware_label} (device: cpu)"
         )
-    if (load := HostLoadMeter().read()).is_busy:
+    if (load := host_load()).is_busy:
         yield f"this host is busy, so intervals will be wide: {load_text(load)}"
     if resumed is not None:
-        yield from _resumed_lines(resumed, environment)
-
-
-def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterator[str]:
-    runs = counted(len(resumed.results.runs), "run")
-    yield f"resuming {relative(resumed.path)}: {runs} so far"
-    if resumed.copy is not None:
-        yield (
-            "its last line is cut short (was the job killed?): the first new run takes its "
-            f"place, and the file as it is goes to {resumed.copy.name}"
-        )
-    then = resumed.results.environment
-    if (then.host, then.job_id) != (environment.host, environment.job_id):
-        before, now = (
-            f"{place.host}, job {place.job_id}" if place.job_id else place.host
-            for place in (then, environment)
-        )
-        count = "one allocation" if environment.job_id in (None, then.job_id) else "two allocations"
-        yield f"begun on {before}, now on {now}: the runs of the two count as {count}"
+        runs = counted(len(resumed.results.runs), "run")
+        yield f"resuming {relative(resumed.path)}: {runs} so far"
+        if resumed.copy is not None:
+            yield (
+                "its last line is cut short (was the job killed?): the first new run takes its "
+                f"place, and the file as it is goes to {resumed.copy.name}"
+            )
 
 
 def relative(path: Path) -> str:
     """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def summary_lines(
+    results: Results, path: Path, *, new_runs: Sequence[Run], interrupted: bool
+) -> Iterator[str]:
+    """Yield the lines of a table of all runs in the file, and notes on this session's runs."""
+    if not results.runs:
+        yield "nothing was measured: no results file was written"
+        return
+    if results.injections:
+        yield injection_warning(results.injections)
+    columns = Screen.of(sys.stdout).columns
+    yield from scaling_lines(results, columns)
+    notes = [*failures(new_runs)]
+    if not any(run.is_valid for run in results.runs):
+        notes.append("no run gave a number: there is nothing to compare")
+    if interrupted:
+        notes.append(
+            f"not all runs were made; go on as before, with --resume {shlex.quote(relative(path))} "
+            "and without --results"
+        )
+    yield from fitted([*notes, f"results: {relative(path)}"], columns)
+
+
+def verdict_lines(
+    rule: DecidedVerdict, results: Results, files: tuple[Path, Path], colour: bool, exit_code: int
+) -> Iterator[str]:
+    """Yield the lines that state the verdict against the baseline and the session's exit code."""
+    judged = rule.verdict_after(results)
+    comparison = diagnose(judged.sides, judged.comparison)
+    comparison = with_environment_changes(comparison, judged.sides)
+    before, after = ((visible(relative(path)),) for path in files)
+    comparison = replace(
+        comparison,
+        baseline_kind=rule.baseline_kind,
+        before=replace(comparison.before, files=before),
+        after=replace(comparison.after, files=after),
+    )
+    screen = replace(Screen.of(sys.stdout), colour=colour)
+    view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
+    yield from text(view).splitlines()
+
+
+def status_of_verdict(
+    given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
+) -> int:
+    """Return the verdict's exit code, or pytest's if worse; never 0 if a run failed."""
+    codes = pytest.ExitCode
+    replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
+    if given not in replaced or failed_tests:
+        return given
+    if comparison is None:
+        return ExitCode.NOTHING_COMPARABLE
+    if failed_runs and comparison.exit_code is ExitCode.OK:
+        return ExitCode.INCONCLUSIVE
+    return comparison.exit_code
+
+
+def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
+    """Return pytest's exit code, but never 0 if runs were needed and none was valid."""
+    if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
+        return given
+    if runs:
+        return pytest.ExitCode.TESTS_FAILED
+    return given if needless else pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 _SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")

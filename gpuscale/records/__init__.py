@@ -3,7 +3,15 @@
 An unknown value is `None`, never 0. Units are in the field names. Nothing here reads files.
 """
 
-from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source
+from gpuscale.records.baseline import (
+    Baseline,
+    BaselineChange,
+    Hardware,
+    PublishedFigure,
+    Source,
+    ToleranceOverride,
+    Tolerances,
+)
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import (
@@ -13,22 +21,21 @@ from gpuscale.records.environment import (
     Node,
     pci_addresses,
 )
-from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
-from gpuscale.records.node_evidence import HostLoad, NodeEvidence
-from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint
-from gpuscale.records.probe import NodeProbe, Probe
-from gpuscale.records.request import RunGpus, RunRequest, TimingPlan
-from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
-from gpuscale.records.run_evidence import (
+from gpuscale.records.evidence import (
     Failure,
     FailureKind,
     GpuSummary,
-    GpuWindow,
+    HostLoad,
+    NodeEvidence,
     Phases,
     RankReport,
     Window,
 )
-from gpuscale.records.tolerances import ToleranceOverride, Tolerances
+from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
+from gpuscale.records.probes import NodeProbe, Probe
+from gpuscale.records.request import RunRequest, TimingPlan
+from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
+from gpuscale.records.scaling import Estimate, PointKey, Scaling, ScalingPoint
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,

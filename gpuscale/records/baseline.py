@@ -1,16 +1,18 @@
-"""Reference results of one cluster: measured runs, or published numbers with their source."""
+"""Reference results of one cluster, measured or published, and limits for comparisons with them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from gpuscale.base.errors import FieldError
-from gpuscale.base.units import counted
+from gpuscale.base.text import counted
 from gpuscale.records.configuration import DataKind, EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.metrics import OpenMetric
-from gpuscale.records.probe import Probe
+from gpuscale.records.metrics import METRICS_BY_NAME, Limits, OpenMetric
+from gpuscale.records.probes import Probe
 from gpuscale.records.record import (
     Count,
     Day,
@@ -24,9 +26,104 @@ from gpuscale.records.record import (
     Seconds,
 )
 from gpuscale.records.run import Run
-from gpuscale.records.tolerances import Tolerances
 
+THROUGHPUT = "throughput"
+SPEEDUP = "speedup"
+JUDGED = (THROUGHPUT, SPEEDUP, *(name for name, metric in METRICS_BY_NAME.items() if metric.limits))
+"""Names of the metrics for which tolerances can be overridden."""
+Fraction = Annotated[float, Meta(ge=0, le=0.99)]
+OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 Timed = Literal["job", "training_loop", "epoch"]
+
+
+class ToleranceOverride(Record, frozen=True, kw_only=True):
+    """Limits that replace those of `Tolerances` for some rows.
+
+    A case, strategy or number of GPUs of None matches every row, and a limit of None changes
+    nothing. If `metric` is None, the limits apply to throughput and speedup.
+    """
+
+    case: Name | None = None
+    strategy: Name | None = None
+    gpus: Gpus | None = None
+    metric: Name | None = None
+    margin: Fraction | None = None
+    ok_bound: OkBound | None = None
+    allocation_deviation: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric is not None and self.metric not in JUDGED:
+            problem = f"expected one of {', '.join(JUDGED)}, found '{self.metric}'"
+            raise FieldError("metric", problem)
+        if not any(condition is not None for condition in self.conditions):
+            raise FieldError("", "it applies to every row; set the limits in 'tolerances' itself")
+        if (self.margin, self.ok_bound, self.allocation_deviation) == (None, None, None):
+            names = "'margin', 'ok_bound' or 'allocation_deviation'"
+            raise FieldError("", f"it sets no limit; give {names}, or remove it")
+
+    @property
+    def conditions(self) -> tuple[object, ...]:
+        """Values that a row and its metric must match, most important first; None matches all."""
+        return (self.case, self.strategy, self.gpus, self.metric)
+
+
+class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Limits for judging comparisons; a site can set different limits in a baseline file."""
+
+    margin: Fraction = 0.02
+    """Largest loss of throughput or speedup, as a fraction, that is never called a regression."""
+    ok_bound: OkBound = 0.05
+    """For the verdict ok, the 95% upper bound of the loss must be below this fraction."""
+    allocation_deviation_time: Fraction = 0.01
+    """Declared relative standard deviation of the step time between allocations."""
+    allocation_deviation_speedup: Fraction = 0.005
+    """Declared relative standard deviation of speedup and efficiency between allocations."""
+    significance: Annotated[float, Meta(ge=1e-4, le=0.05)] = 0.01
+    """One-sided p-value, adjusted for multiple tests, below which a change is significant."""
+    published_within_node: Fraction = 0.10
+    published_across_nodes: Fraction = 0.20
+    overrides: tuple[ToleranceOverride, ...] = ()
+    """Different limits for some rows; for each limit, the most specific override applies."""
+
+    def __post_init__(self) -> None:
+        conditions = [override.conditions for override in self.overrides]
+        if len(set(conditions)) < len(conditions):
+            twice = next(i for i, each in enumerate(conditions) if each in conditions[:i])
+            problem = "the same rows as an earlier one; put their limits into one"
+            raise FieldError(f"overrides[{twice}]", problem)
+
+    def limits(self, key: EntryKey, metric: str) -> Limits:
+        """Return the limits for one metric of one row, with all applicable overrides."""
+        spec = METRICS_BY_NAME.get(metric)
+        declared = self.allocation_deviation_speedup
+        if metric == THROUGHPUT:
+            declared = self.allocation_deviation_time
+        given = (spec and spec.limits) or Limits(
+            margin=self.margin, ok_bound=self.ok_bound, allocation_deviation=declared
+        )
+        limits = asdict(given).items()
+        return Limits(
+            **{name: self._overridden(key, metric, name, given) for name, given in limits}
+        )
+
+    def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
+        """Return the fraction by which a metric of a row may be below a published figure."""
+        default = self.published_within_node if nodes == 1 else self.published_across_nodes
+        return self._overridden(key, metric, "margin", default)
+
+    def _overridden(self, key: EntryKey, metric: str, name: str, default: float) -> float:
+        limit, most = default, [0]
+        for override in self.overrides:
+            value: float | None = getattr(override, name)
+            metrics = (override.metric,) if override.metric else (THROUGHPUT, SPEEDUP)
+            # More conditions weigh more; among equally many, the earlier conditions decide.
+            given = [condition is not None for condition in override.conditions]
+            weight = [sum(given), *given]
+            pairs = zip(override.conditions, key, strict=False)
+            fits = all(want in (None, has) for want, has in pairs)
+            if fits and metric in metrics and value is not None and weight > most:
+                limit, most = value, weight
+        return limit
 
 
 class Hardware(Record, frozen=True, kw_only=True):
@@ -38,7 +135,7 @@ class Hardware(Record, frozen=True, kw_only=True):
     gpus_per_node: Gpus | None = None
     cpu_model: Line | None = None
     system: Line | None = None
-    """System and partition that another tool measured, such as `lumi:gpu`."""
+    """System and partition on which another tool measured, such as `lumi:gpu`."""
 
     def __post_init__(self) -> None:
         if self.device == "cpu" and self.gpu_name is not None:
@@ -71,37 +168,35 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     """Number of repetitions of the measurement."""
     nodes: Gpus = 1
     times_s: tuple[Seconds, ...] = ()
-    """Wall-clock seconds of each repetition, such as an epoch of a job."""
+    """Wall-clock seconds of each repetition; a repetition may be one epoch of a job."""
     timed: Timed | None = None
     """Part of the training that each value in `times_s` covers."""
     discard_first: Count = 0
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
-    value: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    value: Annotated[float, Meta(gt=0)] | None = None
     """Reference value of `metric` in another tool's records; its spread between runs is unknown."""
     metric: OpenMetric | None = None
-    nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
+    nights: Mapping[Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
     )
     """Mean result by date, in the unit of the figure; empty if the dates are unknown."""
     precision: Name | None = None
-    """Numerical precision; None if the source does not name it."""
+    """Numerical precision; None if the source does not specify it."""
     data: DataKind | None = None
-    """Kind of training data; None if the source does not name it."""
+    """Kind of training data; None if the source does not specify it."""
     note: Line | None = None
 
     def __post_init__(self) -> None:
         times = len(self.times_s)
         if (times > 0) + (self.samples_per_s is not None) + (self.value is not None) != 1:
-            problem = "expected exactly one of 'times_s', 'samples_per_s' and 'value'"
-            raise FieldError("", problem)
+            raise FieldError("", "expected exactly one of 'times_s', 'samples_per_s' and 'value'")
         if (self.metric is None) != (self.value is None):
             raise FieldError("", "'value' belongs to a 'metric': give both, or none")
         if (self.metric is None) == (self.batch_per_gpu is None):
             raise FieldError("batch_per_gpu", "is needed, except of a 'metric', which has none")
         if (times > 0) != (self.timed is not None):
-            problem = "'timed' belongs to 'times_s': give both, or none"
-            raise FieldError("", problem)
+            raise FieldError("", "'timed' belongs to 'times_s': give both, or none")
         if self.discard_first and self.discard_first >= times:
             problem = (
                 f"{self.discard_first} of {times} times are discarded; at least one must be left"
@@ -116,7 +211,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return the published cost, comparable with that of a run; None for wall-clock times."""
+        """Return seconds per step, or the metric's cost (less is better); None for `times_s`."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s
@@ -139,8 +234,6 @@ class BaselineChange(Record, frozen=True, kw_only=True):
     """Runs that were replaced, without evidence such as windows and telemetry."""
     added: tuple[Line, ...] = ()
     """Names of the rows that had no measured run before the change."""
-    environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Environments, by allocation, of allocations whose runs were all replaced."""
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -155,8 +248,6 @@ class Baseline(Record, frozen=True, kw_only=True):
     """Login name of the person who recorded the baseline."""
     gpuscale_version: Name | None = None
     """Version of gpuscale used for the measurements; several are separated by commas."""
-    expires_on: Day | None = None
-    """Last day on which the baseline is valid, such as `2027-05-01`; None if it never expires."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
@@ -184,8 +275,8 @@ def _problems(baseline: Baseline) -> Iterator[FieldError]:
             problem = f"{figure.gpus} GPUs do not fit on {nodes} of {per_node}"
             yield FieldError(f"{place}.nodes", problem)
         if figure.key in seen:
-            problem = f"{figure.key.label} occurs twice; keep one, or name the cases apart"
-            yield FieldError(place, problem)
+            label = figure.key.label_on(baseline.hardware.device)
+            yield FieldError(place, f"{label} occurs twice; keep one, or name the cases apart")
         seen.add(figure.key)
     workloads: dict[object, object] = {}
     for position, run in enumerate(baseline.runs):
@@ -200,5 +291,5 @@ def _problems(baseline: Baseline) -> Iterator[FieldError]:
             yield FieldError(f"{place}.configuration.device", problem)
         workload = (run.batch_per_gpu, run.sample_shape)
         if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
-            problem = f"{run.key.label} has another batch or sample shape in an earlier run"
+            problem = f"{run.label} has another batch or sample shape in an earlier run"
             yield FieldError(place, f"{problem}; make one baseline for each")

@@ -5,8 +5,8 @@ from enum import StrEnum, auto
 import msgspec
 
 from gpuscale.records.environment import EnvironmentChange
-from gpuscale.records.point import Estimate
-from gpuscale.records.probe import Probe
+from gpuscale.records.probes import Probe
+from gpuscale.records.scaling import Estimate
 
 
 class CauseKind(StrEnum):
@@ -22,13 +22,12 @@ class CauseKind(StrEnum):
     XGMI = "XGMI"
     FABRIC = "fabric"
     MEMORY_ERRORS = "memory errors"
-    DRIVER_ERRORS = "driver errors"
     ENVIRONMENT = "environment"
     NOT_ESTABLISHED = "cause not established"
 
 
 LINKS = (CauseKind.NVLINK, CauseKind.XGMI, CauseKind.PCIE)
-"""Kinds of link faults of a GPU, the fastest link first."""
+"""Kinds of causes that are faults in a GPU's links, fastest link first."""
 
 
 class Beside(StrEnum):
@@ -71,19 +70,11 @@ class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: str
     fact: str
-    """Name of a field of `Port`, or of a counter; `now` is then the counter's growth in a run."""
+    """Name of a field of `Port` or of a counter; for a counter, `now` is its growth in a run."""
     now: float | str | None
     usual: float | str | None
     is_floor: bool = False
     """True if the counter may have grown by more than `now`."""
-
-
-class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of efficiency on `gpus` GPUs, in total (`lost`) and due to one cause (`part`)."""
-
-    gpus: int
-    lost: float
-    part: float
 
 
 class LostMetric(msgspec.Struct, frozen=True):
@@ -93,30 +84,22 @@ class LostMetric(msgspec.Struct, frozen=True):
 
 
 class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a probe against the baseline; a lower rate confirms the cause."""
+    """Change in a probe's rate relative to the baseline; a lower rate confirms the cause."""
 
     probe: Probe
-    """The probe as it is now."""
+    """Measurements of the probe in the current results."""
     change: Estimate
     is_slower: bool
-    """True if the probe confirms the cause."""
+    """True if the rate is significantly lower, which confirms the cause."""
     beside: Beside
-    """`BASELINE` if the baseline has the same device, otherwise `OTHER_GPUS` of the baseline."""
+    """`BASELINE` if compared with the same device in the baseline, otherwise `OTHER_GPUS`."""
 
 
-Evidence = (
-    ProbeChange
-    | PhaseChange
-    | DeviceSymptom
-    | PortSymptom
-    | EnvironmentChange
-    | EfficiencyLoss
-    | LostMetric
-)
+Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | EnvironmentChange | LostMetric
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of GPUs on which a part of the step got slower, and on which it did not."""
+    """GPU counts at which a part of the step got longer, and those at which it did not."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
@@ -130,13 +113,6 @@ class CountOf(msgspec.Struct, frozen=True):
     """A count out of a total."""
 
     count: int
-    of: int
-
-
-class RanksOf(msgspec.Struct, frozen=True):
-    """The ranks that share a change, and the total number of ranks."""
-
-    ranks: tuple[int, ...]
     of: int
 
 
@@ -163,13 +139,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
-    """Numbers of GPUs with and without the loss; None if only one number can be compared."""
-    shared_by: RanksOf | None = None
-    """Ranks that share the change; None for a single rank, or if only a few ranks are affected."""
+    """GPU counts with and without the loss; None if only one GPU count can be compared."""
     includes: str | None = None
-    """Name of the strategy's communication if it is the cause or part of it; otherwise None."""
-    phase: str | None = None
-    """The one phase of computing that got longer; None for other causes, or if several did."""
+    """Strategy's communication (such as `all-reduce`) if it is part of the cause; else None."""
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from gpuscale.base.strategies import Schedule
-from gpuscale.base.units import counted
+from gpuscale.base.devices import device_word
+from gpuscale.base.text import counted
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
 
@@ -24,7 +24,7 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     case: Name
     strategy: Name
-    """Name such as `ddp`; results can be compared even if this version cannot measure them."""
+    """Name such as `ddp`; results of strategies unknown to this version can also be compared."""
     device: Name
     """Type of device that the ranks use, such as `cuda`, `rocm` or `cpu`."""
     size: Name | None = None
@@ -35,13 +35,11 @@ class Configuration(Record, frozen=True, kw_only=True):
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
-    """Synthetic batches made once, synthetic samples from a data loader, or real data."""
+    """Source of batches: synthetic data, created once or from a data loader, or real data."""
     threads_per_rank: PositiveCount | None = None
     """CPU threads per rank; None for the default of the training library."""
     data_workers: Count | None = None
     """Data-loader processes per rank; 0 if the rank loads the data itself, or no data is loaded."""
-    schedule: Schedule | None = None
-    """Order of a pipeline's micro-batches; None if the strategy is not a pipeline."""
     micro_batches: PositiveCount | None = None
     """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
     if the strategy is not a pipeline."""
@@ -58,13 +56,8 @@ class Configuration(Record, frozen=True, kw_only=True):
     rank has its own GPU."""
 
     @property
-    def is_loaded(self) -> bool:
-        """True if a data loader supplies the batches."""
-        return self.data in ("loader", "real")
-
-    @property
     def has_speedup(self) -> bool:
-        """True if runs on different numbers of GPUs give a speedup."""
+        """True if a speedup can be computed from runs on different numbers of GPUs."""
         return self.metric is None or self.metric.scaling is not None
 
     @property
@@ -85,14 +78,31 @@ class EntryKey(NamedTuple):
         """Name of the row without the number of GPUs, such as `mnist_cnn/ddp`."""
         return f"{self.case}/{self.strategy}"
 
+    def label_on(self, device: str) -> str:
+        """Return the row's name for messages: `mnist_cnn/ddp on 4 GPUs`, or `… on 4 CPU ranks`."""
+        return f"{self.name} on {counted(self.gpus, device_word(device))}"
+
+    def is_of(self, cases: Collection[str] | None) -> bool:
+        """True if `cases` is None or contains the row's case or name, such as `mnist_cnn/ddp`."""
+        return cases is None or self.case in cases or self.name in cases
+
+
+class OfRow:
+    """Mixin for a value that belongs to one table row: one configuration on one number of GPUs."""
+
+    __slots__ = ()
+    configuration: Configuration
+    gpus: int
+
+    @property
+    def key(self) -> EntryKey:
+        """Key of the row in tables: case, strategy and number of GPUs."""
+        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+
     @property
     def label(self) -> str:
         """Name of the row in messages, such as `mnist_cnn/ddp on 4 GPUs`."""
-        return f"{self.name} on {counted(self.gpus, 'GPU')}"
-
-    def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `cases` is None or has the row's case or its name, such as `mnist_cnn/ddp`."""
-        return cases is None or self.case in cases or self.name in cases
+        return self.key.label_on(self.configuration.device)
 
 
 class FieldChange(NamedTuple):
@@ -113,7 +123,7 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
 
 
 def several_units(configurations: Iterable[Configuration]) -> list[str]:
-    """Return the metrics that occur with several units, as `HPCG/gflops (GFLOPS, MFLOPS)`."""
+    """Return the metrics that occur with several units, such as `HPCG/gflops (GFLOPS, MFLOPS)`."""
     units = defaultdict[str, dict[str, None]](dict)
     for each in configurations:
         if each.metric is not None:

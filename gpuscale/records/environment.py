@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.devices import is_gpu
-from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
+from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 UNKNOWN_HOST = "unknown host"
-"""Cluster of a baseline whose host is unknown; reports leave it out."""
+"""Cluster name in a baseline whose host is unknown; reports omit this name."""
 UNRECORDED = "unrecorded"
-"""Device of an environment of which only other properties are known."""
+"""Value of `Environment.device` if the device is unknown."""
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
@@ -30,7 +30,6 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     partition: Line | None = None
     """Partition modes of an AMD GPU, such as `CPX/NPS4`."""
     pci_address: Line | None = None
-    memory_bytes: Bytes | None = None
     numa_node: Number | None = None
     power_limit_w: Limit | None = None
     """Power limit that the driver enforces."""
@@ -39,7 +38,7 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     max_clock_mhz: Limit | None = None
     """Highest SM clock that the GPU supports."""
     firmware: Line | None = None
-    """Versions of its firmware: `VBIOS 96.00.74, GSP 575.57`."""
+    """Versions of the GPU's firmware, such as `VBIOS 96.00.74, GSP 575.57`."""
 
 
 class Node(Record, frozen=True, kw_only=True):
@@ -74,9 +73,9 @@ class Environment(Record, frozen=True, kw_only=True):
     rccl_version: Line | None = None
     driver_version: Line | None = None
     packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Versions of the packages of the interpreter that trains, with origins other than an index."""
+    """Versions of the Python packages used for training, with the origin if not from an index."""
     packages_absent: Line | None = None
-    """Reason why `packages` is empty; None if there are some."""
+    """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
     """Relevant environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""
@@ -98,14 +97,14 @@ class Environment(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     def with_software_of(self, other: "Environment") -> "Environment":
-        """Return this environment with another's software, except that it keeps its own driver."""
+        """Return this environment with the software of `other`, but with its own driver version."""
         names = {name for name in self.__struct_fields__ if name.endswith("_version")}
         names = (names | {"packages", "packages_absent"}) - {"driver_version"}
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Each GPU with its host; on several nodes, the first node's GPUs occur twice."""
+        """Pairs of a host and one GPU; on several nodes, the first node's GPUs occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -125,7 +124,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     def nodes_for(self, gpus: int) -> int:
-        """Return the number of nodes that are needed for this number of GPUs (of ranks on CPU)."""
+        """Return the number of nodes needed for this number of GPUs, or of ranks on CPUs."""
         here = self.gpus_per_node if is_gpu(self.device) else self.cores_per_node
         return min(self.node_count, math.ceil(gpus / max(1, here)))
 
@@ -149,7 +148,7 @@ def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
 
 
 def without_software(reason: str | None = None) -> Environment:
-    """Return an environment whose software is unknown, with the reason."""
+    """Return an environment whose software is unknown for the given reason."""
     return Environment(device=UNRECORDED, packages_absent=reason)
 
 
@@ -176,4 +175,4 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Hosts with the new values; empty if all nodes have them."""
     of_nodes: int | None = None
-    """Number of nodes whose value is known; None if it is not recorded per node."""
+    """Number of nodes whose value is known; None if the value is not recorded per node."""

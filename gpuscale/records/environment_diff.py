@@ -1,16 +1,16 @@
-"""Differences between environments; `ENVIRONMENT_FIELDS` has one line for each compared field."""
+"""Differences between environments; `ENVIRONMENT_FIELDS` lists the fields that are compared."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
+from gpuscale.base.environment import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 
 _Environments = Sequence[Environment]
 _OfNodes = Sequence[tuple[str, Mapping[str, str]]]
-"""Hosts, each with its known values, keyed by name of the setting."""
+"""Pairs of a host name and that host's known settings, a mapping of names to values."""
 _MOST_NAMED = 4
 
 
@@ -20,7 +20,7 @@ class EnvironmentField:
 
     name: str
     words: str | None = None
-    """Readable name of a field whose change may explain a loss; None for other fields."""
+    """Readable name if a change in the field may explain a loss; None for other fields."""
     in_session: bool = True
     """True if all runs of a results file must have the same value."""
     on_nodes: bool = False
@@ -105,7 +105,7 @@ def field_differences(
 
 
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield the environment variables whose value occurs in no earlier environment."""
+    """Yield a change for each environment variable with a value that no earlier environment has."""
     names = {name for environment in (*before, *after) for name in environment.variables}
     for name in sorted(names - JOB_VARIABLES - CACHE_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
@@ -113,7 +113,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield packages whose version occurs in no earlier environment, the most important ones first.
+    """Yield a change for each package with a new version, the most important packages first.
 
     Environments with unknown packages are ignored.
     """
@@ -143,7 +143,7 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a loss, except new hosts; none if a side is empty.
+    """Return the changes that may explain a loss, except new hosts; empty if a side is empty.
 
     Unknown values, and values that occur in any earlier environment, are not changes.
     """
@@ -174,7 +174,7 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
 
 
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
-    """Yield a change for each value that no node had before; names without a value are unknown."""
+    """Yield a change for each value of a setting that no node had before; ignore unknown values."""
     names = {name: None for _, facts in after for name in facts}
     for name in names:
         old = {facts[name] for _, facts in before if name in facts}
@@ -194,7 +194,7 @@ def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChang
 def library_changes(
     before: Collection[NodeEvidence], after: Collection[NodeEvidence]
 ) -> Iterator[EnvironmentChange]:
-    """Yield the libraries that the processes of two sides had loaded in different versions."""
+    """Yield a change for each loaded version of a library that no node had loaded before."""
     known = [[node for node in side if node.libraries] for side in (before, after)]
     names = sorted({library.name for side in known for node in side for library in node.libraries})
     yield from node_changes(
@@ -206,7 +206,7 @@ def library_changes(
 
 
 def loaded(node: NodeEvidence, name: str) -> str:
-    """Return the versions of a library that a node's processes had loaded: `2.27.7`."""
+    """Return the versions of a library loaded on a node, such as `2.27.7`; `none` if not loaded."""
     labels = {library.label for library in node.libraries if library.name == name}
     return ", ".join(sorted(labels)) or "none"
 
@@ -214,7 +214,7 @@ def loaded(node: NodeEvidence, name: str) -> str:
 def environment_text(change: EnvironmentChange) -> str:
     """Return a change in words: `torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`.
 
-    If only some nodes differ, say which, or how many: `governor performance → powersave on n3`.
+    If only some nodes changed, the text names or counts them: `governor … → powersave on n3`.
     """
     if change.host is not None:
         return f"{change.name} {listed(change.after)} of {change.host} is new"

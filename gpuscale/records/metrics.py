@@ -1,4 +1,4 @@
-"""The metrics of a run: those that gpuscale measures, and those that cases or other tools name.
+"""The metrics of a run: measured by gpuscale itself, or defined by cases or other tools.
 
 A new metric needs an entry in `METRICS` and a function in `run.py`.
 """
@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ok_bound: float
     """For the verdict ok, the 95% upper bound of the deterioration must be below this limit."""
     allocation_deviation: float
-    """Declared standard deviation between allocations."""
+    """Assumed relative standard deviation of the metric between allocations (0.01 is 1%)."""
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +43,13 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
-    """True if changes are relative to the baseline's step time, for a metric that may be 0."""
+    """True if changes are fractions of the baseline's step time, since the metric may be 0."""
 
 
 class OpenMetric(Record, frozen=True, kw_only=True):
-    """A number that a program prints or another tool records, judged in place of the step time.
+    """A metric that a program prints or another tool records, judged instead of the step time.
 
-    It is positive, and its name usually ends with the unit: `busbw_gb_s`.
+    Its values are positive; its name usually ends with the unit: `busbw_gb_s`.
     """
 
     name: Name
@@ -67,11 +67,11 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Units of work done on this number of GPUs in the time `cost`."""
+        """Return the units of work that a cost refers to: one for each GPU, or one for all GPUs."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:
-        """Convert a value to a cost that is judged like a step time; also converts it back."""
+        """Convert a value to a cost (lower is better); the same formula converts a cost back."""
         return self.work(gpus) / value if self.more_is_better else value
 
 
@@ -120,7 +120,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
-    """Return the first problem in measured values by metric name; None if all are valid."""
+    """Return a message about the first invalid value of `measured`; None if all are valid."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:
@@ -143,12 +143,12 @@ _OVER_ALL_GPUS = re.compile(
     r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
     re.IGNORECASE,
 )
-"""Units of training rates over all GPUs, which give a speedup; bandwidths and latencies do not."""
+"""Pattern of units of training rates over all GPUs; of all rates, only these give a speedup."""
 _OF_RATES = re.compile(
     r"(.*_)?((throughput|rate|bandwidth|speed)_(.*_)?s|(img|image|sample|token|seq)s?_s)",
     re.IGNORECASE,
 )
-"""Names whose `_s` may mean "per second" as well as "in seconds"."""
+"""Pattern of names of metrics in which `_s` may mean either "per second" or "in seconds"."""
 
 _UNITS = {
     **{unit: unit for unit in ("s", "ms", "us", "ns", "J", "W")},
@@ -159,7 +159,7 @@ _UNITS = {
 
 
 def unit_of_name(name: str) -> str:
-    """Return the unit at the end of a name, `GB/s` of `busbw_gb_s`; empty if there is none."""
+    """Return the unit at the end of a name, such as `GB/s` for `busbw_gb_s`; empty if none."""
     words = name.split("_")
     if words[-2:-1] == ["per"] and len(words) > 2:
         return f"{words[-3]}/{words[-1]}"

@@ -1,15 +1,47 @@
-"""Base class of all records, and types with bounds for their fields."""
+"""Base class of all records, types with bounds for their fields, and records as JSON text.
 
-from typing import Annotated
+msgspec validates records, and errors give the location. `gpuscale.store` builds file formats on
+this module; launchers and ranks exchange records with it.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from gpuscale.base.printable import DETAIL_LIMIT, LINE_LIMIT, UNPRINTABLE, UNPRINTABLE_IN_LINES
+from gpuscale.base.errors import DecodeError, FieldError
+from gpuscale.base.text import (
+    DETAIL_LIMIT,
+    LINE_LIMIT,
+    UNPRINTABLE,
+    UNPRINTABLE_IN_LINES,
+    clean,
+    escaped,
+)
 
+T = TypeVar("T")
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
+_LONGEST_SHOWN = 200
 # `$` would let a line break pass at the end.
 _END = r"(?![\s\S])"
 NAME_LIMIT = 200
+
+
+FORMS: dict[str, str] = {}
+"""Descriptions of text formats for error messages, keyed by pattern as msgspec prints it."""
+
+
+def matching(pattern: str, description: str) -> Meta:
+    """Return a pattern constraint for a text field; error messages use the description."""
+    FORMS[repr(pattern)] = description
+    return Meta(pattern=pattern, description=description)
 
 
 class Record(
@@ -17,9 +49,9 @@ class Record(
 ):
     """Base class of stored values; they are immutable and validated when read or written.
 
-    Fields with default values are left out of files. The bounds exclude steps shorter than 1 ns or
-    longer than 30 years, which can only be unit errors, so that all quotients and logarithms in
-    judging are finite.
+    Fields with default values are left out of files. Bounds on the fields exclude steps shorter
+    than 1 ns or longer than 30 years, which can only be unit errors, so that all quotients and
+    logarithms in judging are finite.
     """
 
 
@@ -45,8 +77,119 @@ Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 SamplesPerSecond = Annotated[float, Meta(ge=1e-9, le=1e15)]
 Shape = Annotated[tuple[PositiveCount, ...], Meta(min_length=1, max_length=16)]
 """Shape of one sample, without the batch dimension."""
-Moment = Annotated[str, Meta(max_length=40, pattern=r"^\d{4}-\d\d-\d\d[T ][\d:.,]+(Z|[+-][\d:]+)$")]
-"""Date and time with offset from UTC, such as `2026-11-21T03:30:15+00:00`."""
-Day = Annotated[
-    str, Meta(pattern=rf"^\d{{4}}-\d\d-\d\d{_END}", description="a date such as 2027-05-01")
+Moment = Annotated[
+    str,
+    Meta(max_length=40),
+    matching(
+        r"^\d{4}-\d\d-\d\d[T ][\d:.,]+(Z|[+-][\d:]+)$",
+        "a date and time with offset, such as 2026-11-21T03:30:15+00:00",
+    ),
 ]
+Day = Annotated[str, matching(rf"^\d{{4}}-\d\d-\d\d{_END}", "a date such as 2027-05-01")]
+
+
+def to_json(record: msgspec.Struct) -> str:
+    """Encode a record as one line of JSON, with unprintable characters made visible.
+
+    Raise a `DecodeError` if a value is outside the bounds of its field.
+    """
+    try:
+        encoded = _ENCODER.encode(record)
+        msgspec.json.decode(encoded, type=type(record))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        # A traceback with terminal colours must not make the file unreadable.
+        encoded = _ENCODER.encode(_cleaned(msgspec.to_builtins(record)))
+        from_json(type(record), encoded.decode())
+    return encoded.decode()
+
+
+def document_text(format_name: str, **fields: object) -> str:
+    """Return a JSON document in version 1 of the named format; values of fields may be records."""
+    document = msgspec.to_builtins({"format": format_name, "version": 1, **fields})
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """Decode a JSON text to a value of type `kind`; raise a `DecodeError` if it is invalid."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise _problem(error) from None
+    except msgspec.DecodeError as error:
+        _parse(text)
+        raise DecodeError("", f"this is not JSON: {error}") from None
+    except RecursionError:
+        raise DecodeError("", "nested too deeply; no gpuscale file is") from None
+
+
+def from_builtins(kind: type[T], value: object) -> T:
+    """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _problem(error) from None
+
+
+def is_json(text: str | bytes) -> bool:
+    """True if a text is one complete JSON document."""
+    with suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
+
+
+def validate_unique_keys(text: str) -> None:
+    """Raise a `DecodeError` if an object in a JSON document repeats a key."""
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            (repeated, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            field = escaped(repeated[:_LONGEST_SHOWN])
+            raise DecodeError("", f"the field '{field}' occurs twice in one object")
+
+    _parse(text, object_pairs_hook=check, parse_int=str)
+
+
+def _cleaned(value: object, *, multiline: bool = False) -> object:
+    if isinstance(value, str):
+        return clean(value, multiline=multiline)
+    if isinstance(value, Mapping):
+        return {
+            clean(key): _cleaned(item, multiline=key in ("message", "detail"))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def _parse(text: str, **how: Any) -> object:
+    """Parse with `json.loads`, since its errors have line numbers; msgspec's have byte offsets."""
+    if text.startswith("\ufeff"):
+        raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
+    try:
+        return json.loads(text, **how)
+    except json.JSONDecodeError as error:
+        place, problem = f"column {error.colno}", f"this is not JSON: {error.msg}"
+        raise DecodeError(place, problem, line=error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        raise DecodeError("", f"this is not JSON: {error}") from None
+
+
+def _problem(error: msgspec.ValidationError) -> DecodeError:
+    """Convert msgspec's error to a `DecodeError` with its place, such as `runs[2].measured`."""
+    text, _, path = str(error).partition(" - at `")
+    place = path.rpartition("$")[2].strip("`.")
+    if isinstance(error.__cause__, FieldError):
+        own = error.__cause__
+        return DecodeError(".".join(filter(None, (place, own.place))), own.problem)
+    if unknown := _UNKNOWN.fullmatch(text):
+        name = escaped(unknown[1][:_LONGEST_SHOWN])
+        return DecodeError(
+            ".".join(filter(None, (place, name))), "unknown field; correct its name, or remove it"
+        )
+    if "matching regex" in text:
+        form = next((words for shown, words in FORMS.items() if shown in text), "printable text")
+        return DecodeError(place, f"expected {form}, without blanks at its ends")
+    text = escaped(text[:_LONGEST_SHOWN]).replace("`", "'")
+    return DecodeError(place, f"{text[0].lower()}{text[1:]}")

@@ -1,21 +1,20 @@
 """Requests from the launcher to the ranks, and the answers of the ranks."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuscale.base.cpus import UNBOUND, bound_cpus
+from gpuscale.base.devices import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.configuration import Configuration, OfRow
+from gpuscale.records.evidence import Failure, Library, Phases, RankReport, Window
 from gpuscale.records.metrics import OpenMetric, described
-from gpuscale.records.run_evidence import Failure, Phases, RankReport
-from gpuscale.records.software import Library
 
 Launch = Literal["per-rank", "per-node", "once"]
-"""How often a command is started: for each rank, once on each node, or once for all nodes."""
+"""How often a command is started: once for each rank, for each node, or for all nodes."""
 _WITH_UNSYNCED = 4 / 3
 """Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
 
@@ -36,7 +35,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_windows_s(self) -> float:
-        """Target duration of the maximum number of windows, including unsynchronised windows."""
+        """Target duration of all windows, synchronised or not, if a run has as many as planned."""
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
@@ -49,21 +48,20 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Working directory of the command."""
     launch: Launch
     processes: int = 1
-    """Number of processes that start the command or stand by: one on a single node, otherwise one
-    for each rank (`per-rank`) or one on each node."""
+    """Number of processes that gpuscale starts: one for each rank, or for each node if the command
+    starts its own ranks. Each starts the command, or idles if the command starts only once."""
     log_format: str | None
     """Name of the log format; None to recognise the format from the printed lines."""
     step_regex: str | None
     tells_batch: bool
     """True if the batch size is only known from the lines that the command prints."""
     figure: str | None = None
-    """Regular expression for the values of `metrics`, or a name of `KNOWN_FIGURES`; None if steps
-    are timed."""
+    """Regular expression for `metrics`, or a name in `KNOWN_FIGURES`; None if steps are timed."""
     metrics: tuple[OpenMetric, ...] = ()
-    """Metrics that each start of the command prints, by the groups of `figure`."""
+    """Metrics that the command prints each time it is started, named by the groups of `figure`."""
 
 
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
     """One requested run: everything that a rank on any node needs to know."""
 
     configuration: Configuration
@@ -85,30 +83,26 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     timing: TimingPlan
     timeout_s: float = 600.0
     samples_per_epoch: int | None = None
-    memory_limit_bytes: int | None = None
-    """Limit on the host memory that a rank may allocate after it has started."""
     injections: tuple[str, ...] = ()
     """Faults to inject, such as `data=5ms` (gpuscale/workload/injections.py)."""
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
+    overhead_pairs: int | None = None
+    """Number of pairs of windows that are timed to measure gpuscale's overhead; one window of each
+    pair is timed in a bare training loop. None for all other runs."""
     cpu_bind: str = UNBOUND
-    """Binding of ranks to CPUs: the `site`'s, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
-
-    @property
-    def key(self) -> EntryKey:
-        """Key of the run's row in tables: case, strategy and number of GPUs."""
-        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+    """Binding of ranks to CPUs: `site`, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """One request for each metric that the command prints; this request if it prints none."""
+        """One request for each metric that the command prints; this request if there are none."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request with further metrics, which the output of the command has named."""
+        """Return the request with the additional metrics that the command's output contains."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}
@@ -117,7 +111,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, command=replace(self.command, metrics=metrics))
 
     def cpus_of(self, local_rank: int) -> set[int]:
-        """Return the CPUs to which `cpu_bind` binds a rank; empty if it is not a map."""
+        """Return the CPUs to which `cpu_bind` binds a rank; empty if `cpu_bind` is not a map."""
         ranks = self.processes if self.command is None else self.gpus
         each = -(-self.gpus // ranks)
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
@@ -125,7 +119,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job(self) -> str:
-        """Name of a process of the run in messages: `rank` or `command`."""
+        """Word for a process of the run in messages: `rank` or `command`."""
         return "rank" if self.command is None else "command"
 
     @property
@@ -137,16 +131,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> Launch:
-        """How often the command is started; `per-rank` if there is no command."""
+        """Whether the command starts per rank, per node or once; `per-rank` if there is none."""
         return "per-rank" if self.command is None else self.command.launch
-
-
-class RunGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """PCI addresses, by host and UUID, of the GPUs that a run uses."""
-
-    addresses: Mapping[str, Mapping[str, str | None]]
-    are_sampled: bool
-    """True if the keeper of each host samples them during the run."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,10 +141,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure
     lost_peer: bool
     """True if communication with another rank failed, most likely because that rank had ended."""
-    line: str | None = None
-    """Line of user code that raised the error, such as `test_mine.py:12`; None for other code."""
     steps_told: float = 0.0
-    """Latest step that the command printed; shows which timed-out rank got furthest."""
+    """Latest step number that the command printed, to find the timed-out rank that got furthest."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +170,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step, measured without synchronisation unless only one rank trains."""
+        """Median seconds per step of unsynchronised windows; for one rank, of synchronised ones."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.own_s for window in alone) / self.steps_per_window
@@ -224,13 +208,6 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs on which the rank may run, such as `0-7,64-71`; empty if unknown."""
 
 
-class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive steps of a command, timed between the arrivals of two printed lines."""
-
-    started_at_s: float
-    time_s: float
-
-
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Measured warm-up and windows of a command."""
 
@@ -238,13 +215,11 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int
     warmup_s: float
     steps_per_window: int
-    windows: tuple[CommandWindow, ...]
-    reported_step_s: float | None
-    """Same as `Run.reported_step_s`."""
+    windows: tuple[Window, ...]
 
 
 class FigureOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that one process of a command printed, or the reason why one is missing."""
+    """Values that one process of a command printed, or the reason why a value is missing."""
 
     values: tuple[tuple[str, float], ...]
     """Metrics with their values, in the order of the output."""

@@ -7,11 +7,18 @@ import msgspec
 
 from gpuscale.base.errors import FieldError
 from gpuscale.base.strategies import COMMAND, STRATEGIES
-from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.configuration import Configuration, OfRow
 from gpuscale.records.environment import Environment
+from gpuscale.records.evidence import (
+    Failure,
+    GpuSummary,
+    HostLoad,
+    NodeEvidence,
+    RankReport,
+    Window,
+)
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
-from gpuscale.records.node_evidence import HostLoad, NodeEvidence
-from gpuscale.records.probe import Probe
+from gpuscale.records.probes import Probe
 from gpuscale.records.record import (
     Count,
     Duration,
@@ -21,15 +28,13 @@ from gpuscale.records.record import (
     Name,
     PositiveCount,
     Record,
-    Seconds,
     Shape,
     UnixTime,
 )
-from gpuscale.records.run_evidence import Failure, GpuSummary, RankReport, Window
 from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
-class Run(Record, frozen=True, kw_only=True):
+class Run(OfRow, Record, frozen=True, kw_only=True):
     """One fresh start of all ranks; all statistics treat a run as one sample.
 
     `measured` holds the metrics. The fields after `failure` are evidence; any may be absent.
@@ -45,8 +50,8 @@ class Run(Record, frozen=True, kw_only=True):
     samples_per_epoch: PositiveCount | None = None
     """Number of training samples of the case, over all GPUs."""
     allocation: Name | None = None
-    """Job that made the run; runs of one job share the nodes and their state. None for the job that
-    created the results file."""
+    """Job that executed the run; runs of one job share the nodes and their state. None for the job
+    that created the results file."""
     measured: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
@@ -57,8 +62,6 @@ class Run(Record, frozen=True, kw_only=True):
     warmup_steps: Count | None = None
     warmup_s: Duration | None = None
     steps_per_window: PositiveCount | None = None
-    reported_step_s: Seconds | None = None
-    """Median of the step times that a command prints itself; None if it prints no step times."""
     windows: tuple[Window, ...] = ()
     """Windows of synchronised training, from which the metrics are computed."""
     unsynced_windows: tuple[Window, ...] = ()
@@ -76,25 +79,9 @@ class Run(Record, frozen=True, kw_only=True):
             raise problem
 
     @property
-    def key(self) -> EntryKey:
-        """Key of the run's row in tables: case, strategy and number of GPUs."""
-        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
-
-    @property
     def identity(self) -> tuple[object, ...]:
         """Key for deduplication; it also distinguishes runs with equal or unknown start times."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
-
-    @property
-    def ranks_in_order(self) -> list[RankReport]:
-        """Rank reports sorted by rank, like `Window.busy_s`; `ranks` is in order of completion."""
-        return sorted(self.ranks, key=lambda report: report.rank)
-
-    @property
-    def busiest_host(self) -> tuple[str, HostLoad] | None:
-        """The host with the most other work, and its load; None if no load is known."""
-        loads = ((node.host, node.load) for node in self.nodes if node.load is not None)
-        return max(loads, key=lambda host: host[1].weight, default=None)
 
     @property
     def is_valid(self) -> bool:
@@ -106,7 +93,7 @@ class Run(Record, frozen=True, kw_only=True):
     def step_time_s(self) -> float:
         """Seconds per step; raise a ValueError if the run is not valid."""
         if not self.is_valid:
-            raise ValueError(f"{self.key.label}, run {self.index} has no step time")
+            raise ValueError(f"{self.label}, run {self.index} has no step time")
         return self.measured[STEP_TIME]
 
     @property
@@ -134,8 +121,11 @@ def nodes_of(runs: Iterable[Run]) -> list[NodeEvidence]:
 
 
 def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
-    """Return the busiest host of each run that had a busy one, starting with the busiest of all."""
-    busy = [host for run in runs if (host := run.busiest_host) and host[1].is_busy]
+    """Return the busiest host, with its load, of each run that had a busy host, busiest first."""
+    busy = []
+    for run in runs:
+        loads = [(node.host, node.load) for node in run.nodes if node.load and node.load.is_busy]
+        busy += sorted(loads, key=lambda host: host[1].weight)[-1:]
     return sorted(busy, key=lambda host: host[1].weight, reverse=True)
 
 
@@ -160,11 +150,11 @@ class Results(Header, frozen=True, kw_only=True):
 
     @property
     def allocation(self) -> str:
-        """Identifier of the job that created the file; without a job, host and creation time."""
+        """Identifier of the job that created the file; if none, the host and creation time."""
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
 
     def allocation_of(self, run: Run) -> str:
-        """Return the job that made a run; a resumed file may have runs of several jobs."""
+        """Return the job that executed a run; a resumed file may have runs of several jobs."""
         return run.allocation or self.allocation
 
 
@@ -233,10 +223,8 @@ def without_windows(run: Run) -> Run:
     return msgspec.structs.replace(
         run,
         steps_per_window=None,
-        reported_step_s=None,
         windows=(),
         unsynced_windows=(),
-        gpu_summaries=tuple(msgspec.structs.replace(s, windows=()) for s in run.gpu_summaries),
     )
 
 
@@ -252,13 +240,6 @@ def _problems(run: Run) -> Iterator[FieldError]:
     if run.windows and run.steps_per_window is None:
         problem = "a run with windows says how many steps each had"
         yield FieldError("steps_per_window", problem)
-    for position, summary in enumerate(run.gpu_summaries):
-        if len(summary.windows) not in (0, len(run.windows)):
-            problem = (
-                f"expected one for each of the run's {len(run.windows)} windows, or none; found "
-                f"{len(summary.windows)}"
-            )
-            yield FieldError(f"gpu_summaries[{position}].windows", problem)
     if run.failure is None and run.ranks:
         yield from _training_problems(run)
 

@@ -1,12 +1,12 @@
-"""The step time T of a run: the median over windows, each as long as its slowest rank takes."""
+"""The step time T of a run: the median over windows, each as long as the slowest rank takes."""
 
 import statistics
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gpuscale.records.evidence import Window
 from gpuscale.records.request import RankWindow
-from gpuscale.records.run_evidence import Window
 
 
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:

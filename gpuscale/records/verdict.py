@@ -9,9 +9,9 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange
 from gpuscale.records.environment import EnvironmentChange
+from gpuscale.records.evidence import HostLoad
 from gpuscale.records.metrics import MetricSpec
-from gpuscale.records.node_evidence import HostLoad
-from gpuscale.records.point import Estimate, Scaling
+from gpuscale.records.scaling import Estimate, Scaling
 
 
 class QuantityName(StrEnum):
@@ -45,9 +45,7 @@ class Facts(TypedDict, total=False):
     difference: float
     efficiency: float
     factor: float
-    high: float | None
     loss: float
-    low: float
     margin: float
     ok_bound: float
     p: float | None
@@ -55,19 +53,16 @@ class Facts(TypedDict, total=False):
     significance: float
     throughput: float
     tolerance: float
-    usual: float
     value: float
     # Counts.
     all_made: int
     busy: int
     count: int
-    days: int
     enough: int
     failed: int
     failures: Mapping[str, int]
     made: int
     needed: int | None
-    other_rows: int
     other_runs: int
     others: int
     packages: int
@@ -90,10 +85,8 @@ class Facts(TypedDict, total=False):
     now: object
     on: str
     one: str
-    options: Sequence[str]
     other: str
     places: Mapping[str, str]
-    side: str
     since: str
     then: str
     # Records.
@@ -101,7 +94,6 @@ class Facts(TypedDict, total=False):
     changed: Sequence[EnvironmentChange]
     changes: Sequence[EnvironmentChange]
     differences: "Sequence[FieldChange | Statement | str]"
-    error: "Statement"
     load: HostLoad
     otherwise: "Statement"
     published: QuantityName
@@ -196,7 +188,17 @@ class EntryVerdict:
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """First nightly run at the slower level: its date, with the time if runs share it."""
+    """Date of the first nightly run at the slower level; with the time if runs share the date."""
+
+    @property
+    def device(self) -> str:
+        """Type of device that the row was measured on; empty if unknown."""
+        return "" if self.configuration is None else self.configuration.device
+
+    @property
+    def label(self) -> str:
+        """Name of the row in messages, such as `mnist_cnn/ddp on 4 GPUs`."""
+        return self.key.label_on(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +214,7 @@ class Origin:
     last_at: str | None = None
     """Start of the first run of the last allocation, in the same format as `began_at`."""
     fewest_runs: int | None = None
-    """Fewest valid runs of any row, ignoring rows without valid runs."""
+    """Smallest number of valid runs of any row, ignoring rows without valid runs."""
     most_runs: int | None = None
     torch: tuple[str, ...] = ()
     driver: tuple[str, ...] = ()

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from gpuscale.base.units import format_percent
+from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate
-from gpuscale.records.bisection import Bisection, Finding, Reason
+from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.phrases import interval_text
 
@@ -23,30 +23,17 @@ _IN_ORDER = ("against the commit before it", "the rest of the commits")
 
 
 def loss_text(estimate: Estimate | None) -> str:
-    """Return a relative change of speed with its interval: `−12.0 % [−13.1 %, −10.8 %]`."""
+    """Return a relative change in speed with its interval: `−12.0 % [−13.1 %, −10.8 %]`."""
     return interval_text(estimate, lambda value: format_percent(value, signed=True))
 
 
-def trial_text(
-    rows: Sequence[tuple[Sequence[str], str, Estimate | None]], *, is_ordered: bool = False
-) -> str:
+def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
     """Describe a trial by a line for each environment, compared with the one before it.
 
-    A row has the names of the environment's changes, how it compares, and its relative speed.
+    A row holds an answer such as `slower`, the environment in words, and its relative speed.
     """
-    lines: list[str] = []
-    before: set[str] = set()
-    for names, answer, speed in rows:
-        added = [name for name in names if name not in before]
-        words = f"+ {listed(added, 3)}" if added else "+ nothing"
-        if is_ordered and names:
-            words = f"up to {names[-1]}"
-        elif not lines:
-            words = f"good {words}" if added else "good"
-        shown = loss_text(speed) if speed else ""
-        lines.append(f"   {answer:<10} {shown:<28} {words}".rstrip())
-        before = {*names}
-    return "\n".join(lines)
+    shown = ((answer, words, loss_text(speed) if speed else "") for answer, words, speed in rows)
+    return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
 
 
 def bisection_text(
@@ -57,17 +44,17 @@ def bisection_text(
     *,
     is_ordered: bool = False,
 ) -> str:
-    """Return the result: the finding, both proofs, and what to do next.
+    """Return the finding, the losses with the culprits alone and without them, and what to do next.
 
-    `left` names what differs and was not tried.
+    `left` lists differences that were not tried.
     """
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
-    if found.finding is Finding.SAME:
+    if found.finding is BisectionFinding.SAME:
         rest = rest or "what is left: driver, firmware, kernel, node"
         said = f"SAME   both run alike here and now, {loss_text(found.loss)}"
         return f"{said}\nnext   these changes are not it; {rest}"
     loss = [f"loss   {loss_text(found.loss)} in the bad environment"] if found.loss else []
-    if found.finding is Finding.UNDECIDED:
+    if found.finding is BisectionFinding.UNDECIDED:
         heading = "UNDECIDED"
     else:
         joint = " or " if is_ordered else " with "

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpuscale.base.port_counters import PORT_COUNTERS_BY_NAME
-from gpuscale.base.units import counted, format_bytes, significant, whole_percent
+from gpuscale.base.text import counted, format_bytes, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange, Probe
 from gpuscale.records.cause import (
     LINKS,
@@ -12,15 +11,21 @@ from gpuscale.records.cause import (
     Cause,
     CauseKind,
     DeviceSymptom,
-    EfficiencyLoss,
     LostMetric,
     PhaseChange,
     PortSymptom,
     ProbeChange,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.records.probe import PROBES
-from gpuscale.reports.phrases import ends_text, enumerated, gpus_text, interval_text, percent_text
+from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
+from gpuscale.records.probes import PROBES
+from gpuscale.reports.phrases import (
+    devices_text,
+    ends_text,
+    enumerated,
+    interval_text,
+    percent_text,
+)
 
 _Kind = TypeVar("_Kind")
 
@@ -35,30 +40,30 @@ def statement(cause: Cause) -> str:
     return _headline_and_statement(cause)[1]
 
 
-def whole_line(cause: Cause) -> str:
-    """Describe a cause: `exposed all-reduce +14 ms (83 % of the loss): …; from 4 GPUs on`."""
-    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
+def whole_line(cause: Cause, device: str) -> str:
+    """Describe a cause: `computing +14 ms (83 % of what got longer): …; from 4 GPUs on`."""
+    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of what got longer)"
     words, sentence = _headline_and_statement(cause)
-    where = scope(cause)
+    where = scope(cause, device)
     return f"{words}{share}: {sentence}{'; ' if where else ''}{where}"
 
 
-def scope(cause: Cause) -> str:
-    """Say at which GPU counts a cause appears: `from 8 GPUs on, not on 4`; empty if unknown."""
+def scope(cause: Cause, device: str) -> str:
+    """Return the device counts with a cause: `from 8 GPUs on, not on 4`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
-        return f"on {gpus_text(*lost)}"
-    where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
+        return f"on {devices_text(device, *lost)}"
+    where = f"on {devices_text(device, *lost)}{' only' if len(lost) == 1 else ''}"
     if max(spared) < lost[0]:
-        where = f"from {gpus_text(lost[0])} on"
+        where = f"from {devices_text(device, lost[0])} on"
     if onset.spared_nodes == 1 < onset.nodes:
         where += f", where the ranks span {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
         where += ", within one node"
-    return f"{where}, not on {gpus_text(*spared)}"
+    return f"{where}, not on {devices_text(device, *spared)}"
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
@@ -95,8 +100,6 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
     added = ends_text([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
-    if lost := sorted(loss.part for each in every for loss in _of_type(EfficiencyLoss, each)):
-        added = f"{ends_text([whole_percent(part) for part in lost])} of the step"
     return WORDS[cause.code](cause, added, _took(cause))
 
 
@@ -116,12 +119,8 @@ def _spent(seconds: float) -> str:
 
 
 def _took(cause: Cause) -> str:
-    """Format the time per step: `35 ms a step on ranks 1 and 2 of 4 (baseline: 21 ms)`."""
-    where = ""
-    if cause.shared_by is not None:
-        ranks, of = cause.shared_by.ranks, cause.shared_by.of
-        where = " on all ranks" if len(ranks) == of else f" on {_ranks(ranks)} of {of}"
-    return f"{_spent(cause.after_s or 0.0)} a step{where} {_baseline(cause)}"
+    """Format the time per step: `35 ms a step (baseline: 21 ms)`."""
+    return f"{_spent(cause.after_s or 0.0)} a step {_baseline(cause)}"
 
 
 def _baseline(cause: Cause) -> str:
@@ -173,34 +172,13 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
 def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     clocks = "clocks: " if cause.kind is CauseKind.CLOCKS else ""
     inside = f", with {cause.includes} inside it," if cause.includes else ""
-    statement = f"computing{inside} takes {took}"
-    lost_s = cause.lost_s or 0.0
-    hidden_s = (cause.after_s or 0.0) - (cause.before_s or 0.0) - lost_s
-    if hidden_s > _LEAST_OFFSET_SHARE * lost_s:
-        statement += (
-            f"; {_duration(hidden_s)} of the difference do not count, since communication got "
-            "shorter by as much"
-        )
-    return f"{clocks}{cause.phase or 'computing'} {added}", statement
+    return f"{clocks}computing {added}", f"computing{inside} takes {took}"
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
     first = _of_type(DeviceSymptom, cause)[0]
     return f"{_symptom(first)} on {device_text(first.uuid, first.host)}{_and_more(cause)}", (
         "it was not so in the baseline, and how much time it costs is not known"
-    )
-
-
-def _exposed(cause: Cause) -> str:
-    return f"exposed {cause.includes or 'communication'}"
-
-
-def _lost_to_ideal(cause: Cause, added: str, _: str) -> tuple[str, str]:
-    loss = _of_type(EfficiencyLoss, cause)[0]
-    part = _BUDGET_PARTS.get(cause.kind) or _exposed(cause)
-    return f"{part} {added}", (
-        f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
-        "how much of that the reference figures had too is not known"
     )
 
 
@@ -211,7 +189,7 @@ def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
 
 WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "communication": lambda cause, added, took: (
-        f"{_exposed(cause)} {added}{_link(cause)}",
+        f"exposed {cause.includes or 'communication'} {added}{_link(cause)}",
         f"gradient synchronisation holds all ranks up for {took}",
     ),
     "late_batches": lambda _, added, took: (f"data {added}", f"batches take {took}"),
@@ -221,33 +199,24 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "computing": _computing,
     "stragglers": _stragglers,
-    "slow_device": lambda cause, added, took: (
-        f"{device_text(cause.device_uuids[0], cause.hosts[0])} {_slow(cause)} {added}",
-        f"it takes {took}, and the other devices do not ({_seen_in(cause)} were on it)",
-    ),
     "time_in_no_part": lambda cause, added, took: (
         f"{cause.kind} {added}",
         f"training takes {took} beyond the slowest rank's own pace and the communication, as where "
         "ranks are slow in turn within a run",
     ),
     "device_fault": _device_fault,
-    "busy_host": lambda cause, *_: (
-        f"busy host {enumerated(cause.hosts)}: "
-        f"{environment_text(_of_type(EnvironmentChange, cause)[0])}",
-        "other work took time of the CPUs or GPUs from the ranks",
-    ),
     "environment_changed": lambda cause, *_: (
         f"changed: {environment_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone does not make it the cause",
     ),
-    "lost_to_ideal": _lost_to_ideal,
     "other_metrics": _other_metrics,
 }
 """Functions that return the headline and the statement of a cause, keyed by the cause's code."""
 NOT_ESTABLISHED: Mapping[str, str] = {
-    "no_phases_before": "the baseline lacks phases, paces or exposed communication of these runs",
-    "no_phases_after": "the results lack phases, paces or exposed communication of these runs",
-    "no_phases": "both sides lack phases, paces or exposed communication of these runs",
+    "no_phases": (
+        "one side or both lack phases, paces or exposed communication of these runs, as those of "
+        "commands do"
+    ),
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
         "reference figures hold no phases, so the differences from them are unknown"
@@ -292,26 +261,16 @@ NEXT_STEPS: Mapping[str, str] = {
     "copies": ("run 'gpuscale doctor' while a training runs: it reports the PCIe link of each GPU"),
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
-    "case_code": (
-        "did the model or the case's code change? One phase alone got longer, and no difference of "
-        "hosts or software is recorded"
-    ),
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),
-    "measure_again": "measure again with this gpuscale",
     "more_runs": "measure more runs, with --runs {runs}",
     "record_own": (
-        "record a baseline of your own with 'gpuscale baseline record' while all is well"
+        "see the efficiency budget of 'gpuscale show', and record a baseline of your own with "
+        "'gpuscale baseline record' while all is well"
     ),
 }
-_NAMED_DEVICES = 3
-_LEAST_OFFSET_SHARE = 0.05
-"""Fraction of the loss above which time offset by shorter communication is mentioned."""
-_EVIDENCE_IN_HEADLINE = {"busy_host", "device_fault", "environment_changed"}
+_NAMED_PORTS = 3
+_EVIDENCE_IN_HEADLINE = {"device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
-_BUDGET_PARTS: Mapping[str, str] = {
-    CauseKind.DATA: "data",
-    CauseKind.SLOW_RANK: "slowest rank",
-}
 _COUNTERS = {
     "sm_clock_mean_mhz": ("SM clock {} MHz", "{} MHz"),
     "memory_clock_mean_mhz": ("memory clock {} MHz", "{} MHz"),
@@ -334,16 +293,6 @@ _BESIDE = {
     Beside.OTHER_GPUS: ", {} on the other GPUs",
     Beside.MOST: " of {}",
 }
-_XIDS = {
-    48: "double-bit ECC error",
-    63: "row of memory remapped or retired",
-    64: "row of memory could not be remapped or retired",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    94: "contained memory error",
-    95: "uncontained memory error",
-}
-"""NVIDIA's names of hardware faults, keyed by XID; most other XIDs may be program errors."""
 
 
 def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
@@ -361,38 +310,23 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
 
 
 def probe_place(probe: Probe) -> str:
-    """Name what was probed: `node1 GPU 3`, or `node1 → node2`."""
+    """Return the name of the device or link that was probed: `node1 GPU 3`, or `node1 → node2`."""
     to = "" if probe.peer is None else f" → {probe.peer}"
     return f"{probe.host}{to}" if probe.device is None or to else f"{probe.host} {probe.device}"
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     """Yield a text for each device or group of devices with the same symptoms."""
-    of_device: dict[tuple[str, str | None], list[DeviceSymptom]] = {}
-    for each in symptoms:
-        of_device.setdefault((each.uuid, each.host), []).append(each)
-    alike: dict[object, list[list[DeviceSymptom]]] = {}
-    for own in of_device.values():
-        shown = (
-            (each.counter, each.reason, each.beside, each.counter == "xids" and each.now)
-            for each in own
-        )
-        alike.setdefault(tuple(shown), []).append(own)
-    for group in alike.values():
-        found = (_symptom(*same) for same in zip(*group, strict=True))
-        yield f"{_devices_text([device[0] for device in group])}: {'; '.join(found)}"
-
-
-def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
-    """Name one device, or count several, `4 GPUs on node1`, with their names if they are few."""
-    if len(devices) == 1:
-        return device_text(devices[0].uuid, devices[0].host)
-    hosts = dict.fromkeys(each.host for each in devices if each.host is not None)
-    names = ", ".join(device_text(each.uuid) for each in devices)
-    return (
-        f"{len(devices)} GPUs{f' on {listed([*hosts])}' if hosts else ''}"
-        f"{f' ({names})' if len(devices) <= _NAMED_DEVICES else ''}"
-    )
+    texts: dict[tuple[str, str | None], list[str]] = {}
+    for symptom in symptoms:
+        texts.setdefault((symptom.uuid, symptom.host), []).append(_symptom(symptom))
+    alike: dict[str, list[tuple[str, str | None]]] = {}
+    for device, own in texts.items():
+        alike.setdefault("; ".join(own), []).append(device)
+    for text, devices in alike.items():
+        hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
+        several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
+        yield f"{device_text(*devices[0]) if len(devices) == 1 else several}: {text}"
 
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
@@ -400,9 +334,9 @@ def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
     facts: dict[str, list[str]] = {}
     for symptom in symptoms:
         facts.setdefault(f"{symptom.host} {symptom.port}", []).append(_port_fact(symptom))
-    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_DEVICES])
-    if len(facts) > _NAMED_DEVICES:
-        yield f"and {counted(len(facts) - _NAMED_DEVICES, 'more port')}"
+    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
+    if len(facts) > _NAMED_PORTS:
+        yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"
     if any(symptom.fact in PORT_COUNTERS_BY_NAME for symptom in symptoms):
         yield "counters are the host's: traffic of other jobs may be in them"
 
@@ -416,31 +350,26 @@ def _port_fact(symptom: PortSymptom) -> str:
     return f"{least}+{symptom.now:,} {words} a run, {before}"
 
 
-def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
+def _symptom(symptom: DeviceSymptom) -> str:
     """Describe a symptom and the value it is compared with: `PCIe x8, x16 in the baseline`."""
-    every = (symptom, *alike)
-    now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
-    if symptom.counter == "xids":
-        return f"XID {now}" + (f" ({_XIDS[int(symptom.now)]})" if symptom.now in _XIDS else "")
+    now, usual = symptom.now, symptom.usual or 0.0
     if symptom.kind in (CauseKind.NVLINK, CauseKind.XGMI) and symptom.usual is None:
-        return f"{now} new {symptom.kind} errors"
+        return f"{now:.0f} new {symptom.kind} errors"
     if symptom.counter == "ecc_uncorrected":
-        return f"{now} memory error{'' if now == '1' else 's'} that ECC could not correct"
-    usual = sorted(each.usual or 0.0 for each in every)
+        return f"{now:.0f} memory error{'' if now == 1 else 's'} that ECC could not correct"
     if symptom.reason is not None:
-        shares = ends_text([whole_percent(share) for share in sorted(each.now for each in every)])
-        text = f"{symptom.reason} in {shares} of the samples"
-        then = f"in {ends_text([whole_percent(share) for share in usual])}"
+        text = f"{symptom.reason} in {whole_percent(now)} of the samples"
+        then = f"in {whole_percent(usual)}"
     else:
         this, other = _COUNTERS[symptom.counter]
-        text, then = this.format(now), other.format(ends_text([f"{value:.0f}" for value in usual]))
-    heats_c = [each.temperature_max_c for each in every if each.temperature_max_c is not None]
-    heat = f" (up to {max(heats_c):.0f} °C)" if heats_c else ""
+        text, then = this.format(f"{now:.0f}"), other.format(f"{usual:.0f}")
+    heat_c = symptom.temperature_max_c
+    heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
     return text + _BESIDE[symptom.beside].format(then) + heat
 
 
 def device_text(uuid: str, host: str | None = None) -> str:
-    """Name a device, `GPU-ab12… on node1`; a UUID without nvidia-smi's prefix `GPU-` gets it."""
+    """Return a device's name, `GPU-ab12… on node1`; `GPU-` is added to UUIDs that lack it."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"
 
@@ -450,5 +379,5 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Name ranks: `rank 2`, or `ranks 1, 2 and 4`."""
+    """Return ranks as text: `rank 2`, or `ranks 1, 2 and 4`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"

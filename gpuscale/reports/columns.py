@@ -1,19 +1,26 @@
-"""Columns of tables in every report format: how a cell gets its value, text and interval."""
+"""Table columns for every report format; a column defines its cells' value, text and interval."""
 
 import csv
 import io
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from gpuscale.base.units import format_seconds, significant
+from gpuscale.base.text import format_seconds, significant
 from gpuscale.records import Configuration, Estimate, Scaling
-from gpuscale.reports.phrases import UNKNOWN, amount_text, bounds_text, spread_text
+from gpuscale.reports.phrases import (
+    OPEN,
+    UNKNOWN,
+    amount_text,
+    bounds_text,
+    is_uncertain,
+    spread_text,
+)
 from gpuscale.reports.screen import table
 
-Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
+Tone = Literal["loss", "doubt", "pass", ""]
 """Meaning of a cell's colour on a page; the cell's text conveys the same meaning."""
 _Row = TypeVar("_Row")
 _ENDS = ("low", "high")
@@ -46,7 +53,7 @@ class Column(Generic[_Row]):
     """Column title; empty if the column appears only in CSV and JSON."""
     form: Callable[[Any], str] = str
     interval: Literal["", "±", "[]"] = ""
-    """How intervals of estimates are shown; empty if the values are not estimates."""
+    """Notation for the intervals of estimates; empty if the values are not estimates."""
     value: Callable[[_Row], object] | None = None
     """Function that returns a row's value; if None, the row attribute named by `field` is used."""
 
@@ -59,8 +66,8 @@ class Column(Generic[_Row]):
         value = self.value_in(row)
         if not isinstance(value, Estimate):
             return Cell(UNKNOWN if value is None else self.form(value))
-        is_spread = self.interval == "±"
-        interval = spread_text(value) if is_spread else bounds_text(value, self.form)
+        written = spread_text if self.interval == "±" else bounds_text
+        interval = OPEN if is_uncertain(value) else written(value, self.form)
         return Cell(self.form(value.value), interval)
 
 
@@ -91,23 +98,32 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
     return {**of_metrics, **of_steps}
 
 
+_ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-hours"}
+"""Headers of tables on CPU ranks, keyed by those of tables on GPUs."""
+
+
+def device_headers(devices: Iterable[str]) -> Mapping[str, str]:
+    """Map `GPUs`, `batch/GPU` and `GPU-hours` to the headers to use for these types of devices."""
+    on_cpu = {*devices} == {"cpu"}
+    return {of_gpus: of_ranks if on_cpu else of_gpus for of_gpus, of_ranks in _ON_CPU.items()}
+
+
+def renamed(rows: Sequence[Mapping[str, Cell]], names: Mapping[str, str]) -> list[dict[str, Cell]]:
+    """Return the rows with headers replaced as in `names`; all other headers stay unchanged."""
+    return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
+
+
 def level_text(level: Scaling) -> str:
     """Return a step time with its spread, or a metric's value if it replaces the step time."""
     return (STEP_TIME if level.value is None else VALUE).cell(level).line
 
 
 def text_table(
-    rows: Sequence[Mapping[str, Cell]],
-    columns: int | None = None,
-    *,
-    keys: int = 2,
-    first: Sequence[str] = (),
-    left: Collection[str] | None = None,
-    spare: Collection[str] = (),
+    rows: Sequence[Mapping[str, Cell]], columns: int | None = None, first: Sequence[str] = ()
 ) -> str:
     """Return rows of cells as a text table; `screen.table` explains the options."""
     texts = [[cell.line for cell in row.values()] for row in rows]
-    return table([*rows[0]], texts, columns, keys=keys, first=first, left=left, spare=spare)
+    return table([*rows[0]], texts, columns, first)
 
 
 def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: object) -> str:

@@ -4,22 +4,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError
-from gpuscale.base.units import counted, format_percent
-from gpuscale.judge.compare.comparison import Choice, compare_sides
+from gpuscale.base.text import counted, format_percent
+from gpuscale.judge.compare import Choice, compare_sides
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.recording import baseline_of_results
-from gpuscale.judge.sides import sides_of
-from gpuscale.records import Results
-from gpuscale.records.fleet import Doubt, FleetVerdict, NodeState, NodeVerdict
-from gpuscale.records.json_text import document_text
+from gpuscale.judge.sides import baseline_of_results, sides_of
+from gpuscale.records import Results, Run
+from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict
+from gpuscale.records.record import document_text
 from gpuscale.reports.cause_words import evidence, headline
 from gpuscale.reports.columns import Column, csv_text
-from gpuscale.reports.comparison.as_openmetrics import family
+from gpuscale.reports.comparison.openmetrics import family
 from gpuscale.reports.phrases import interval_text
-from gpuscale.store.sweep import SweepRecord
+from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8
 """Maximum number of healthy nodes with which a sick or unclear node is compared."""
@@ -29,21 +28,17 @@ _CODES = {
     NodeState.NOT_MEASURED: (ExitCode.INCOMPLETE, "INCOMPLETE"),
     NodeState.HEALTHY: (ExitCode.OK, "OK"),
 }
-"""Exit code and verdict of a sweep, for the first of these states that any node is in."""
-_DOUBTS: Mapping[Doubt, str] = {
-    "one job": "in one job so far",
-    "not seen again": "not seen again",
-    "nodes differ": "in every job, but the other nodes differ too much to prove it",
-}
+"""Exit code and verdict of a sweep, keyed by state; the first state found on any node decides."""
 _THIS_HOST = "the host of the sweep, whose clock is used; synchronise them (chronyc tracking)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepView:
-    """A judged sweep, as all formats show it."""
+    """A judged sweep, with everything that the report formats show."""
 
     record: SweepRecord
-    verdict: FleetVerdict
+    nodes: Sequence[NodeVerdict]
+    """Verdicts on all nodes, sick nodes first; within each state, the slowest node first."""
     evidence: Mapping[str, str]
     """Causes found on sick and unclear nodes by comparison with healthy ones, keyed by node."""
     exclude: str
@@ -54,48 +49,53 @@ class SweepView:
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:
         """Exit code of `gpuscale fleet`, and the verdict in one word."""
-        states = {node.state for node in self.verdict.nodes}
+        states = {node.state for node in self.nodes}
         if states == {NodeState.NOT_MEASURED}:
             return ExitCode.NOTHING_COMPARABLE, "NOT JUDGED"
         return next(_CODES[state] for state in _CODES if state in states)
 
     @property
     def summary(self) -> str:
-        """Number of sick, else of unclear, else of healthy nodes, and of nodes not measured."""
-        counts = Counter(node.state for node in self.verdict.nodes)
+        """Counts of sick, else unclear, else healthy nodes: `2 of 64 nodes; 1 not measured (…)`."""
+        counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
-        if bad is None:
-            spread = max((kind.spread for kind in self.verdict.kinds), default=0.0)
-            text += " healthy" + (f", they differ by {format_percent(spread)}" if spread else "")
-        out = self.verdict.in_state(NodeState.NOT_MEASURED)
-        reasons = Counter(str(node.reason) for node in out).most_common()
+        text += "" if bad else " healthy"
+        reasons = Counter(node.reason for node in self.nodes if node.reason).most_common()
         why = ", ".join(f"{count} {reason}" for reason, count in reasons)
-        return f"{text}; {len(out)} not measured ({why})" if out else text
+        return f"{text}; {counts[NodeState.NOT_MEASURED]} not measured ({why})" if why else text
 
     def lines(self) -> list[tuple[NodeVerdict, str, str]]:
-        """Return each sick or unclear node, its speed as text, and a text on where it is slow."""
+        """Return, for each sick or unclear node, its verdict, its speed and where it is slow."""
         found = []
-        for node in self.verdict.nodes:
+        for node in self.nodes:
             if node.state in (NodeState.SICK, NodeState.UNCLEAR):
-                row, seen = node.row, f"in {node.jobs_slow} of {node.jobs} jobs"
+                row = node.row
                 where = "" if row is None or row.gpus == 1 else f"all {row.gpus} GPUs"
                 where = where if row is None or row.device is None else f"GPU {row.device}"
-                why = ": ".join(filter(None, (where, self.evidence.get(node.node))))
-                past = "slower than in earlier sweeps" if node.against == "past" else ""
-                seen = seen.replace("2 of 2", "both of 2")
-                seen = _DOUBTS[node.doubt] if node.doubt else seen
-                found.append((node, speed_text(node), "   ".join(filter(None, (why, past, seen)))))
+                texts = [": ".join(filter(None, (where, self.evidence.get(node.node))))]
+                if node.past is not None:
+                    texts.append(f"{format_percent(node.past, signed=True)} in earlier sweeps")
+                text = "   ".join(filter(None, (*texts, _seen_text(node))))
+                found.append((node, speed_text(node), text))
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
         """Return the nodes that were not measured, grouped by reason and detail."""
         found: dict[tuple[str, str], list[str]] = {}
-        details = self.record.not_measured()
-        for node in self.verdict.in_state(NodeState.NOT_MEASURED):
-            key = str(node.reason), details.get(node.node, ("", ""))[1]
-            found.setdefault(key, []).append(node.node)
+        for node in (node for node in self.nodes if node.reason):
+            found.setdefault((node.reason or "", node.detail), []).append(node.node)
         return found
+
+
+def _seen_text(node: NodeVerdict) -> str:
+    seen = f"in {node.jobs_slow} of {counted(node.jobs, 'job')}".replace("2 of 2", "both of 2")
+    if node.state is NodeState.SICK:
+        return seen
+    if node.needs_job:
+        return f"{seen} so far"
+    proof = "the other nodes differ too much to prove it"
+    return "not seen again" if node.jobs_slow < node.jobs else f"{seen}, but {proof}"
 
 
 def speed_text(node: NodeVerdict) -> str:
@@ -103,13 +103,18 @@ def speed_text(node: NodeVerdict) -> str:
     return interval_text(node.speed, lambda value: format_percent(value, signed=True))
 
 
-def evidence_of(verdict: FleetVerdict, read: Sequence[tuple[str, Results]]) -> dict[str, str]:
+def evidence_of(
+    nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
+) -> dict[str, str]:
     """Compare sick and unclear nodes with healthy ones; return the first two findings on each."""
-    healthy = {node.node for node in verdict.in_state(NodeState.HEALTHY)}
+    healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
-    for node in (node.node for node in verdict.nodes if others and node.node not in healthy):
-        own = [results for name, results in read if name == node]
+    for node in (node for node in nodes if others and node.node not in healthy):
+        own = [results for name, results in read if name == node.node]
+        if node.row is not None and node.row.device is not None:
+            # The other GPUs of the node would hide what is slow on this one.
+            own = [replace(each, runs=_runs_of(each, node.row)) for each in own]
         try:
             sides = sides_of(baseline_of_results(others, name="other nodes"), own)
             compared = diagnose(sides, compare_sides(sides, Choice()))
@@ -118,8 +123,12 @@ def evidence_of(verdict: FleetVerdict, read: Sequence[tuple[str, Results]]) -> d
         causes = [cause for entry in compared.entries for cause in entry.causes]
         facts = [fact for cause in causes for fact in (headline(cause), *evidence(cause))]
         if facts:
-            found[node] = "; ".join(dict.fromkeys(facts[:2]))
+            found[node.node] = "; ".join(dict.fromkeys(facts[:2]))
     return found
+
+
+def _runs_of(results: Results, row: FleetRow) -> tuple[Run, ...]:
+    return tuple(run for run in results.runs if row_of(run) == row)
 
 
 def _text(view: SweepView) -> str:
@@ -145,7 +154,7 @@ def _json(view: SweepView) -> str:
     known = {"word": word, "exit_code": code, "summary": view.summary, "exclude": view.exclude}
     known |= {"evidence": view.evidence, "sweep": view.record}
     known["clock_errors_s"] = view.clock_errors_s
-    return document_text("gpuscale-fleet", **known, **msgspec.structs.asdict(view.verdict))
+    return document_text("gpuscale-fleet", **known, nodes=view.nodes)
 
 
 def _csv(view: SweepView) -> str:
@@ -154,13 +163,13 @@ def _csv(view: SweepView) -> str:
     columns: list[Column[NodeVerdict]] = [*map(Column, names), Column("speed", interval="[]")]
     columns.append(Column("gpus", value=lambda node: node.row and node.row.gpus))
     columns.append(Column("device", value=lambda node: node.row and node.row.device))
-    return csv_text(columns, view.verdict.nodes, cluster=view.record.cluster)
+    return csv_text(columns, view.nodes, cluster=view.record.cluster)
 
 
 def _openmetrics(view: SweepView) -> str:
     """Return gauges for node_exporter's textfile collector, without a final line break."""
     cluster = {"cluster": view.record.cluster, "partition": view.record.partition}
-    nodes = [({**cluster, "node": node.node}, node) for node in view.verdict.nodes]
+    nodes = [({**cluster, "node": node.node}, node) for node in view.nodes]
     states = [({**labels, "state": n.state.value}, 1.0) for labels, n in nodes]
     gauges = (
         ("fleet_node_state", "", "1 for the state of the node", states),
@@ -176,4 +185,4 @@ FLEET_FORMATS: Mapping[str, Callable[[SweepView], str]] = {
     "csv": _csv,
     "openmetrics": _openmetrics,
 }
-"""Formats of `gpuscale fleet show`."""
+"""Functions that format a sweep, keyed by name of the format."""

@@ -1,20 +1,23 @@
 """The history of a machine as text: the state of its rows, and when they changed."""
 
-import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from gpuscale.analysis.history import History, HistoryEvent, Night, RowHistory, date_texts
-from gpuscale.analysis.history.device_paces import DeviceChange
-from gpuscale.analysis.statistics.levels import REMEMBERED
-from gpuscale.base.units import format_percent
+from gpuscale.analysis.history import History, HistoryEvent, RowHistory
+from gpuscale.analysis.level_changes import REMEMBERED
+from gpuscale.base.text import format_percent, rough_percent
+from gpuscale.judge.baseline import TOO_WEAK
 from gpuscale.records import PointKey
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_words import device_text
-from gpuscale.reports.columns import Cell, level_columns, level_text, text_table
+from gpuscale.reports.columns import (
+    Cell,
+    device_headers,
+    level_columns,
+    level_text,
+    renamed,
+    text_table,
+)
 from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "speed against before"
@@ -39,8 +42,8 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
         yield text_table(node_table(history), screen.columns)
         yield ""
     for event in reversed(history.events):
-        text = event_text(event, history)
-        for line in (screen.bold(f"{text.when}  {text.rows}"), *map("    {}".format, text.details)):
+        title, details = event_text(event, history)
+        for line in (screen.bold(title), *map("    {}".format, details)):
             yield from wrapped(line, screen.columns)
     for note in notes(history):
         yield from wrapped(note, screen.columns)
@@ -48,7 +51,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 
 def notes(history: History) -> Iterator[str]:
     """Yield notes on the history, such as gradual losses and unusual or missing nightly results."""
-    names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
+    names, rows, row_names = history.names, history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
     if not history.events:
@@ -60,35 +63,22 @@ def notes(history: History) -> Iterator[str]:
             change, rate = phrases.change_text(row.lost.throughput), _rate(history)
             yield f"slower and slower since {since}: {name}, {rate} in all {change}"
     last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
-    alone = Counter(night for row in rows for night in {*row.outlying, *last[row.point]})
+    alone = {night for row in rows for night in (*row.outlying, *last[row.point])}
     if alone:
-        spans = _spans(alone, names, f" of {len(rows)}")
-        yield f"far from the other nights of their level (rows): {', '.join(spans)}"
-    for night in sorted(alone):
-        for device in history.slower_devices(night):
-            yield f"    {names[night]}: {_device_text(device)}"
+        dates = phrases.enumerated([names[night] for night in sorted(alone)])
+        yield f"far from the other nights of their level: {dates}"
     runs = (run for night in history.nights for run in night.runs)
     if several := several_units(run.configuration for run in runs):
         yield f"note: {phrases.SEVERAL_UNITS}: {', '.join(several)}"
-    short = Counter(night for row in rows for night in _missed(row, len(names)))
-    if short:
-        yield f"note: no valid run of some rows (how many): {', '.join(_spans(short, names))}"
 
 
 def _node_notes(history: History, names: Sequence[str]) -> Iterator[str]:
-    """Yield the nights that ran on slow nodes, and the verdict if they counted as measured."""
+    """Yield notes on nights that ran on slow nodes."""
     for effect in history.nodes:
         if effect.slow and effect.speed:
             dates = phrases.enumerated([names[night] for night in effect.slow])
             slower = f"{format_percent(-effect.speed.value)} slower by itself"
             yield f"{dates} ran on {effect.node}, which is {slower}: no change of the machine"
-    if (measured := history.as_measured) is not None:
-        events = [event_text(event, measured) for event in measured.events]
-        said = [
-            ": ".join(verdict(measured) or ()),
-            *(f"{each.when} {each.rows}" for each in events),
-        ]
-        yield f"with these nights as measured: {'; '.join(filter(None, said))}"
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
@@ -107,14 +97,6 @@ def node_table(history: History) -> list[dict[str, Cell]]:
     ]
 
 
-def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
-    """Combine successive nightly runs with the same count: `2096-03-06 to 2096-03-09 (2)`."""
-    ordered = enumerate(sorted(counts.items()))
-    for (_, count), span in itertools.groupby(ordered, lambda at: (at[1][0] - at[0], at[1][1])):
-        nights = [names[night] for _, (night, _) in span]
-        yield f"{phrases.ends_text(nights)} ({count}{of})"
-
-
 def _head(history: History, screen: Screen) -> Iterator[str]:
     if said := verdict(history):
         first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
@@ -129,7 +111,7 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
 
 def nights_text(history: History) -> str:
     """Summarise the nightly runs: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
-    nights, names = history.nights, night_names(history.nights)
+    nights, names = history.nights, history.names
     hosts = sorted({night.environment.host for night in nights if night.environment.host})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     place = f" ({where})" if hosts else ""
@@ -139,7 +121,7 @@ def nights_text(history: History) -> str:
 
 def verdict(history: History) -> tuple[str, str] | None:
     """Return the verdict and a text on the rows concerned; None without enough nightly runs."""
-    rows, names, nights = history.rows, _row_names(history), night_names(history.nights)
+    rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate(history)
     if all(row.nights_missing for row in rows):
         return None
@@ -165,6 +147,11 @@ def verdict(history: History) -> tuple[str, str] | None:
         if row.departure is not None and row.nights[-1] == last
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
+    blurred = [
+        f"{names[row.point]} {rough_percent(row.smallest_loss)}"
+        for row in rows
+        if row.smallest_loss and _is_weak(row) and row.recent_loss is None
+    ]
     unclear = [text for row, text in departed.items() if row.is_unclear]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
@@ -172,6 +159,7 @@ def verdict(history: History) -> tuple[str, str] | None:
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
+        ("UNCLEAR", blurred, " with nights that differ much; a lasting loss is seen from"),
         ("UNCLEAR", unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
@@ -187,21 +175,13 @@ def verdict(history: History) -> tuple[str, str] | None:
     return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
 
 
-def _missed(row: RowHistory, nights: int) -> Iterator[int]:
-    """Yield nightly runs without the row: those between runs with it, and the latest run."""
-    for before, after in itertools.pairwise(row.nights):
-        yield from range(before + 1, after)
-    if row.nights[-1] < nights - 1:
-        yield nights - 1
-
-
-def night_names(nights: tuple[Night, ...]) -> list[str]:
-    """Return the UTC date of each nightly run, with the time if several runs share a date."""
-    return date_texts([night.began_at for night in nights])
+def _is_weak(row: RowHistory) -> bool:
+    """Return True if nights differ so much that only a large lasting loss would be seen."""
+    return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
 
 
 def _rate(history: History) -> str:
-    """Name what changed over the nights: throughput, or performance if a row has another metric."""
+    """Return `performance` if a row has a metric instead of the step time, else `throughput`."""
     words = {phrases.rate_word(row.point.configuration) for row in history.rows}
     return "performance" if "performance" in words else "throughput"
 
@@ -213,7 +193,7 @@ def level_header(history: History) -> str:
 
 def standings(history: History) -> list[dict[str, Cell]]:
     """Return a table comparing each row's latest nightly result with its earlier ones."""
-    nights = night_names(history.nights)
+    nights = history.names
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     level = level_header(history)
     has_batches = any(row.point.batch_per_gpu for row in history.rows)
@@ -244,13 +224,15 @@ def standings(history: History) -> list[dict[str, Cell]]:
         rows.append({header: Cell(text) for header, text in texts.items()})
         if row.stands_out:
             rows[-1][STANDING] = Cell(standing, tone="doubt")
-    return rows
+    return renamed(rows, device_headers(row.point.configuration.device for row in history.rows))
 
 
 def _no_change_text(history: History) -> str:
     """Say why a history has no events: nothing changed, or too few nightly runs to tell."""
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
+    if any(map(_is_weak, history.rows)):
+        return "no change of level that nights so different could show"
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
     most = max(history.rows, key=lambda row: len(row.nights))
@@ -266,29 +248,13 @@ def _row_names(history: History) -> dict[PointKey, str]:
     points = [row.point for row in history.rows]
     cases = phrases.set_apart([point.configuration for point in points])
     return {
-        each: f"{cases[each.configuration]} on {phrases.gpus_text(each.gpus)}" for each in points
+        each: phrases.row_text(cases[each.configuration], each.configuration, each.gpus)
+        for each in points
     }
 
 
-class EventText(NamedTuple):
-    """Description of a nightly run in which the level of one or more rows changed."""
-
-    night: str
-    """Date of the nightly run: `2096-03-13`."""
-    is_drift: bool
-    rows: str
-    """Number of rows that changed, and how: `2 of 4 rows slower`."""
-    details: Sequence[str]
-    """The largest changes of rows, then changes of devices and the environment."""
-
-    @property
-    def when(self) -> str:
-        """Date with a preposition: `from 2096-03-13`, or `drifted until 2096-03-13`."""
-        return f"{'drifted until' if self.is_drift else 'from'} {self.night}"
-
-
-def event_text(event: HistoryEvent, history: History) -> EventText:
-    """Describe an event of the history."""
+def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
+    """Describe an event: `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
@@ -299,30 +265,18 @@ def event_text(event: HistoryEvent, history: History) -> EventText:
     ]
     if len(shown) > _MOST_ROWS:
         details.append(f"and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}")
-    details += map(_device_text, event.devices)
     if is_drift:
         details.append("slowly: no single night began it")
     elif event.environment:
         details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
-    elif not event.devices:
+    else:
         details.append("nothing that is recorded of the environment changed that night")
-    before, since = (
-        {node for night in nights for nodes in night.nodes.values() for node in nodes}
-        for nights in (history.nights[: event.night], history.nights[event.night :])
-    )
-    if before and since and not before & since:
+    sides = [
+        (effect.nights[0] < event.night, effect.nights[-1] >= event.night)
+        for effect in history.nodes
+    ]
+    if {*sides} == {(True, False), (False, True)}:
         details.append("no node ran both before and since: nodes and machine cannot be told apart")
     rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
-    return EventText(
-        night=night_names(history.nights)[event.night],
-        is_drift=is_drift,
-        rows=f"{rows} {'slower' if is_slower else 'faster'}",
-        details=details,
-    )
-
-
-def _device_text(device: DeviceChange) -> str:
-    slowdown = device.slowdown
-    word = "longer" if slowdown > 0 else "shorter"
-    where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
-    return f"steps of {where} got {size} {word} that night, those of most others did not"
+    when = f"{'drifted until' if is_drift else 'from'} {history.names[event.night]}"
+    return f"{when}: {rows} {'slower' if is_slower else 'faster'}", details

@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import is_gpu
-from gpuscale.base.units import counted as counted
-from gpuscale.base.units import (
+from gpuscale.base.devices import device_word, is_gpu
+from gpuscale.base.text import counted as counted
+from gpuscale.base.text import (
     format_bytes,
     format_distinct,
     format_percent,
@@ -24,11 +24,13 @@ from gpuscale.records import (
     HostLoad,
     QuantityName,
     Results,
+    Run,
     Verdict,
 )
 
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
+OPEN = "(uncertain)"
 SEVERAL_UNITS = "metrics in several units, each a row of its own"
 FOUND = "found in 19 of 20 nights"
 _WIDEST_SYMMETRIC = 0.2
@@ -50,13 +52,6 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
     }
 
 
-_DATA: Mapping[str | None, str] = {
-    "synthetic": "synthetic data",
-    "loader": "synthetic data through a loader",
-    "real": "real data",
-}
-
-
 def configuration_text(configuration: Configuration) -> str:
     """Return a configuration's options as text: `CPU ranks, smoke, fp32, synthetic data`."""
     return ", ".join(_words(configuration))
@@ -72,12 +67,18 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         "compiled" if configuration.compiled else None,
         f"{configuration.accumulate} batches a step" if configuration.accumulate else None,
         configuration.strategy_options,
-        configuration.schedule,
         f"micro-batches {configuration.micro_batches}" if configuration.micro_batches else None,
-        _DATA.get(configuration.data),
+        _source_text(configuration.data),
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )
     return tuple(filter(None, words))
+
+
+def _source_text(data: str | None) -> str:
+    """Return the source of batches as text: `real data`; empty if unknown."""
+    if data == "loader":
+        return "synthetic data through a loader"
+    return f"{data} data" if data else ""
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
@@ -128,19 +129,37 @@ def ends_text(texts: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
-def gpus_text(*counts: int) -> str:
-    """Format numbers of GPUs: `1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
-    return f"{enumerated(counts)} GPU{'' if counts == (1,) else 's'}"
+def devices_text(device: str, *counts: int) -> str:
+    """Format numbers of devices: `1 GPU`, `4 CPU ranks` or `1, 2 and 4 GPUs`."""
+    return f"{enumerated(counts)} {device_word(device)}{'' if counts == (1,) else 's'}"
 
 
-def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
-    """Group rows by name, `mnist_cnn/ddp on 1 and 2 GPUs`; rows after `most` names are counted."""
+def row_text(name: str, configuration: Configuration, gpus: int) -> str:
+    """Return a row's name: `mnist_cnn/ddp on 2 GPUs` or `mnist_cnn/ddp on 2 CPU ranks`."""
+    return f"{name} on {devices_text(configuration.device, gpus)}"
+
+
+def row_texts(rows: Iterable[tuple[str, int]], device: str, most: int | None = None) -> list[str]:
+    """Group rows by name: `gpt/ddp on 1 and 2 GPUs`; after `most` names, count the rest."""
     by_name: dict[str, list[int]] = {}
     for name, gpus in rows:
         by_name.setdefault(name, []).append(gpus)
-    texts = [f"{name} on {gpus_text(*sorted(gpus))}" for name, gpus in by_name.items()]
+    texts = [f"{name} on {devices_text(device, *sorted(gpus))}" for name, gpus in by_name.items()]
     more = sum(map(len, [*by_name.values()][most:])) if most else 0
     return [*texts[:most], *([counted(more, "more row")] if more else [])]
+
+
+def times_text(runs: Iterable[Run], otherwise: str) -> str:
+    """Return when the first and the last run began, `2026-11-20 02:10 to 02:31` (UTC).
+
+    `otherwise` is the moment to return if the runs have no times.
+    """
+    starts_s = sorted(run.started_at_s for run in runs if run.started_at_s is not None)
+    if not starts_s:
+        return to_minutes(otherwise)
+    began, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1]))
+    ends = ends_text([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
+    return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
 
 
 def age_text(results: Results, now: datetime) -> str:
@@ -191,24 +210,19 @@ def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
 
 
-def spread_text(estimate: Estimate) -> str:
-    """Return half the interval's width relative to the value, `±2.1 %`; empty without an interval.
-
-    A wide interval is not symmetric, so its bounds are shown as multiples of the value instead.
-    """
+def spread_text(estimate: Estimate, form: Callable[[float], str]) -> str:
+    """Format an interval as half its width, `±2.1 %`, or by its bounds if it is wide."""
     if estimate.low is None or estimate.high is None:
         return ""
-    if is_wide(estimate):
-        below, above = estimate.low / estimate.value, estimate.high / estimate.value
-        return f"×[{significant(below, 2)}, {significant(above, 2)}]"
-    return f"±{format_percent((estimate.high - estimate.low) / 2 / estimate.value)}"
+    half = (estimate.high - estimate.low) / 2 / estimate.value
+    return f"±{format_percent(half)}" if half <= _WIDEST_SYMMETRIC else bounds_text(estimate, form)
 
 
-def is_wide(estimate: Estimate) -> bool:
-    """True if an estimate's interval is too wide to be shown as symmetric about the value."""
-    if estimate.low is None or estimate.high is None:
+def is_uncertain(estimate: Estimate | None) -> bool:
+    """True if a bound of the interval differs from the value by more than a factor of two."""
+    if estimate is None or estimate.low is None or estimate.high is None:
         return False
-    return (estimate.high - estimate.low) / 2 / estimate.value > _WIDEST_SYMMETRIC
+    return estimate.value > 2 * estimate.low or estimate.high > 2 * estimate.value
 
 
 def amount_text(value: float, unit: str) -> str:
@@ -224,23 +238,23 @@ def amount_text(value: float, unit: str) -> str:
 
 
 def quantity_text(quantity: QuantityName, entry: EntryVerdict) -> str:
-    """Name a judged quantity: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
+    """Return a quantity's name: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
     if quantity is QuantityName.EFFICIENCY:
         return f"E({entry.key.gpus})"
-    return f"{rate_word(entry.configuration)} on {gpus_text(entry.key.gpus)}"
+    return f"{rate_word(entry.configuration)} on {devices_text(entry.device, entry.key.gpus)}"
 
 
 def rate_word(configuration: Configuration | None) -> str:
-    """Name what is judged besides E: the throughput, or the performance by another metric."""
+    """Return `performance` if another metric replaces the step time, else `throughput`."""
     has_metric = configuration is not None and configuration.metric is not None
     return "performance" if has_metric else "throughput"
 
 
 def change_texts(change: Estimate) -> list[str]:
-    """Format a change and its bounds, each distinct: `−9.1 %`, `−10.2 %` and `−8.0 %`.
+    """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
     Without an interval, only the change is returned. If the interval contains zero and a bound
-    differs from the change by more than a factor of two, a text to that effect is returned instead.
+    differs from the change by more than a factor of two, only the text `UNCERTAIN` is returned.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

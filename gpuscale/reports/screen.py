@@ -1,11 +1,12 @@
 """Text for terminals: colours, wrapped lines and tables, and progress lines."""
 
 import io
+import math
 import os
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -27,7 +28,7 @@ _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _LABEL = re.compile(r"\S.*? {2,}")
 # The space before a unit, and the spaces in `− communication 0.09`.
 _UNBROKEN = re.compile(
-    r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
+    r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|CPU|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
     r"|(?<=[a-z]) (?=\d\.\d\d\b)"
 )
 _ERASE_LINE = "\r\033[K"
@@ -127,57 +128,48 @@ def table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     columns: int | None = None,
-    *,
-    keys: int = 2,
     first: Sequence[str] = (),
-    left: Collection[str] | None = None,
-    spare: Collection[str] = (),
+    *,
+    left: Collection[str] = (),
 ) -> str:
     """Return one table if it fits into `columns`, or several narrower ones.
 
-    The first `keys` headers identify a row, so each of the tables begins with them. `first` names
-    the headers that come next in narrow tables, `left` those aligned to the left (only the first
-    header by default), and `spare` those that narrow tables omit.
+    The first two headers identify a row, so each of the tables begins with them. `first` names the
+    headers that come next in narrow tables, `left` those aligned to the left, as the first header
+    always is. A header may be wrapped, a cell may not.
     """
-    # Imported here: it would take a sixth of the time of a comparison, which has no table.
-    from tabulate import tabulate
-
-    aligned_left = headers[:1] if left is None else left
-    sides = ["left" if name in aligned_left else "right" for name in headers]
-    whole = tabulate(rows, headers, disable_numparse=True, colalign=sides)
-    if columns is None or max(map(width_of, whole.splitlines())) <= columns:
-        return whole
+    aligned_left = {headers[0], *left}
     texts = [*zip(headers, *rows, strict=True)]
-    # A header may be wrapped, a cell may not.
     widths = {name: max(map(width_of, (*name.split(), *cells))) for name, *cells in texts}
-    named = headers[:keys]
-    free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in named)
+    keys, others = headers[:2], headers[2:]
+    free = math.inf
+    if columns is not None and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > columns:
+        free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in keys)
+        others = [*first, *(name for name in others if name not in first)]
     groups: list[list[str]] = [[]]
     room = free
-    for name in (*first, *(name for name in headers[keys:] if name not in (*first, *spare))):
+    for name in others:
         needed = len(_GAP) + widths[name]
         if groups[-1] and needed > room:
             groups.append([])
             room = free
         groups[-1].append(name)
         room -= needed
-    shown = ([each for each in texts if each[0] in (*named, *group)] for group in groups)
-    return "\n\n".join(
-        _drawn(part, [widths[name] for name, *_ in part], aligned_left) for part in shown
-    )
+    shown = ([each for each in texts if each[0] in (*keys, *group)] for group in groups)
+    return "\n\n".join(_drawn(part, widths, aligned_left) for part in shown)
 
 
 def _drawn(
-    columns: Sequence[Sequence[str]], widths: Sequence[int], aligned_left: Collection[str]
+    columns: Sequence[Sequence[str]], widths: Mapping[str, int], aligned_left: Collection[str]
 ) -> str:
-    """Draw a table from columns that each begin with their header."""
-    heads = [textwrap.wrap(name, width) for (name, *_), width in zip(columns, widths, strict=True)]
-    height = max(map(len, heads))
+    """Draw a table from columns that each begin with their header, which may be wrapped."""
+    heads = {name: textwrap.wrap(name, widths[name]) for name, *_ in columns}
+    height = max(map(len, heads.values()))
     drawn = []
-    for (name, *cells), width, head in zip(columns, widths, heads, strict=True):
-        side = "<" if name in aligned_left else ">"
-        texts = [*[""] * (height - len(head)), *head, "-" * width, *cells]
-        drawn.append([padded(text, width, side) for text in texts])
+    for name, *cells in columns:
+        head, side = heads[name], "<" if name in aligned_left else ">"
+        texts = [*[""] * (height - len(head)), *head, "-" * widths[name], *cells]
+        drawn.append([padded(text, widths[name], side) for text in texts])
     return "\n".join(_GAP.join(line).rstrip() for line in zip(*drawn, strict=True))
 
 

@@ -1,80 +1,59 @@
-"""Read and write whole files: damaged or special files are refused, and writes are atomic."""
+"""Read and write whole files: damaged or special files are rejected, and writes are atomic."""
 
 import errno
 import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from gpuscale.base.errors import DecodeError, FileError
-from gpuscale.base.printable import escaped
+from gpuscale.base.text import escaped
 from gpuscale.records import Baseline, Results
-from gpuscale.store.codec import decode_any, decode_baseline, encode_baseline
+from gpuscale.store.file_formats import decode_any, decode_baseline, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
 """Maximum size of a file to read; 18 runs on 1024 GPUs take about 20 MB."""
 
-_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
-"""First bytes of gzip, xz, zstd and zip files; spreadsheets are zip files."""
-
 _T = TypeVar("_T")
 
-READ_PROBLEMS = {
-    errno.ENOENT: "there is no such file; check the path",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
-    errno.EACCES: "permission denied; make it readable for this user",
-    errno.ELOOP: "its symbolic links lead in a circle; give the file itself",
-    errno.ENAMETOOLONG: "the path is too long for this system; check it",
-}
-WRITE_PROBLEMS = {
-    errno.ENOENT: "its folder does not exist; create the folder first",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
-    errno.EISDIR: "this is a folder; name a file",
-    errno.EEXIST: "exists already and is not overwritten; choose another name, or delete it",
-    errno.EACCES: "permission denied; choose a folder that this user may write to",
-    errno.EPERM: "not permitted; choose a folder that this user may write to",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.ENOSPC: "the disk is full; free some space, or choose another folder",
-    errno.EDQUOT: "the disk quota is used up; free some space, or choose another folder",
-    errno.EFBIG: "the file may not grow further (a limit of this system or shell, ulimit -f)",
-    errno.ELOOP: "its symbolic links lead in a circle; give the file itself",
-    errno.ENAMETOOLONG: "the path is too long for this system; choose a shorter one",
-}
-RESUME_PROBLEMS = {
-    **WRITE_PROBLEMS,
-    errno.ENOENT: "there is no such file; check the path, or begin it with --results",
-    errno.EACCES: "permission denied; make it readable and writable for this user",
+_REMEDIES = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "it is not overwritten: choose another name, or delete it",
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some space, or choose another folder",
+    errno.EROFS: "choose another folder",
 }
 
 
 @contextmanager
-def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
-    """Turn an operating-system error in a `with` block into a `FileError`, worded as in `known`."""
+def file_errors(path: Path) -> Iterator[None]:
+    """Turn an operating-system error in a `with` block into a `FileError` with a remedy."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        problem = f"{error}; check the path"
-        if isinstance(error, OSError) and error.errno is not None:
-            default = f"{os.strerror(error.errno)}; check the path and its file system"
-            problem = known.get(error.errno, default)
-        raise file_error(path, problem) from None
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and its permissions")
+        raise file_error(path, f"{error.strerror or error}; {remedy}") from None
+    except ValueError as error:
+        raise file_error(path, f"{error}; check the path") from None
 
 
 def file_error(
-    path: Path, problem: str, *, place: str | None = None, line: int | None = None
+    path: Path, problem: str, *, place: str = "", line: int | None = None, rows: Sequence[str] = ()
 ) -> FileError:
-    """Return a `FileError` with all unprintable characters escaped."""
-    path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
-    return FileError(path_shown, problem, place=place_shown or None, line=line)
+    """Return a `FileError` with unprintable characters escaped and `rows` below the problem."""
+    problem = "\n  ".join(map(escaped, (problem, *rows)))
+    return FileError(escaped(str(path)), problem, place=escaped(place) or None, line=line)
 
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Make a folder and lock it; raise a `FileError` with the problem if another process did."""
+    """Create and lock a folder; raise a `FileError` with `problem` if another process locked it."""
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")
@@ -84,7 +63,7 @@ def sole_use(folder: Path, problem: str) -> Iterator[None]:
 
 
 def lock_file(path: Path, descriptor: int, problem: str) -> None:
-    """Lock an open file; raise a `FileError` with the problem if another process has locked it."""
+    """Lock an open file; raise a `FileError` with `problem` if another process has locked it."""
     # Some network file systems have no locks; two processes at once are rare enough.
     with suppress(OSError):
         try:
@@ -105,7 +84,7 @@ def read_any(path: Path) -> Results | Baseline:
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
     """Read and decode a text file; raise a `FileError` with the location of any problem."""
-    with file_errors(path, READ_PROBLEMS):
+    with file_errors(path):
         # Checked before opening, which can already act on a device.
         validate_readable(path, path.stat())
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -118,16 +97,16 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
 
 def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
     """Decode the content of a file; raise a `FileError` with the location of any problem."""
-    if content.startswith(_PACKED):
-        raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")
     try:
         return decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         place, line = f"byte {error.start + 1}", content.count(b"\n", 0, error.start) + 1
-        problem = "is not UTF-8 text; save it as UTF-8"
+        problem = "is not UTF-8 text; unpack it, or save it as UTF-8"
         raise file_error(path, problem, place=place, line=line) from None
     except DecodeError as error:
-        raise file_error(path, error.problem, place=error.place or None, line=error.line) from None
+        raise file_error(
+            path, error.problem, place=error.place, line=error.line, rows=error.rows
+        ) from None
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
@@ -151,8 +130,7 @@ def validate_readable(path: Path, status: os.stat_result) -> None:
 
 def _validate_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
-        problem = f"has at least {size} bytes, more than the {MOST_BYTES >> 20} MiB that are read"
-        raise file_error(path, f"{problem}; give fewer runs in one file")
+        raise file_error(path, f"is larger than the {MOST_BYTES >> 20} MiB that are read; split it")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
@@ -168,13 +146,10 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         replace_file(path, text.encode())
 
 
-def write_report(path: Path, text: str) -> None:
-    """Write text in UTF-8 to a file, a device or a pipe."""
-    write_content(path, text.encode("utf-8", errors="replace"))
-
-
-def write_content(path: Path, content: bytes) -> None:
+def write_report(path: Path, content: str | bytes) -> None:
     """Write a file atomically; write to a device or pipe (bash's `>(…)`) without replacing it."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="replace")
     with file_errors(path):
         if _is_device(path):
             with path.open("wb") as stream:

@@ -1,11 +1,10 @@
 """Name and read results files, and write new or resumed results files."""
 
-import errno
 import os
 import re
 import secrets
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -14,12 +13,9 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
-from gpuscale.records.json_text import is_json
-from gpuscale.store.codec import decode_results, encode_header, encode_run
+from gpuscale.records.record import is_json, to_json
+from gpuscale.store.file_formats import decode_results, encode_header
 from gpuscale.store.files import (
-    READ_PROBLEMS,
-    RESUME_PROBLEMS,
-    WRITE_PROBLEMS,
     decode_content,
     file_error,
     file_errors,
@@ -45,51 +41,28 @@ def default_results_path(folder: Path, now: datetime) -> Path:
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
-def newest_results(folder: Path, now: datetime) -> list[Path]:
-    """Return the files named by `default_results_path`, newest first, or raise a `FileError`.
-
-    Files that a wrong clock dated more than a day ahead are returned only if there are no others.
-    """
-    with file_errors(folder, READ_PROBLEMS):
-        dated = _dated_names(folder)
-    if dated:
-        tomorrow = default_results_path(folder, now + timedelta(days=1)).name
-        past = [name for name in dated if name < tomorrow]
-        return [folder / name for name in sorted(past or dated, reverse=True)]
-    remedy = (
-        "measure first, for example with: pytest bench_cases --gpus 1,2; a file that was named "
-        "with --results is given by its name"
+def newest_results(folder: Path) -> list[Path]:
+    """Return files named by `default_results_path`, newest first; raise a `FileError` if none."""
+    with file_errors(folder), suppress(FileNotFoundError):
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        if dated := [name for name in names if _DATED_NAME.fullmatch(name)]:
+            return [folder / name for name in sorted(dated, reverse=True)]
+    problem = (
+        "there are no results yet; measure first, for example with: pytest bench_cases --gpus 1,2; "
+        "a file that was named with --results is given by its name"
     )
-    for above in () if folder.is_absolute() else reversed(Path.cwd().parents):
-        with suppress(OSError):
-            if _dated_names(above / folder):
-                remedy = f"{above / folder} has some, so run this in {above}, or name a file"
-    raise file_error(folder.absolute(), f"there are no results yet; {remedy}")
+    raise file_error(folder.absolute(), problem)
 
 
 def with_probes_beside(path: Path, results: Results) -> Results:
-    """Add the probes that are stored beside a results file, if any."""
+    """Return results with the probes from the separate file next to the results file, if any."""
     beside = path.with_suffix(PROBES_ENDING)
     return replace(results, probes=read_results(beside).probes) if beside.is_file() else results
-
-
-def validate_new(path: Path) -> None:
-    """Raise a `FileError` if a file exists, so that a measurement does not fail at its end."""
-    if path.exists():
-        raise file_error(path, WRITE_PROBLEMS[errno.EEXIST])
 
 
 def read_results(path: Path) -> Results:
     """Read a results file; raise a `FileError` if it is missing or invalid."""
     return read_with(path, decode_results)
-
-
-def _dated_names(folder: Path) -> list[str]:
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
-    except FileNotFoundError:
-        return []
-    return [name for name in names if _DATED_NAME.fullmatch(name)]
 
 
 def validate_writable(folder: Path) -> None:
@@ -98,8 +71,6 @@ def validate_writable(folder: Path) -> None:
     from tempfile import TemporaryFile
 
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
-    if not nearest.is_dir():
-        raise file_error(nearest, WRITE_PROBLEMS[errno.ENOTDIR])
     # Permissions are no proof: root ignores them, and file systems such as sysfs refuse anyway.
     try:
         with file_errors(nearest), TemporaryFile(dir=nearest):
@@ -109,7 +80,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
-    """Write the reason for leaving out a results file into its header; None removes the reason."""
+    """Set the reason for leaving out a results file, or clear it (None); return the results."""
     locked = ResumedResults(path)
     try:
         marked = replace(locked.results, left_out=reason)
@@ -150,11 +121,11 @@ class _RunAppender:
         self.close()
 
     def append(self, run: Run) -> None:
-        """Write one run and wait until it is on disk; a `FileError` leaves the file as before."""
+        """Write one run and flush it to disk; after a `FileError`, the file is unchanged."""
         try:
-            line = encode_run(run)
+            line = to_json(run)
         except DecodeError as error:
-            label = f"{run.key.label}, run {run.index}"
+            label = f"{run.label}, run {run.index}"
             raise file_error(self.path, f"cannot record {label}: {error}") from None
         self._write_line(line)
 
@@ -193,8 +164,7 @@ class ResultsWriter(_RunAppender):
             line = encode_header(head)
         except DecodeError as error:
             raise file_error(path, f"cannot record this environment: {error}") from None
-        known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
-        with file_errors(path.parent, known):
+        with file_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
         with file_errors(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -224,7 +194,7 @@ class ResumedResults(_RunAppender):
     def __init__(self, path: Path) -> None:
         """Open, lock and read the file."""
         super().__init__(path)
-        with file_errors(path, RESUME_PROBLEMS):
+        with file_errors(path):
             validate_readable(path, path.stat())
             flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             self._descriptor = os.open(path, flags)

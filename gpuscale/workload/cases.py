@@ -2,14 +2,15 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from gpuscale.base.errors import CaseError, as_place
+from gpuscale.base.errors import CaseError, UsageError, as_place
 from gpuscale.base.strategies import CASE_STRATEGIES, STRATEGIES
-from gpuscale.base.units import counted
 from gpuscale.records.configuration import ScalingMode
 
 if TYPE_CHECKING:
@@ -30,14 +31,6 @@ class Case:
     """A workload that can be measured on several GPUs: `TrainingCase` or `CommandCase`."""
 
     strategies: ClassVar[tuple[str, ...]]
-
-    def __init__(self, *marked: object) -> None:
-        if marked:
-            # pytest takes a class that is the only argument of a mark for the marked object.
-            name = type(self).__name__
-            raise CaseError(
-                f"{name} takes no arguments; of a mark write @pytest.mark.gpuscale(case={name})"
-            )
 
     @classmethod
     def name(cls) -> str:
@@ -76,7 +69,7 @@ class TrainingCase(Case):
     """Height and width (and 3 for colour) of the images passed to `transform`; None if the data are
     not images."""
     size: Size
-    """Size to train; each rank sets this attribute before it calls `model()`."""
+    """The selected size; each rank sets this attribute before it calls `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
     """Sizes by name; if empty, `batch` and `sample_shape` are used whatever name is requested."""
 
@@ -148,7 +141,7 @@ class TrainingCase(Case):
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Return the number of samples per GPU per step; raise a CaseError if it is not whole."""
+        """Return the samples per GPU and step; raise a CaseError if the number is not whole."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
@@ -177,7 +170,7 @@ class TrainingCase(Case):
         )
 
     def named_size(self, name: str | None) -> Size:
-        """Return the size with that name; raise a CaseError if the case has no such size."""
+        """Return the size with the given name; raise a CaseError if the case has no such size."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
@@ -205,45 +198,23 @@ def _validate_parts(case: type[TrainingCase]) -> None:
         raise CaseError(f"{name}.strategies is {chosen!r}; {takes}")
     if case.scaling not in (modes := get_args(ScalingMode)):
         raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
-    validate_count(f"{name}.classes", case.classes)
-    validate_count(f"{name}.training_samples", case.training_samples)
-    if case.raw_image_shape is not None:
-        _validate_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
     for strategy, options in case.strategy_options.items():
-        _validate_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
+        known = STRATEGIES[strategy].options if strategy in STRATEGIES else ()
+        if unknown := sorted(options.keys() - {*known}):
+            remedy = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
+            where = f"{name}.strategy_options[{strategy!r}]"
+            raise CaseError(f"{where}: there is no option {unknown[0]!r}; {remedy}")
     for size_name, size in case.sizes.items() or (("", case),):
         where = f"{name}.sizes[{size_name!r}]" if size_name else name
         validate_count(f"{where}.batch", getattr(size, "batch", None))
         shape = getattr(size, "sample_shape", None)
-        _validate_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
-    for method, expected in vars(TrainingCase).items():
-        if inspect.isfunction(expected):
-            _validate_arguments(case, method, expected)
+        if not isinstance(shape, tuple) or not shape:
+            raise CaseError(f"{where}.sample_shape is {shape!r}; it is a tuple such as (3, 9, 9)")
+        for length in shape:
+            validate_count(f"{where}.sample_shape", length)
     for method in ("model", "loss", "optimizer"):
         if getattr(case, method) is getattr(TrainingCase, method):
             raise CaseError(f"{name}.{method}() must be implemented")
-
-
-def _validate_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:
-    if not isinstance(shape, tuple) or not shape:
-        raise CaseError(f"{what} is {shape!r}; it is a tuple such as {such_as}")
-    for length in shape:
-        validate_count(what, length)
-
-
-def _validate_options(where: str, strategy: str, options: Mapping[str, object]) -> None:
-    known = STRATEGIES[strategy].options if strategy in STRATEGIES else {}
-    for option, value in options.items():
-        kind = known.get(option)
-        if kind is None:
-            remedy = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
-            raise CaseError(f"{where}: there is no option {option!r}; {remedy}")
-        if kind is int:
-            validate_count(f"{where}[{option!r}]", value)
-        elif kind is bool and not isinstance(value, bool):
-            raise CaseError(f"{where}[{option!r}] is {value!r}; it is True or False")
-        elif isinstance(kind, tuple) and value not in kind:
-            raise CaseError(f"{where}[{option!r}] is {value!r}; it is one of {', '.join(kind)}")
 
 
 def validate_count(what: str, found: object) -> None:
@@ -252,48 +223,35 @@ def validate_count(what: str, found: object) -> None:
         raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
 
 
-def _validate_arguments(
-    case: type[TrainingCase], method: str, expected: Callable[..., object]
-) -> None:
-    given = inspect.signature(expected).parameters
-    found = inspect.signature(getattr(case(), method))
-    by_name = [name for name, one in given.items() if one.kind is one.KEYWORD_ONLY]
+def case_class(text: str) -> type[TrainingCase]:
+    """Import the case `FILE::Class`; `FILE` is enough if the file has a single case."""
+    file, _, name = text.partition("::")
+    path = Path(file).absolute()
+    if not path.is_file() or path.suffix != ".py":
+        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
+        raise UsageError(f"{problem}; give FILE::Class")
+    # As pytest does, so that a case can import its neighbours.
+    sys.path.insert(0, str(path.parent))
+    sys.modules.pop(path.stem, None)
     try:
-        found.bind(*range(len(given) - len(by_name) - 1), **dict.fromkeys(by_name))
-    except TypeError:
-        raise CaseError(
-            f"{case.__name__}.{method}{found} does not take what it is given; "
-            f"write it as {method}({', '.join(given)})"
+        module = import_module(path.stem)
+    except Exception as error:
+        # A user's file may raise anything.
+        raise UsageError(
+            f"{file} cannot be imported ({type(error).__name__}: {error}); "
+            "run it with python to see where"
         ) from None
-
-
-def validate_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
-    """Raise a CaseError unless the blocks contain the whole model and are enough for the GPUs.
-
-    The model is built without allocating memory for its parameters.
-    """
-    import torch
-
-    try:
-        with torch.device("meta"):
-            model = case.model()
-            blocks = case.blocks(model)
-    except (NotImplementedError, RuntimeError):
-        # A model that needs values to be built is left to the ranks.
-        return
-    where = f"{type(case).__name__}.blocks(model)"
-    if not blocks:
-        raise CaseError(
-            f"{case.name()}: {strategy} cuts a model between blocks, and this one is no "
-            f"nn.Sequential; write {where}, which returns its modules in a row"
-        )
-    owned = [{id(parameter) for parameter in block.parameters()} for block in blocks]
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in set().union(*owned):
-            raise CaseError(f"{where} leaves out {name}; {strategy} trains what is in blocks")
-    owning = sum(map(bool, owned))
-    if owning < gpus:
-        raise CaseError(
-            f"{case.name()}/{strategy} on {gpus} GPUs: the model has {counted(owning, 'block')} "
-            "with parameters, and each GPU needs one; choose fewer GPUs, or give smaller blocks"
-        )
+    cases = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, TrainingCase)
+        and value.__module__ == path.stem
+    }
+    if not name and len(cases) == 1:
+        (name,) = cases
+    if name not in cases:
+        known = ", ".join(f"{file}::{key}" for key in cases) or "none"
+        raise UsageError(f"name a case in {file} as FILE::Class; there is {known}")
+    validate_case(cases[name])
+    return cases[name]

@@ -11,36 +11,30 @@ from string import Formatter
 from typing import ClassVar, Literal
 
 from gpuscale.base.devices import is_gpu
-from gpuscale.base.errors import CaseError, nearest
-from gpuscale.base.printable import escaped, shown
+from gpuscale.base.errors import CaseError
 from gpuscale.base.strategies import COMMAND
+from gpuscale.base.text import escaped, shown
 from gpuscale.records import Environment
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case
-from gpuscale.workload.figures import metrics_of
-from gpuscale.workload.log_formats import FORMATS, by_regex
+from gpuscale.workload.log_formats import FORMATS
+from gpuscale.workload.log_lines import by_regex
+from gpuscale.workload.printed_figures import metrics_of
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
-"""Ways to start a command. `plain` chooses one (`CommandCase.launch_of`); `torchrun` is another
-name of `per-rank`."""
+"""Ways to start a command. With `plain`, `CommandCase.launch_of` chooses one; `torchrun` is another
+name for `per-rank`."""
 PLACEHOLDERS = (
     *("gpus", "nodes", "gpus_per_node", "node_rank", "batch", "global_batch"),
     *("master_addr", "master_port", "hosts", "hostfile"),
 )
-_STARTERS = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
-    **dict.fromkeys(("mpirun", "mpiexec", "srun"), "-n"),
-    "accelerate": "--num_processes",
-    "deepspeed": "--num_gpus",
-}
-"""Programs that start ranks, with the option that sets the number of ranks."""
-_ON_EACH_NODE = ("torchrun", "torch.distributed.run", "accelerate")
+ON_EACH_NODE = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 """Programs that start the ranks of one node only."""
-_ON_ALL_GPUS = ("accelerate", "deepspeed")
-"""Programs that start a rank on every visible GPU unless an option sets the number of ranks."""
+_STARTERS = (*ON_EACH_NODE, "mpirun", "mpiexec", "srun", "deepspeed")
+"""Programs that start ranks."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
@@ -64,21 +58,21 @@ class CommandCase(Case):
     step_regex: ClassVar[str | None] = None
     """Regular expression with the group `step`, used instead of a log format."""
     figure: ClassVar[str | None] = None
-    """Regular expression for figures that the command prints, to judge instead of its steps, or a
-    name of `KNOWN_FIGURES`. Each named group is a metric."""
+    """Regular expression for figures in the command's output, which are judged instead of its step
+    time; or a key of `KNOWN_FIGURES`. Each named group is a metric."""
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
-    """The better direction of metrics whose names do not imply it."""
+    """Whether more or less is better, for metrics whose names do not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
     """Kind of scaling of printed times: constant work per GPU (`weak`) or in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:
-        """Return the metrics that each start prints; none if its steps are timed."""
+        """Return the metrics that the command prints; empty if gpuscale times its steps instead."""
         return () if cls.figure is None else metrics_of(cls.figure, cls.better, cls.scaling)
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """Split the command line into words, without replacing the placeholders."""
+        """Return the words of the command line; placeholders are not replaced."""
         return tuple(shlex.split(cls.command))
 
     @classmethod
@@ -98,7 +92,7 @@ class CommandCase(Case):
 
     @classmethod
     def launch_of(cls, *, across_nodes: bool) -> Launch:
-        """Return how often the command is started; raise a CaseError if it starts ranks twice."""
+        """Return how to start the command, such as `once`; raise CaseError if ranks start twice."""
         if cls.launch != "plain":
             launch: Launch = "per-rank" if cls.launch == "torchrun" else cls.launch
         else:
@@ -106,9 +100,9 @@ class CommandCase(Case):
         starter = starter_of(cls.words())
         if starter is None or not across_nodes or launch == "once":
             return launch
-        if starter in _ON_EACH_NODE and cls.launch in ("plain", "per-node"):
+        if starter in ON_EACH_NODE and cls.launch in ("plain", "per-node"):
             return "per-node"
-        remedy = "per-node" if starter in _ON_EACH_NODE else "once"
+        remedy = "per-node" if starter in ON_EACH_NODE else "once"
         raise CaseError(
             f"{cls.name()}: {starter} starts ranks, and --launch {launch} starts it once for each "
             f"{launch.removeprefix('per-')}; give the bare script, or --launch {remedy}"
@@ -135,7 +129,7 @@ def validate_command(case: type[CommandCase]) -> None:
 def validate_scaling(
     case: type[CommandCase], numbers: Collection[int], environment: Environment
 ) -> None:
-    """Raise a CaseError if the command cannot depend on the number of GPUs.
+    """Raise a CaseError if the command would be the same for different numbers of GPUs.
 
     The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
     on each GPU in `CUDA_VISIBLE_DEVICES`.
@@ -146,15 +140,11 @@ def validate_scaling(
         return
     is_per_node = across_nodes and launch == "per-node"
     takes_all = on_gpu and (is_per_node or not across_nodes)
-    name, remedy = "gpus", "or let --launch per-rank start a script once for each"
-    if starter is not None:
-        option, text = _STARTERS[starter], case.command.replace("-", "_")
-        remedy = f"such as {starter} {option} {{gpus}}"
-        given = re.search(rf"{option.replace('-', '_')}[= ]+(\S+)", text)
-        # torchrun takes these words for all GPUs.
-        takes_all &= starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
-    if is_per_node:
-        name, remedy = "gpus_per_node", "such as torchrun --nproc-per-node, and {nodes}"
+    if starter in ("accelerate", "deepspeed"):
+        takes_all &= re.search(r"--num[-_](processes|gpus)\b", case.command) is None
+    elif starter is not None:
+        takes_all &= re.search(r"--nproc.per.node[= ](gpu|auto)\b", case.command) is not None
+    name = "gpus_per_node" if is_per_node else "gpus"
     # Without the number of nodes, the processes on each would take {gpus} for their own number.
     knows_total = not is_per_node or "nodes" in case.placeholders()
     different = set[tuple[object, ...]]()
@@ -169,7 +159,8 @@ def validate_scaling(
         kind = "GPUs" if on_gpu else "CPU ranks"
         raise CaseError(
             f"{escaped(case.name())}: the command would do the same on different numbers of {kind}"
-            f"; write {{{name}}} where it takes that number, {remedy}"
+            f"; write {{{name}}} where it takes that number, such as torchrun --nproc-per-node "
+            f"{{{name}}}, or let --launch per-rank start a script once for each"
         )
 
 
@@ -188,8 +179,8 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
     if case.log_format is not None and case.step_regex is not None:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
     if case.log_format is not None and case.log_format not in FORMATS:
-        remedy = nearest(case.log_format, FORMATS, "choose from")
-        yield f"there is no log format '{case.log_format}'; {remedy}"
+        known = ", ".join(FORMATS)
+        yield f"there is no log format '{case.log_format}'; choose from {known}"
     yield from _problems_of_figure(case)
     if case.step_regex is not None:
         by_regex(case.step_regex)
@@ -253,20 +244,20 @@ def fields_of(words: Iterable[str]) -> set[str]:
     return {name for word in words for name in _fields(word)}
 
 
-def starter_of(words: Iterable[str]) -> str | None:
+def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> str | None:
     """Return the first program that starts ranks, even inside shell code; None if there is none."""
     for word in words:
         parts = [word]
         with suppress(ValueError):
             parts = shlex.split(word)
         for part in parts:
-            if (name := Path(part).name) in _STARTERS:
+            if (name := Path(part).name) in starters:
                 return name
     return None
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Replace the placeholders in the words by values."""
+    """Return the words with their placeholders replaced by values."""
     return [word.format_map(values) for word in words]
 
 

@@ -3,27 +3,21 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscale.base.errors import UsageError
 
-_KINDS: Mapping[str, tuple[str, str, str | None]] = {
-    "data": ("data=5ms", "seconds", None),
-    "slow-rank": ("slow-rank=1:1.2", "factor", ":"),
-    "compute": ("compute=1.1", "factor", None),
-    "hang": ("hang=1@50", "step", "@"),
-    "crash": ("crash=0@20", "step", "@"),
+_NUMBER, _WHOLE = r"\d+(?:\.\d+)?", r"\d{1,9}"
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "data": (rf"(?P<seconds>{_NUMBER})(?P<unit>us|µs|ms|s)", "data=5ms"),
+    "slow-rank": (rf"(?P<rank>{_WHOLE}):(?P<factor>{_NUMBER})", "slow-rank=1:1.2"),
+    "compute": (rf"(?P<factor>{_NUMBER})", "compute=1.1"),
+    "hang": (rf"(?P<rank>{_WHOLE})@(?P<step>{_WHOLE})", "hang=1@50"),
+    "crash": (rf"(?P<rank>{_WHOLE})@(?P<step>{_WHOLE})", "crash=0@20"),
 }
-"""For each kind of fault: an example, the field set by the number, and the separator between rank
-and number (None if there is no rank)."""
+"""For each kind of fault: the pattern of its value, and an example."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
-_WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
-"""Smallest and largest valid value of each whole-number field."""
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
-_FACTOR = re.compile(r"\d+(?:\.\d+)?")
-_NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,51 +37,35 @@ class Injection:
 
 def parse_injection(text: str) -> Injection:
     """Parse a fault such as `slow-rank=1:1.2`; raise a UsageError if it is invalid."""
-    kind, equals, value = text.strip().partition("=")
-    if not equals or kind not in _KINDS:
-        examples = ", ".join(example for example, *_ in _KINDS.values())
-        raise UsageError(f"--inject: '{text}' is no fault that is known; try one of {examples}")
-    example, field, behind_rank = _KINDS[kind]
-    fields: dict[str, Any] = {}
-    if behind_rank is not None:
-        rank, found, value = value.partition(behind_rank)
-        if not found:
-            raise UsageError(f"--inject: '{text}' lacks its '{behind_rank}'; for example {example}")
-        fields["rank"] = _number("rank", rank, text)
-    fields[field] = _number(field, value, text)
-    return Injection(kind=kind, **fields)
+    kind, _, value = text.strip().partition("=")
+    pattern, _ = _KINDS.get(kind, ("(?!)", ""))
+    if found := re.fullmatch(pattern, value, re.ASCII):
+        told = found.groupdict()
+        injection = Injection(
+            kind=kind,
+            rank=int(told["rank"]) if "rank" in told else None,
+            seconds=float(told["seconds"]) * _UNITS[told["unit"]] if "seconds" in told else None,
+            factor=float(told["factor"]) if "factor" in told else None,
+            step=int(told["step"]) if "step" in told else None,
+        )
+        if _is_within_limits(injection):
+            return injection
+    examples = ", ".join(example for _, example in _KINDS.values())
+    raise UsageError(
+        f"--inject: '{text}' is no fault that is known; try one of {examples}, with a time above 0 "
+        f"and up to {_MOST_SECONDS:g} s, a factor above 1 and up to {_MOST_FACTOR:g}, or a step "
+        "from 1"
+    )
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """Parse several faults; raise a UsageError if two of the same kind affect the same rank."""
-    found: list[Injection] = []
-    first_of: dict[tuple[str, int | None], str] = {}
-    for text in texts:
-        injection = parse_injection(text)
-        first = first_of.setdefault((injection.kind, injection.rank), text)
-        if len(first_of) == len(found):
-            raise UsageError(f"--inject: {first} and {text} are of one kind; give only one of them")
-        found.append(injection)
-    return tuple(found)
+    """Parse several faults, whose effects add up; raise a UsageError if one is invalid."""
+    return tuple(map(parse_injection, texts))
 
 
-def _number(field: str, value: str, text: str) -> float:
-    """Parse a field of the fault in `text`; raise a UsageError if the value is invalid."""
-    if field == "seconds":
-        written = _DURATION.fullmatch(value)
-        number = float(written[1]) * _UNITS[written[2]] if written else 0.0
-        is_valid = 0 < number <= _MOST_SECONDS
-        demand = f" needs a time above 0 and up to {_MOST_SECONDS:g} s, with its unit (us, ms or s)"
-        demand += "; for example data=5ms"
-    elif field == "factor":
-        number = float(value) if _FACTOR.fullmatch(value) else 0.0
-        is_valid = 1 < number <= _MOST_FACTOR
-        demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% longer"
-    else:
-        least, most = _WHOLE_NUMBERS[field]
-        number = int(value) if _NUMBER.fullmatch(value) else -1
-        is_valid = least <= number <= most
-        demand = f": the {field} is a whole number from {least} to {most}, not '{value}'"
-    if not is_valid:
-        raise UsageError(f"--inject: '{text}'{demand}")
-    return number
+def _is_within_limits(injection: Injection) -> bool:
+    return (
+        (injection.seconds is None or 0 < injection.seconds <= _MOST_SECONDS)
+        and (injection.factor is None or 1 < injection.factor <= _MOST_FACTOR)
+        and injection.step != 0
+    )

@@ -1,19 +1,14 @@
-"""Default requests for runs, which depend on the case and the machine."""
+"""Defaults for the duration of a run, and for the devices and processes that a run uses."""
 
-import dataclasses
 import math
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import GPU_KINDS, is_gpu
-from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
-from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
-from gpuscale.records.request import CommandRequest
-from gpuscale.workload.cases import Case, TrainingCase, validate_count
-from gpuscale.workload.command_case import CommandCase, joined
+from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.records import Environment, TimingPlan
+from gpuscale.workload.cases import TrainingCase
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
@@ -25,131 +20,13 @@ TIMING_PLANS: Mapping[str, TimingPlan] = {
 }
 
 
-def default_request(
-    case: type[TrainingCase],
-    environment: Environment,
-    *,
-    strategy: str | None = None,
-    gpus: int,
-    run: int,
-    size: str | None = None,
-    batch: int | None = None,
-) -> RunRequest:
-    """Return the request for one run of a case; raise a CaseError if such a run is impossible.
-
-    The strategy defaults to `default_strategy`, and the batch to the one defined for the size of
-    the case: per GPU for weak scaling, over all GPUs for strong scaling.
-    """
-    built, strategy = case(), strategy or default_strategy(case)
-    has_micro_batches = STRATEGIES[strategy].micro_batches
-    configuration = Configuration(
-        case=case.name(),
-        strategy=strategy,
-        device=environment.device,
-        size=size or ("full" if is_gpu(environment.device) else "smoke"),
-        precision="fp32",
-        channels_last=False,
-        compiled=False,
-        scaling=case.scaling,
-        data="synthetic",
-        threads_per_rank=1,
-        data_workers=0,
-        strategy_options=case.options_text(strategy),
-        schedule=SCHEDULE if has_micro_batches else None,
-        micro_batches=MICRO_BATCHES if has_micro_batches else None,
-    )
-    found = built.named_size(configuration.size)
-    if batch is not None and batch != found.batch:
-        configuration = replace(configuration, batch=batch)
-        found = dataclasses.replace(found, batch=batch)
-    batch_per_gpu = built.batch_per_gpu(found, gpus)
-    validate_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
-    return replace(
-        _request(case, environment, configuration, gpus, run, batch_per_gpu),
-        sample_shape=found.sample_shape,
-        samples_per_epoch=built.training_samples,
-        import_paths=tuple(sys.path),
-    )
-
-
-def command_request(
-    case: type[CommandCase],
-    environment: Environment,
-    *,
-    gpus: int,
-    run: int,
-    batch: int | None = None,
-) -> RunRequest:
-    """Return the request for one run of a command; raise a CaseError if its batch cannot be split.
-
-    `batch` counts samples over all GPUs if the case has a `global_batch`, otherwise samples per
-    GPU; by default, the case's own batch is used.
-    """
-    across_nodes = bool(environment.nodes)
-    launch, processes = case.launch_of(across_nodes=across_nodes), 1
-    if across_nodes:
-        processes = gpus if launch == "per-rank" else environment.nodes_for(gpus)
-    own = case.global_batch or case.batch
-    batch_per_gpu = case.batch_per_gpu(gpus, batch)
-    configuration = Configuration(
-        case=case.name(),
-        strategy=COMMAND,
-        device=environment.device,
-        scaling="strong" if case.global_batch else "weak" if batch_per_gpu else None,
-        batch=None if batch == own else batch,
-        command=joined(case.words()),
-    )
-    command = CommandRequest(
-        words=case.words(),
-        folder=str(Path.cwd()),
-        launch=launch,
-        processes=processes,
-        log_format=case.log_format,
-        step_regex=case.step_regex,
-        tells_batch=batch_per_gpu is None,
-        figure=case.figure,
-        metrics=case.metrics(),
-    )
-    request = _request(case, environment, configuration, gpus, run, batch_per_gpu)
-    if launch == "once" and across_nodes:
-        # Without regard to the run: the command itself chooses nodes and GPUs, from the first on.
-        request = replace(request, devices=devices_of_run(environment, run=1, gpus=gpus))
-    return replace(request, command=command)
-
-
-def _request(
-    case: type[Case],
-    environment: Environment,
-    configuration: Configuration,
-    gpus: int,
-    run: int,
-    batch_per_gpu: int | None,
-) -> RunRequest:
-    return RunRequest(
-        configuration=configuration,
-        gpus=gpus,
-        index=run,
-        batch_per_gpu=batch_per_gpu,
-        case_module=case.__module__,
-        case_file=file_of_case(case),
-        case_class=case.__qualname__,
-        devices=devices_of_run(environment, run=run, gpus=gpus),
-        timing=TIMING_PLANS[environment.device],
-    )
-
-
 def default_strategy(case: type[TrainingCase]) -> str:
     """Return the case's first strategy that has one rank per GPU, or else its first strategy."""
     return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
 
 
-def file_of_case(case: type[Case]) -> str:
-    """Return the path of the file that defines a case."""
-    return str(sys.modules[case.__module__].__file__)
-
-
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
-    """Return the length and number of a run's windows, by default those for the device.
+    """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
     A larger budget of seconds is first spent on more windows, which show whether a run is steady,
     and then on longer windows. With a smaller budget, the ranks shorten the windows.
@@ -168,7 +45,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Return the loader processes per rank; equal for all GPU counts, so as not to favour T(1)."""
+    """Return the number of data-loader processes per rank, which is the same for all GPU counts."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
@@ -178,7 +55,7 @@ def data_workers(environment: Environment) -> int:
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
     """Return the largest number of ranks that share a GPU; None if each rank has its own.
 
-    It is also None if ranks run on CPUs, or if the strategy has one process.
+    Also return None if ranks run on CPUs or on several nodes, or if the strategy has one process.
     """
     if environment.device == "cpu" or environment.nodes or not environment.gpus:
         return None

@@ -158,18 +158,16 @@ def mi300x(bus: int, **others: Any) -> dict[str, Any]:
     }
 
 
-def mi250x(bus: int, *, is_first: bool, **others: Any) -> dict[str, Any]:
-    """The answers of one of the two devices of an MI250X module; the first one measures power."""
+def mi250x(bus: int, **others: Any) -> dict[str, Any]:
+    """The answers of the first of the two devices of an MI250X module, which measures both."""
     metrics = {"indep_throttle_status": 1 << 36, "temperature_hotspot": 60}
-    power_w, count = (500, (10**9, 10**6)) if is_first else (0, 0)
     return {
         **mi300x(bus),
         "amdsmi_get_gpu_asic_info": {"market_name": "AMD Instinct MI250X", "device_id": 0x7408},
         "amdsmi_get_gpu_compute_partition": 2,
         "amdsmi_get_gpu_memory_partition": 2,
-        "amdsmi_get_power_info": {"average_socket_power": power_w, "current_socket_power": 0xFFFF},
-        "amdsmi_get_energy_count": {"": count},
-        "amdsmi_get_power_cap_info": {"power_cap": 560_000_000 if is_first else 0},
+        "amdsmi_get_power_info": {"average_socket_power": 500, "current_socket_power": 0xFFFF},
+        "amdsmi_get_power_cap_info": {"power_cap": 560_000_000},
         "amdsmi_get_gpu_metrics_info": metrics,
         "amdsmi_get_gpu_xgmi_link_status": 2,
         "amdsmi_get_gpu_pci_replay_counter": {"": (4, 1)},

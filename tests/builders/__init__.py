@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +28,10 @@ from gpuscale.records import (
     with_measured,
     without_windows,
 )
-from gpuscale.reports.show import Shown, as_text
-from gpuscale.store.codec import encode_header, encode_run
+from gpuscale.records.record import to_json
+from gpuscale.reports.show import Shown
+from gpuscale.reports.show.formats import SHOWN_FORMATS
+from gpuscale.store.file_formats import encode_header
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
 CNN = Configuration(
@@ -168,16 +169,15 @@ def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any)
     shown = Shown(
         content=content,
         path=Path("night.jsonl"),
-        now=datetime(2026, 11, 21, tzinfo=UTC),
         columns=columns,
         **asked,
     )
-    return as_text.render(shown)
+    return SHOWN_FORMATS["text"].render(shown)
 
 
 def results_text(results: Results) -> str:
     """The text of a file of these results."""
-    return "".join(f"{line}\n" for line in (encode_header(results), *map(encode_run, results.runs)))
+    return "".join(f"{line}\n" for line in (encode_header(results), *map(to_json, results.runs)))
 
 
 def measured(

@@ -10,11 +10,11 @@ from changing import replace
 from builders import CNN, environment, phased_run, results, run, with_values
 from builders.comparisons import entry
 from builders.nights import EXPOSED_S, WELL, Fault, device_summary, own_phases
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.diagnose.attribution import Step, changes_of
 from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence
-from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.diagnose.step_parts import Step, changes_of
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import (
     Baseline,
@@ -163,15 +163,12 @@ def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The trials of a fault, and those that put it down to the right cause."""
+    """How often a fault was put down to the right cause."""
 
-    trials: int
     losses: int
     """Rows that were called worse, which alone get causes."""
     right: int
     """Rows whose first cause is the right one, with the right ranks."""
-    others: int
-    """Further causes that have a share, after the first."""
 
 
 def tally(
@@ -184,7 +181,7 @@ def tally(
     trials: int,
 ) -> Tally:
     """Simulate nights with a fault, each after a baseline of its own with six runs."""
-    losses = right = others = 0
+    losses = right = 0
     for _ in range(trials):
         before = well(rng, [1, gpus], deviation=deviation, telemetry=True)
         now = night_of(rng, [1, gpus], runs, known.fault, deviation=deviation, telemetry=True)
@@ -192,5 +189,4 @@ def tally(
         if row.verdict.is_loss:
             losses += 1
             right += (row.causes[0].kind, row.causes[0].ranks) == (known.kind, known.ranks)
-            others += sum(cause.share is not None for cause in row.causes[1:])
-    return Tally(trials=trials, losses=losses, right=right, others=others)
+    return Tally(losses=losses, right=right)

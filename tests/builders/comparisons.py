@@ -171,7 +171,7 @@ def of_each_verdict() -> Comparison:
             for verdict in Verdict
             if verdict not in (Verdict.OK, Verdict.REGRESSED)
         ),
-        notes=[Statement.of("estimated_spread", count=6)],
+        notes=[Statement.of("published_without_spread")],
     )
 
 

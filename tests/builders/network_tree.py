@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuscale.base.port_counters import PORT_COUNTERS, PortKind
+from gpuscale.records.ports import PORT_COUNTERS, PortKind
 
 
 def write(root: Path, *files: tuple[str, object]) -> None:

@@ -14,7 +14,7 @@ from changing import replace
 
 import builders
 from gpuscale import __version__
-from gpuscale.judge.recording import baseline_from_results
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -67,7 +67,6 @@ class Fault:
     clock: float = 1.0
     pcie_width: int = 16
     nvlinks: int = 6
-    xids: tuple[int, ...] = ()
     ecc_uncorrected: int = 0
     memory: float = 1.0
     energy: float = 1.0
@@ -196,9 +195,7 @@ def _local(night: Night) -> range:
 
 
 def _device(host: str, index: int) -> GpuDevice:
-    return GpuDevice(
-        index=index, name="Tesla V100-SXM2-32GB", uuid=_uuid(host, index), memory_bytes=32 * 2**30
-    )
+    return GpuDevice(index=index, name="Tesla V100-SXM2-32GB", uuid=_uuid(host, index))
 
 
 def _uuid(host: str, index: int) -> str:
@@ -352,14 +349,10 @@ def device_summary(uuid: str, fault: Fault) -> GpuSummary:
             "pcie_width": fault.pcie_width,
             "pcie_max_width": 16,
             "power_limit_w": 300.0,
-            "nvlink_links": 6,
             "nvlink_active_min": fault.nvlinks,
-            "nvlink_replay_errors": 0,
-            "nvlink_recovery_errors": 0,
-            "nvlink_crc_errors": 0,
+            "nvlink_errors": 0,
             "ecc_corrected": 0,
             "ecc_uncorrected": fault.ecc_uncorrected,
         },
         clock_event_reasons={} if fault.clock == 1 else {"hw_thermal_slowdown": 0.8},
-        xids=fault.xids,
     )

@@ -29,7 +29,6 @@ LOST = os.environ.get("EMULATED_CUDA_LOST")
 """The device on which all work fails."""
 LARGEST_SIDE = int(os.environ.get("EMULATED_LARGEST_SIDE", str(2**31)))
 """The most rows and columns of a random matrix, since the CPU has to multiply it."""
-CYCLES_PER_S = 1e9
 
 of_thread = threading.local()
 _pid_of_cuda: int | None = None
@@ -240,11 +239,6 @@ def properties(device: Any = None) -> SimpleNamespace:
     )
 
 
-def sleep(cycles: int) -> None:
-    submit(current_device())
-    time.sleep(cycles / CYCLES_PER_S)
-
-
 def capability(device: Any = None) -> tuple[int, int]:
     found = properties(device)
     return found.major, found.minor
@@ -253,7 +247,6 @@ def capability(device: Any = None) -> tuple[int, int]:
 IN_CUDA = {
     "Event": Event,
     "Stream": Stream,
-    "_sleep": sleep,
     "_lazy_init": init,
     "current_device": current_device,
     "current_stream": current_stream,

@@ -1,16 +1,11 @@
 """Spoils stored files, and checks that readers answer in a value or in one line.
 
-    python tests/fuzz/readers.py --mutations 200000
-
 Whatever a file holds, a reader gives a value that can be written and read again, and shown, or
 raises a `GpuscaleError` of one printable line. Anything else is printed with the number of its
-mutation, which `--only` makes again.
+mutation.
 """
 
-import argparse
 import random
-import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -18,18 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gpuscale.base.errors import GpuscaleError
-from gpuscale.records import Baseline, Results
-from gpuscale.records.json_text import from_json, to_json
-from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
-from gpuscale.store.files import decode_content
-from gpuscale.store.sweep import SweepRecord
-
-# Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from builders import results_text, shown_text
 from fuzz.mutations import mutated
 from fuzz.samples import samples
+
+from gpuscale.base.errors import GpuscaleError
+from gpuscale.records import Baseline, Results
+from gpuscale.records.record import from_json, to_json
+from gpuscale.store.campaign_folders import SweepRecord
+from gpuscale.store.file_formats import decode_any, decode_baseline, decode_results, encode_baseline
+from gpuscale.store.files import decode_content
 
 READERS: dict[str, Callable[[str], Results | Baseline | SweepRecord]] = {
     "results": decode_results,
@@ -95,31 +88,3 @@ def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
         assert decode_results(results_text(value)) == value, "reads back as other results"
     if show:
         shown_text(value)
-
-
-def main() -> int:
-    """Run from the command line; the exit code is 1 where a reader failed."""
-    parser = argparse.ArgumentParser(description="Spoil files and see whether readers bear it.")
-    parser.add_argument("--mutations", metavar="N", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", metavar="NUMBER", type=int, help="make this mutation alone")
-    arguments = parser.parse_args()
-    numbers = range(arguments.mutations)
-    if arguments.only is not None:
-        numbers = range(arguments.only, arguments.only + 1)
-    tally = Tally()
-    began = time.monotonic()
-    fuzz(tally, numbers, arguments.seed)
-    for fault in tally.faults[:5]:
-        sys.stdout.write(f"{fault}\n")
-    sys.stdout.write(
-        f"{len(numbers)} mutations (seed {arguments.seed}), {tally.reads} reads in "
-        f"{time.monotonic() - began:.0f} s: {tally.values.total()} read and written back, "
-        f"{tally.refusals.total()} refused in one line ({len(tally.places)} different problems), "
-        f"{len(tally.faults)} tracebacks\n"
-    )
-    return 1 if tally.faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,13 +19,8 @@
  *   FAKE_NVML_FAIL=DEVICE:FUNCTION:AFTER:FOR:CODE
  *                                    every query of DEVICE answers CODE once FUNCTION has been
  *                                    answered AFTER times, for FOR queries (0: for ever)
- *   FAKE_NVML_XID=DEVICE:XID[:CODE]  one error event at the second look for events; each look
- *                                    after it answers CODE
  *   FAKE_NVML_CALLS=FILE             appends "DEVICE FUNCTION" for every query
  *   FAKE_NVML_HANG=1                 nvmlDeviceGetUtilizationRates never returns
- *   FAKE_NVML_SAMPLES=OFFSET         the driver buffers a sample of utilisation and of power every
- *                                    10 ms, timed OFFSET seconds later than Unix time; one half of
- *                                    what the readings say, so that a test can tell them apart
  * Compiled with -DOLD_DRIVER it knows only what drivers before R510 did.
  */
 #define _GNU_SOURCE
@@ -88,9 +83,8 @@ static device fleet[] = {
      50, 0, 5, 16, 5, 6, 4, 0, 0, 1},
 };
 #define FLEET_SIZE (sizeof fleet / sizeof fleet[0])
-#define MIG_PARENT (&fleet[3])
 
-static uint answered[FLEET_SIZE], failed[FLEET_SIZE], looks[FLEET_SIZE], counted[FLEET_SIZE];
+static uint answered[FLEET_SIZE], failed[FLEET_SIZE], counted[FLEET_SIZE];
 
 static uint number_of(device *d) { return (uint)(d - fleet); }
 
@@ -206,13 +200,6 @@ int nvmlDeviceGetMigMode(device *d, uint *current, uint *pending) {
     if (!d->mig_mode)
         return NOT_SUPPORTED;
     *current = *pending = 1;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **parent) {
-    if (!d->is_mig)
-        return INVALID_ARGUMENT;
-    *parent = MIG_PARENT;
     return SUCCESS;
 }
 
@@ -404,55 +391,6 @@ int nvmlDeviceGetTotalEccErrors(device *d, int kind, int counter, ulong64 *count
     return code;
 }
 
-typedef struct event_set {
-    device *device;
-} event_set;
-
-typedef struct event {
-    device *device;
-    ulong64 type, data;
-    uint gpu_instance, compute_instance;
-} event;
-
-int nvmlEventSetCreate(event_set **set) {
-    *set = calloc(1, sizeof **set);
-    return SUCCESS;
-}
-
-int nvmlEventSetFree(event_set *set) {
-    free(set);
-    return SUCCESS;
-}
-
-int nvmlDeviceRegisterEvents(device *d, ulong64 types, event_set *set) {
-    int code = query(d, "register_events");
-    if (code != SUCCESS)
-        return code;
-    if (types != 8)
-        return INVALID_ARGUMENT;
-    set->device = d;
-    return d->links ? SUCCESS : NOT_SUPPORTED;
-}
-
-int nvmlEventSetWait_v2(event_set *set, event *found, uint timeout_ms) {
-    uint number, xid;
-    int code = TIMEOUT;
-    const char *planned = getenv("FAKE_NVML_XID");
-    if (timeout_ms != 0)
-        return INVALID_ARGUMENT;
-    if (planned && sscanf(planned, "%u:%u:%d", &number, &xid, &code) >= 2 &&
-        number == number_of(set->device)) {
-        uint look = looks[number]++;
-        if (look == 1) {
-            *found = (event){.device = set->device, .type = 8, .data = xid};
-            return SUCCESS;
-        }
-        if (look > 1)
-            return code;
-    }
-    return TIMEOUT;
-}
-
 typedef struct field_value {
     uint field, scope;
     long long timestamp, latency;
@@ -492,44 +430,6 @@ int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
 #endif
     }
     return SUCCESS;
-}
-
-typedef struct sample {
-    ulong64 timestamp;
-    union {
-        uint whole;
-        ulong64 large;
-    } value;
-} sample;
-
-enum { POWER_SAMPLES = 0, UTILIZATION_SAMPLES = 1, BUFFER = 120, SAMPLE_EVERY_US = 10000 };
-
-/* As a driver does it: without room it answers with the size of its buffer, of which the places
- * that nothing was put into yet are empty. */
-int nvmlDeviceGetSamples(device *d, int kind, ulong64 last_us, uint *type, uint *count, sample *samples) {
-    const char *offset_s = getenv("FAKE_NVML_SAMPLES");
-    struct timespec now;
-    int code = query(d, "samples");
-    if (code != SUCCESS)
-        return code;
-    uint value = kind == UTILIZATION_SAMPLES ? d->utilization_percent : d->power_mw;
-    if (!offset_s || value == ABSENT || (kind != UTILIZATION_SAMPLES && kind != POWER_SAMPLES))
-        return NOT_SUPPORTED;
-    *type = 1;
-    if (!samples) {
-        *count = BUFFER;
-        return SUCCESS;
-    }
-    clock_gettime(CLOCK_REALTIME, &now);
-    ulong64 now_us = (ulong64)((atof(offset_s) + (double)now.tv_sec) * 1e6) + (ulong64)now.tv_nsec / 1000;
-    ulong64 first_us = now_us - (BUFFER - 1) * SAMPLE_EVERY_US;
-    if (first_us <= last_us)
-        first_us = last_us + SAMPLE_EVERY_US;
-    uint filled = 0;
-    memset(samples, 0, *count * sizeof *samples);
-    for (ulong64 at = first_us; at <= now_us && filled < *count; at += SAMPLE_EVERY_US)
-        samples[filled++] = (sample){.timestamp = at, .value.whole = value / 2};
-    return filled ? SUCCESS : NOT_FOUND;
 }
 
 #ifndef OLD_DRIVER

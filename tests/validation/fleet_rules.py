@@ -8,10 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from simulated_fleet import DRIFTS, Fleet, Sweep
 
-from gpuscale.records.fleet import FleetRow, NodeState, NodeVisit
-
-Values = Mapping[tuple[str, FleetRow], Sequence[float]]
-"""Step times of each row of each node, over all its jobs."""
+from gpuscale.records.campaigns import NodeState, NodeVisit
 
 
 def by_median(rows: Mapping[str, Sequence[float]]) -> set[str]:
@@ -54,7 +51,7 @@ RULES: Mapping[str, Callable[[Mapping[str, Sequence[float]]], set[str]]] = {
 def called_by(rule: str, sweep: Sweep) -> set[str]:
     """The nodes that a rule calls sick."""
     if rule == "gpuscale":
-        return {node.node for node in sweep.verdict.in_state(NodeState.SICK)}
+        return sweep.in_state(NodeState.SICK)
     values: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     for visit in sweep.visits:
         for row, times in visit.step_times_s:
@@ -96,7 +93,7 @@ def tallied(
         tally["sweeps"] += 1
         tally["slow"] += slow
         tally["asked"] += len(sweep.asked)
-        tally["unclear"] += len(sweep.verdict.in_state(NodeState.UNCLEAR))
+        tally["unclear"] += len(sweep.in_state(NodeState.UNCLEAR))
         for rule in ("gpuscale", *RULES):
             called = called_by(rule, sweep)
             tally[f"{rule}: nodes"] += len(sick_nodes & called)

@@ -1,4 +1,4 @@
-"""docs/evidence/validation.md and its picture: promised figures, and our rule beside usual ones.
+"""docs/evidence/validation.md: promised figures, and our rule beside usual ones.
 
     python tests/validation/page.py --comparisons 10000 --page docs/evidence/validation.md
 
@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode
-from validation.plot import validation_svg
 from validation.rule_comparison import Validation, choose, validate
 from validation.simulated_machine import LossKind
 from validation.simulation import Simulation, Standing, simulate
@@ -38,7 +37,7 @@ TEMPLATE = Path(__file__).with_name("template.md")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate, write the page and the picture beside it, and say how many figures are met."""
+    """Simulate, write the page, and say how many figures are met."""
     parser = argparse.ArgumentParser(description="Simulate the judgement and write the page.")
     parser.add_argument("--page", type=Path, required=True, help="the page to write")
     parser.add_argument(
@@ -71,10 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"python tests/validation/page.py --comparisons {asked.comparisons} --seed {asked.seed} "
         f"--page {asked.page.name if asked.page.is_absolute() else asked.page}"
     )
-    picture = asked.page.with_suffix(".svg")
-    page = validation_page(simulation, validation, choice, command=command, picture=picture.name)
+    page = validation_page(simulation, validation, choice, command=command)
     asked.page.write_text(page, encoding="utf-8")
-    picture.write_text(validation_svg(validation), encoding="utf-8")
     sys.stdout.write(f"{summary_line(simulation)}\n")
     return exit_code(simulation)
 
@@ -85,7 +82,6 @@ def validation_page(
     choice: Validation,
     *,
     command: str,
-    picture: str,
 ) -> str:
     """The page as Markdown.
 
@@ -93,14 +89,12 @@ def validation_page(
         simulation: of gpuscale's rule on many machines.
         validation: of all rules on a few machines.
         choice: of gpuscale's rule at each significance that a site may choose.
-        command: that made both.
-        picture: the file name of the picture beside the page.
+        command: that made all of it.
     """
     quiet = sum(outcome.comparisons for outcome in simulation.quiet)
     lossy = sum(outcome.comparisons for outcome in simulation.lossy)
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         command=command,
-        picture=picture,
         version=__version__,
         size=(
             f"{quiet:,} comparisons without a loss and {lossy:,} with one, seed {simulation.seed}"

@@ -6,9 +6,9 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.statistics.significance import rate_of
 from gpuscale.judge.compare import compare
-from gpuscale.records import EntryKey, Rate, Results, Verdict
+from gpuscale.records import EntryKey, Results, Verdict
+from validation.rates import Rate, rate_of
 from validation.rules import Runs, usual_rules
 from validation.scenarios import ALLOCATION_DEVIATION, LOSSES
 from validation.simulated_machine import (

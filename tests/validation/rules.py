@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import mannwhitneyu
+import scipy
 
 Runs = Sequence[Sequence[float]]
 """Seconds per step of the windows of each run."""
@@ -53,7 +53,7 @@ def asv_worse(baseline: Runs, tonight: Runs, *, factor: float, p_threshold: floa
         raise ValueError(f"{len(before)} and {len(after)} windows are too few for asv's test")
     if not _median(baseline) < _median(tonight) / factor:
         return False
-    test = mannwhitneyu(
+    test = scipy.stats.mannwhitneyu(
         before,
         after,
         use_continuity=False,

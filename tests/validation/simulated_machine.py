@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from builders import CNN
+from builders import CNN, environment, rank_report
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscale.analysis.statistics.steadiness import steadiness
-from gpuscale.judge.recording import baseline_from_results
+from gpuscale.analysis.steadiness import steadiness
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
-    Environment,
     Failure,
     GpuDevice,
-    RankReport,
     Results,
     Run,
     Tolerances,
@@ -203,19 +201,11 @@ def _night(logs: Logs, job: str, scenario: Scenario | None = None) -> Results:
             for j, gpus in enumerate(GPUS):
                 if scenario.strikes(case, gpus):
                     times_s[:, i, j] *= 1 / (1 - scenario.loss.size)
+    devices = tuple(GpuDevice(index=i, name="simulated") for i in range(max(GPUS)))
     return Results(
         created_at="2026-01-01T03:00:00+00:00",
         gpuscale_version="0",
-        environment=Environment(
-            device="cuda",
-            host="simulated",
-            cpu_model=None,
-            cpu_count=None,
-            gpus=tuple(GpuDevice(index=i, name="simulated") for i in range(max(GPUS))),
-            python_version="3",
-            torch_version="2",
-            job_id=job,
-        ),
+        environment=replace(environment(job_id=job), gpus=devices),
         runs=tuple(
             _run(case, gpus, index, times_s[index, i, j].tolist())
             for index in range(len(times_s))
@@ -226,20 +216,7 @@ def _night(logs: Logs, job: str, scenario: Scenario | None = None) -> Results:
 
 
 _CONFIGURATIONS = {case: replace(CNN, case=case) for case in STEP_TIMES_S}
-_RANKS = tuple(
-    RankReport(
-        rank=rank,
-        local_rank=rank,
-        host="simulated",
-        devices=(rank,),
-        device_uuids=(f"GPU-{rank}",),
-        parameter_digest="0" * 64,
-        final_loss=0.5,
-        peak_memory_bytes=None,
-        peak_host_memory_bytes=None,
-    )
-    for rank in range(max(GPUS))
-)
+_RANKS = tuple(rank_report(rank) for rank in range(max(GPUS)))
 
 
 def _run(case: str, gpus: int, index: int, step_times_s: Sequence[float]) -> Run:
@@ -261,10 +238,6 @@ def _run(case: str, gpus: int, index: int, step_times_s: Sequence[float]) -> Run
             for time_s in step_times_s
         ),
         ranks=_RANKS[:gpus],
-        warmup_steps=5,
-        warmup_s=1.0,
-        startup_s=1.0,
-        wall_s=10.0,
         failure=None if unsteady is None else Failure(kind="unsteady", message=unsteady),
     )
     return with_measured(run) if unsteady is None else run

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpuscale.analysis.statistics.significance import rate_of
 from gpuscale.judge.compare import compare
-from gpuscale.records import Comparison, EntryVerdict, Finding, Rate, Verdict
+from gpuscale.records import Comparison, EntryVerdict, Finding, Verdict
+from validation.rates import Rate, rate_of
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
 from validation.simulated_machine import LossKind, Scenario, recorded, simulated_nights
 

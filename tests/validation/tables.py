@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from gpuscale.base.units import format_percent
-from gpuscale.records import Rate
-from gpuscale.reports.machine_text import coarse_rate_text
+from gpuscale.base.text import format_percent
 from gpuscale.reports.phrases import UNKNOWN
+from validation.rates import Rate, coarse_rate_text
 from validation.rule_comparison import RuleOutcome, Validation
 from validation.simulated_machine import Loss, LossKind, SimulatedMachine
 from validation.simulation import Outcome, Simulation

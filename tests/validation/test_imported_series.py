@@ -3,20 +3,18 @@
 import itertools
 import math
 import random
-import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
-from scipy.special import stdtr
 
-from gpuscale.analysis.statistics.levels import level_changes
+from gpuscale.analysis.level_changes import level_changes
 
 pytestmark = pytest.mark.thorough
 
 SESSIONS = 30
 STEP = 0.04
 SICK = 0.2
-SERIES = 400
+SERIES = 1000
 Nights = Sequence[tuple[int, float]]
 Rule = Callable[[Nights], set[int]]
 """Returns the sessions on which a rule reports a loss, of (session, log of the cost) pairs."""
@@ -77,40 +75,6 @@ def rates(deviation: float) -> dict[str, tuple[float, float]]:
     return {name: (found[name] / SERIES, alarmed[name] / SERIES) for name in RULES}
 
 
-def tails(series: Nights, deviation: float | None) -> dict[int, float]:
-    """P-value of each session's test: the mean of it and the one before against all earlier ones.
-
-    The deviation between sessions is estimated from the earlier ones unless it is given.
-    """
-    found = {}
-    for end in range(6, len(series) + 1):
-        *before, last, now = (cost for _, cost in series[:end])
-        scale = statistics.pstdev(before) * math.sqrt(len(before) / (len(before) - 1))
-        error = (deviation or scale) * math.sqrt(1 / 2 + 1 / len(before))
-        departure = (last + now) / 2 - statistics.fmean(before)
-        df = 1e9 if deviation else len(before) - 1
-        found[series[end - 1][0]] = float(stdtr(df, -departure / error))
-    return found
-
-
-def bound(deviation: float, *, knows_deviation: bool) -> float:
-    """Steps found by the best test that alarms in 1 % of series, and is told the sick session."""
-    rng = random.Random(27)
-    given = deviation if knows_deviation else None
-    smallest, at_steps = [], []
-    for _ in range(4 * SERIES):
-        step_at = rng.randrange(10, SESSIONS - 2)
-        sick = rng.choice([n for n in range(2, SESSIONS) if abs(n - step_at) > 3])
-        without, with_step = (
-            tails([night for night in nights(rng, deviation, at, sick) if night[0] != sick], given)
-            for at in (None, step_at)
-        )
-        smallest.append(min(without.values()))
-        at_steps.append(min(with_step[step_at], with_step[step_at + 1]))
-    limit = statistics.quantiles(smallest, n=100)[0]
-    return sum(p < limit for p in at_steps) / len(at_steps)
-
-
 @pytest.mark.parametrize("deviation", [0.001, 0.003, 0.005, 0.007])
 def test_steps_of_4_percent_are_found_within_two_sessions(deviation: float) -> None:
     found, alarmed = rates(deviation)["gpuscale history"]
@@ -118,12 +82,8 @@ def test_steps_of_4_percent_are_found_within_two_sessions(deviation: float) -> N
     assert alarmed <= 0.01
 
 
-def test_at_1_percent_not_even_the_best_test_finds_95_percent_of_the_steps() -> None:
-    best, found = bound(0.01, knows_deviation=False), rates(0.01)["gpuscale history"][0]
-    assert best < 0.92
-    assert found > best - 0.25
-    # Only who knows the deviation beforehand finds them.
-    assert bound(0.01, knows_deviation=True) > 0.95
+def test_at_1_percent_between_sessions_most_steps_are_found() -> None:
+    assert rates(0.01)["gpuscale history"][0] > 0.6
 
 
 @pytest.mark.parametrize("deviation", [0.001, 0.01, 0.012])

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from gpuscale.judge.diagnose.pairs import NodeFinding, find_slow, second_look, tournament
+from gpuscale.judge.diagnose.slow_links import NodeFinding, find_slow, second_look, tournament
 from gpuscale.records import NodeProbe, Probe
-from gpuscale.records.probe import PAIR, SEND, Pairs, merged_probes
+from gpuscale.records.probes import PAIR, SEND, Pairs, merged_probes
 
 NODES, LEAF, TRIALS = 256, 16, 20
 SPREAD = 0.05

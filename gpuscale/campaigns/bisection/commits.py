@@ -1,4 +1,4 @@
-"""The commits between a good and a bad one, each checked out into a folder of its own."""
+"""Bisection over git commits: each commit tried is checked out into a folder of its own."""
 
 import os
 import shutil
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.printable import visible
+from gpuscale.base.text import visible
+from gpuscale.campaigns.bisection import CannotBeMadeError, Change, Kind, Setting, last_line
 from gpuscale.campaigns.bisection.decision import Applied
-from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Change, Kind, Setting, last_line
 
 
 @dataclass(slots=True, kw_only=True)
 class Commits(Kind):
-    """A range of commits along first parents.
+    """A range of git commits, following first parents.
 
-    They are checked out from a clone that shares the repository's objects, so that neither a trial
-    nor a kill leaves anything in the repository.
+    Commits are checked out from a clone that shares the repository's objects, so that a trial
+    leaves nothing behind in the repository, even if the trial is killed.
     """
 
     noun = "commit"
@@ -38,35 +38,31 @@ class Commits(Kind):
         first, last = (
             self._git("rev-parse", "--verify", f"{end}^{{commit}}") for end in (good, bad)
         )
-        listed = ("rev-list", "--first-parent", "--reverse", f"{first}..{last}")
-        self._commits = [first, *self._git(*listed).split()]
-        if len(self._commits) == 1 or self._git("merge-base", first, last) != first:
+        if first == last or self._git("merge-base", first, last) != first:
             raise UsageError(f"--git: {visible(good)} is not an earlier commit of {visible(bad)}")
-
-    def identity(self) -> object:
-        """Return the repository and its commits."""
-        return str(self._top), self._commits
+        listed = ("log", "--first-parent", "--reverse", "--format=%H%x09%h%x09%s")
+        lines = self._git(*listed, f"{first}..{last}").splitlines()
+        found = [line.split("\t", 2) for line in lines]
+        self._commits = [first, *(commit for commit, _, _ in found)]
+        self.take(
+            Change(name=short, text=visible(f"{short} {subject}"), remedy=f"git show {short}")
+            for _, short, subject in found
+        )
 
     def prepare(self, folder: Path) -> None:
-        """Clone the repository without a work tree, and read the subjects of the commits."""
+        """Clone the repository without a work tree."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         clone = folder / "repository"
         shutil.rmtree(clone, ignore_errors=True)
         self._git("clone", "-q", "--shared", "--no-checkout", str(self._top), str(clone))
-        format_of = ("log", "--no-walk=unsorted", "--format=%h%x09%s")
-        lines = self._git(*format_of, *self._commits[1:]).splitlines()
-        self.take(
-            Change(name=short, text=visible(f"{short} {subject}"), remedy=f"git show {short}")
-            for short, _, subject in (line.partition("\t") for line in lines)
-        )
 
     def content(self, applied: Applied) -> str:
         """Return the hash of the last commit applied."""
         return self._commits[len(applied)]
 
     def setting(self, applied: Applied) -> Setting:
-        """Return the setting for the last commit applied; check it out unless its folder exists."""
+        """Check out the last commit applied, unless its folder exists; return the folder to use."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

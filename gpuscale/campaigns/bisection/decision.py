@@ -1,4 +1,4 @@
-"""Compare environments by alternating runs, until the runs decide which one is slower."""
+"""Compare environments by alternating runs until it is decided which of them are slower."""
 
 import itertools
 import math
@@ -8,31 +8,31 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from gpuscale.analysis.statistics.estimates import Difference, Term
-from gpuscale.judge.compare.while_measuring import SequentialPlan
+from gpuscale.analysis.estimates import Difference, Term
+from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records import Estimate
 
 Applied = frozenset[int]
-"""The changes applied in an environment, by index; all others are as in the good environment."""
+"""Indices of the changes that an environment applies to the good environment."""
 MakeRun = Callable[[Applied], float | None]
-"""Function that makes a run in an environment; it returns the log step time, or None on failure."""
+"""Function that executes a run in an environment; returns the log step time, None on failure."""
 
 _PRIOR_DF = 6.0
-"""Largest weight, in degrees of freedom, of the noise in earlier trials."""
+"""Maximum weight, in degrees of freedom, of the noise estimated from earlier trials."""
 _ATTEMPTS = 2
 """Number of successive failed runs after which an environment counts as broken."""
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget of trials or time is spent, so that no further run may be made."""
+    """Raised if the budget of trials or time is spent, so that no further run may start."""
 
     def __init__(self, budget: Literal["trials", "time"]) -> None:
         super().__init__(budget)
         self.budget = budget
 
 
-class Answer(StrEnum):
-    """How an environment compares with another one."""
+class TrialAnswer(StrEnum):
+    """Answer to whether an environment is slower than another one."""
 
     SLOWER = "slower"
     LIKE = "not slower"
@@ -40,25 +40,25 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The difference in log step time between an environment and the one before it."""
+class SpeedDifference:
+    """The difference in log step time between an environment and its predecessor in a trial."""
 
-    answer: Answer
+    answer: TrialAnswer
     difference: Difference
 
     @property
     def loss(self) -> float:
-        """The difference itself, positive if the environment is slower."""
+        """Difference in log step time; positive if slower than the predecessor."""
         return self.difference.value
 
     @property
     def speed(self) -> Estimate:
-        """The environment's speed relative to the one before it."""
+        """The environment's speed relative to that of its predecessor."""
         return (-self.difference).relative_change()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TrialLimits:
     """Limits for the loss of an environment, as differences in log step time."""
 
     slower: float
@@ -74,17 +74,17 @@ class Turns:
     make_run: MakeRun
     plan: SequentialPlan
     broken: set[Applied] = field(default_factory=set)
-    """Environments in which all attempts to make a run failed."""
+    """Environments in which every attempt at a run failed."""
     _squares: float = 0.0
     _df: int = 0
-    """Residual sum of squares, and its degrees of freedom, over all trials so far."""
+    """Degrees of freedom of `_squares`, the residual sum of squares of all trials so far."""
 
     def compare(
-        self, sides: Sequence[Applied], limits: Limits, patience: int = 1
-    ) -> list[Step] | None:
-        """Compare each side with the one before it; return None if one cannot be measured.
+        self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
+    ) -> list[SpeedDifference] | None:
+        """Compare each environment with its predecessor; return None if one cannot be measured.
 
-        `patience` is a factor on the maximum number of runs before a trial is given up.
+        `patience` multiplies the number of runs after which an undecided trial ends.
         """
         rounds: list[list[float]] = []
         most = patience * self.plan.most_runs
@@ -100,16 +100,16 @@ class Turns:
                 _decided(each, limits, rates.significance, rates.confidence)
                 for each in self._differences(rounds)
             ]
-            if all(step.answer is not Answer.OPEN for step in steps):
+            if all(step.answer is not TrialAnswer.OPEN for step in steps):
                 break
         squares, df = _residuals(rounds)
         self._squares, self._df = self._squares + squares, self._df + df
         return steps
 
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
-        """Measure each side once, in reverse order if `backwards`; None if one cannot be measured.
+        """Measure each environment's log step time once; return None if one cannot be measured.
 
-        The order alternates from round to round, which cancels a drift.
+        The caller reverses the order (`backwards`) in every other round, to cancel a drift.
         """
         made: dict[int, float] = {}
         for position in sorted(range(len(sides)), reverse=backwards):
@@ -126,7 +126,7 @@ class Turns:
         return [made[position] for position in range(len(sides))]
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Return the difference between each side and the next, with noise pooled over trials."""
+        """Return the differences of successive environments, with noise pooled over all trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:
@@ -141,7 +141,7 @@ class Turns:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares, without effects of rounds and sides, and its df."""
+    """Return the residual sum of squares, net of round and side means, and degrees of freedom."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(
@@ -153,13 +153,13 @@ def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def _decided(
-    difference: Difference, limits: Limits, significance: float, confidence: float
-) -> Step:
+    difference: Difference, limits: TrialLimits, significance: float, confidence: float
+) -> SpeedDifference:
     lower = difference.lower_bound(1 - significance)
     half = difference.half_width((1 + confidence) / 2)
-    answer = Answer.OPEN
+    answer = TrialAnswer.OPEN
     if lower is not None and lower > limits.slower:
-        answer = Answer.SLOWER
+        answer = TrialAnswer.SLOWER
     elif half is not None and difference.value + half < limits.like:
-        answer = Answer.LIKE
-    return Step(answer=answer, difference=difference)
+        answer = TrialAnswer.LIKE
+    return SpeedDifference(answer=answer, difference=difference)

@@ -1,4 +1,4 @@
-"""Environments with some packages from the bad side and all others from the good side."""
+"""Bisection over packages: environments that mix packages of a good and a bad environment."""
 
 import importlib.metadata
 import os
@@ -7,34 +7,36 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gpuscale
 from gpuscale.base.errors import UsageError
 from gpuscale.base.foreign_texts import DISK_FULL, NO_INDEX
+from gpuscale.campaigns.bisection import CannotBeMadeError, Change, Kind, Setting, last_line
 from gpuscale.campaigns.bisection.decision import Applied
-from gpuscale.campaigns.bisection.kind import CannotBeMadeError, Change, Kind, Setting, last_line
-from gpuscale.campaigns.bisection.sides import Side, differences_elsewhere
+from gpuscale.campaigns.bisection.sides import BisectionSide, differences_elsewhere
 from gpuscale.records.environment_diff import listed
-from gpuscale.records.software import normalised
+from gpuscale.records.evidence import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_WHEEL = re.compile(r"/[^/-]+-([^/-]+)-[^/]*\.whl\b")
-"""A wheel's path or address; the group is its version."""
 _NOT_OF_A_PACKAGE = {
     NO_INDEX: "uv cannot reach the index; give --wheelhouse DIR (pip download -r FILE -d DIR)",
     DISK_FULL: "the disk is full, so uv makes no environment; free some space, and run it again",
 }
 _PTH = "zz_gpuscale.pth"
 _KEPT = 6
-"""Maximum number of environments kept on disk; making one again takes only seconds."""
+"""Maximum number of environments kept on disk; creating one again takes only seconds."""
+
+
+Pair = tuple[str | None, str | None]
+"""A package's requirements in the good and the bad environment; None if it is absent there."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Packages(Kind):
-    """The environments of trials, which uv makes in a folder.
+    """The packages of a good and a bad environment, and the environments that uv creates from them.
 
     Dependencies are not resolved: each environment gets exactly the listed packages. This allows a
     library to be changed beneath a torch that pins another version of it.
@@ -43,34 +45,30 @@ class Packages(Kind):
     noun = "package"
     uv: str
     python: str
-    good: Side
-    bad: Side
+    good: BisectionSide
+    bad: BisectionSide
     is_lent: bool
-    """True if the interpreters of trials train cases, and so need to import gpuscale."""
+    """True if trials train cases, so that their environments must be able to import gpuscale."""
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
-    _common: tuple[str, ...] = ()
-    _pairs: tuple[tuple[str | None, str | None], ...] = ()
-    """For each change, the requirements of both sides; None if a side lacks the package."""
+    _all: Mapping[str, Pair] = field(default_factory=dict)
+    """Requirements in the good and the bad environment, keyed by package name."""
     _folder: Path = Path()
 
-    def identity(self) -> object:
-        """Return the packages of both sides."""
-        return sorted(self.good.pins.values()), sorted(self.bad.pins.values()), self.python
-
-    def prepare(self, folder: Path) -> None:
-        """Find the packages that can be changed, and those that must change together."""
-        self._folder = folder
+    def __post_init__(self) -> None:
         good, bad = self.good, self.bad
         left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
         self.not_tried = [*dict.fromkeys(left)]
         names = sorted({*good.pins, *bad.pins})
-        pairs = {name: (good.pins.get(name), bad.pins.get(name)) for name in names}
-        self._take(pairs)
+        self._take({name: (good.pins.get(name), bad.pins.get(name)) for name in names})
+
+    def prepare(self, folder: Path) -> None:
+        """Leave out packages that cannot be installed, and find those that must change together."""
+        self._folder = folder
         try:
             ends = self._ends()
         except CannotBeMadeError:
-            self._take({name: self._installable(*pair) for name, pair in pairs.items()})
+            self._take({name: self._installable(*pair) for name, pair in self._all.items()})
             if not self.changes:
                 problem = f"no package that differs can be installed: {listed(self.not_tried, 1)}"
                 raise UsageError(f"{problem}; see --index-url and --wheelhouse") from None
@@ -81,7 +79,7 @@ class Packages(Kind):
         return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
 
     def setting(self, applied: Applied) -> Setting:
-        """Make an environment if needed; return its setting. Cases can import gpuscale in it."""
+        """Create an environment if necessary; return the interpreter and variables for its runs."""
         place = self._made(applied)
         if self.is_lent:
             self._lend(place)
@@ -90,7 +88,7 @@ class Packages(Kind):
         return Setting(variables=variables, python=place / "bin" / "python")
 
     def _made(self, applied: Applied) -> Path:
-        """Return the folder of an environment, after making it if necessary."""
+        """Create an environment if necessary, and return its folder."""
         place = self._folder / self.name_of(applied)
         complete = place / "complete"
         if not complete.exists():
@@ -114,29 +112,27 @@ class Packages(Kind):
         return self.python, self._lines(applied)
 
     def _lines(self, applied: Applied) -> list[str]:
-        chosen = (pair[number in applied] for number, pair in enumerate(self._pairs))
-        return sorted([*self._common, *(line for line in chosen if line is not None)])
+        bad = {self.changes[number].name for number in applied}
+        chosen = (pair[name in bad] for name, pair in self._all.items())
+        return sorted(line for line in chosen if line is not None)
 
-    def _take(self, pairs: Mapping[str, tuple[str | None, str | None]]) -> None:
-        self._common = tuple(one for one, other in pairs.values() if one == other and one)
-        differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-        self._pairs = (*differing.values(),)
-        self.take(_change(name, *pair) for name, pair in differing.items())
+    def _take(self, pairs: Mapping[str, Pair]) -> None:
+        self._all = pairs
+        self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
-    def _installable(self, *pair: str | None) -> tuple[str | None, str | None]:
-        """Return both requirements of a package; if only one can be installed, that one twice."""
+    def _installable(self, *pair: str | None) -> Pair:
+        """Return both requirements of a package; if only one can be installed, return it twice."""
         probe = self._folder / "probe"
-        can: dict[str | None, bool] = {None: True}
-        for line in sorted({line for line in pair if line is not None}):
+        usable: list[str | None] = []
+        for line in dict.fromkeys(pair):
             target = ("--python", self.python) if self.python.startswith("/") else ()
-            refusal = self._install(*target, "--target", str(probe), line)
-            can[line] = refusal is None
-            if refusal is not None:
+            refusal = line and self._install(*target, "--target", str(probe), line)
+            if refusal:
                 self.not_tried.append(f"{line} ({refusal})")
+            else:
+                usable.append(line)
             shutil.rmtree(probe, ignore_errors=True)
-        usable = [line for line in pair if can[line]]
-        before, after = pair if len(usable) == len(pair) else (usable or [None]) * 2
-        return before, after
+        return (usable[0], usable[-1]) if usable else (None, None)
 
     def _install(self, *arguments: str) -> str | None:
         command = ("pip", "install", "--no-deps", *self.options, *arguments)
@@ -144,7 +140,7 @@ class Packages(Kind):
         return self._uv(*command, "--offline") and self._uv(*command)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return the reason if it failed, or None.
+        """Run uv; return the reason for a failure, or None on success.
 
         Raise a UsageError if the failure does not depend on the packages.
         """
@@ -164,7 +160,7 @@ class Packages(Kind):
             shutil.rmtree(old.parent, ignore_errors=True)
 
     def _group(self, sites: Iterable[Path]) -> None:
-        """Group packages of which one pins another, and place the members of a group together."""
+        """Group packages if one of them pins another, and sort all changes by group."""
         numbers = {change.name: number for number, change in enumerate(self.changes)}
         group = dict(enumerate(self.groups))
         for package in importlib.metadata.distributions(path=[*map(str, sites)]):
@@ -177,11 +173,10 @@ class Packages(Kind):
                     group = {at: new if of == old else of for at, of in group.items()}
         order = sorted(group, key=lambda number: (group[number], number))
         self.changes = tuple(self.changes[number] for number in order)
-        self._pairs = tuple(self._pairs[number] for number in order)
         self.groups = tuple(group[number] for number in order)
 
     def _lend(self, place: Path) -> None:
-        """Let an environment import gpuscale and its dependencies; its own packages come first."""
+        """Append gpuscale and its dependencies to the import path of an environment."""
         folder = self._folder / "gpuscale_needs"
         if not folder.exists():
             folder.mkdir()
@@ -193,7 +188,7 @@ class Packages(Kind):
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the files and folders of gpuscale's dependencies, except packages that are tried."""
+    """Yield the files and folders of gpuscale's dependencies, except packages under bisection."""
     site = Path(sysconfig.get_path("purelib"))
     waiting, seen = ["gpuscale"], {"gpuscale", *without}
     while waiting:
@@ -218,16 +213,8 @@ def _site(place: Path) -> Path:
 
 
 def _change(name: str, before: str | None, after: str | None) -> Change:
-    versions = [_version(line) for line in (before, after)]
+    versions = [re.split(r"[/=@\s]", line)[-1] if line else "none" for line in (before, after)]
     if versions[0] == versions[1]:  # two builds of one version
         versions = [str(before), str(after)]
     remedy = f"keep {before}" if before else f"leave out {name}"
     return Change(name=name, text=f"{name} {' → '.join(versions)}", remedy=remedy)
-
-
-def _version(line: str | None) -> str:
-    if line is None:
-        return "none"
-    if wheel := _WHEEL.search(line):
-        return wheel[1]
-    return re.sub(r"^.*?(===?|@) *", "", line) if re.search("==|@", line) else line

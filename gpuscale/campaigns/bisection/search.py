@@ -1,10 +1,10 @@
-"""Search the changes that make an environment slower, and prove them; nothing here measures.
+"""Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: between two environments, the first half of what differs is applied, and both halves are
-judged by runs of all three in turn. So several independent culprits are found in one descent.
-Minimisation: if the culprits alone do not explain the loss, the search is repeated with them
-applied, which finds those that act only together; if taking them back does not end the loss, it is
-repeated without them, which finds those that they hide. Culprits that are not needed are dropped.
+Halving: a third environment applies only the first half of the changes between two others, and
+runs of all three in turn judge both halves. This finds several independent culprits at once.
+Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
+for changes that act only in combination. If undoing the culprits does not end the loss, search
+again without the culprits, for changes that they hide. Culprits that are not needed are dropped.
 """
 
 import itertools
@@ -12,38 +12,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from gpuscale.analysis.statistics.estimates import Difference
+from gpuscale.analysis.estimates import Difference
 from gpuscale.campaigns.bisection.decision import (
-    Answer,
     Applied,
-    Limits,
     OutOfBudgetError,
-    Step,
+    SpeedDifference,
+    TrialAnswer,
+    TrialLimits,
     Turns,
 )
-from gpuscale.records.bisection import Bisection, Finding, Reason
+from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 
-_AT_FIRST = Limits(slower=0.01, like=0.02)
-"""Limits of the first trial: losses below `slower` are not searched, below `like` there is none."""
+_AT_FIRST = TrialLimits(slower=0.01, like=0.02)
+"""Limits for the trial of GOOD against BAD, which decides whether there is a loss to search."""
 _SLOWER, _LIKE, _EXPLAINED = 0.1, 0.25, 1 / 3
-"""Fractions of the loss: minimum for a culprit, maximum in a half that is not searched, and maximum
-that may remain without the culprits."""
+"""Fractions of the whole loss: minimum for a culprit, maximum in a half that is not searched, and
+maximum that the culprits may leave unexplained."""
 _SPLITS = 6
-"""Number of places to split at that are tried before changes count as inseparable."""
+"""Number of split positions to try before changes count as inseparable."""
 _EXTENSIONS = 6
 _PATIENCE = 2
-"""Factor on the maximum number of runs if a trial is to prove a culprit."""
+"""Factor that multiplies the maximum number of runs in trials that confirm a culprit."""
 
 _SURE = 0.99
 
-Steps = Sequence[Step]
+Steps = Sequence[SpeedDifference]
 Unit = tuple[int, ...]
 """Indices of changes that cannot be tried separately; usually a single one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One bisection; changes with the same number in `groups` are applied together."""
+    """A search for the culprits of a bisection; changes in the same group are applied together."""
 
     turns: Turns
     groups: Sequence[int]
@@ -51,60 +51,62 @@ class Search:
     is_ordered: bool = False
     """True if a change requires all earlier ones to be applied, as with commits."""
     tell: Callable[[int, Sequence[Applied], Steps | None], None]
-    """Called after each trial: its number, its environments, and the steps from each to the next;
-    None if one of them cannot be measured."""
+    """Callback after each trial, with the trial's number, its environments, and the differences
+    between successive environments (None if an environment cannot be measured)."""
     trials: int = 0
     _loss: Difference | None = None
     _suspects: list[Unit] = field(default_factory=list)
 
     def run(self) -> Bisection | None:
-        """Search and prove the culprits; return None if either end cannot be measured."""
+        """Find the culprits and confirm them; return None if GOOD or BAD cannot be measured."""
         good, bad = frozenset[int](), frozenset(range(len(self.groups)))
         try:
             ends = self._compare((good, bad), _AT_FIRST)
             if ends is None:
                 return None
             self._loss = loss = ends[0].difference
-            if ends[0].answer is Answer.SLOWER:
+            if ends[0].answer is TrialAnswer.SLOWER:
                 return self._searched(bad, loss.value)
         except OutOfBudgetError as spent:
-            finding = Finding.SUSPECTED if self._suspects else Finding.UNDECIDED
+            finding = BisectionFinding.SUSPECTED if self._suspects else BisectionFinding.UNDECIDED
             return self._result(finding, reason=spent.budget)
-        if ends[0].answer is Answer.OPEN:
-            return self._result(Finding.UNDECIDED, reason="noise")
+        if ends[0].answer is TrialAnswer.OPEN:
+            return self._result(BisectionFinding.UNDECIDED, reason="noise")
         half = loss.half_width(_SURE)
         is_faster = half is not None and loss.value + half < -_AT_FIRST.slower
-        return self._result(Finding.REVERSED if is_faster else Finding.SAME)
+        return self._result(BisectionFinding.REVERSED if is_faster else BisectionFinding.SAME)
 
     def _searched(self, bad: Applied, loss: float) -> Bisection:
         changes = tuple(sorted(bad))
         self._suspects = [changes]
         found = self._halved(frozenset(), changes, loss)
         if not found:
-            return self._result(Finding.UNDECIDED, reason="contradictory")
+            return self._result(BisectionFinding.UNDECIDED, reason="contradictory")
         if self.is_ordered:
             return self._proved_in_order(found, bad, loss)
         alone, taken_back = self._extended(found, bad, loss)
         if len(self._suspects) > 1:
             needed = [unit for unit in self._suspects if self._is_needed(unit, bad, loss)]
             if not needed:
-                return self._result(Finding.SUSPECTED, reason="not needed")
+                return self._result(BisectionFinding.SUSPECTED, reason="not needed")
             if len(needed) < len(self._suspects):
                 self._suspects = needed
                 alone, taken_back = self._proofs(bad, loss)
         if alone is None or taken_back is None:
-            return self._result(Finding.SUSPECTED, alone, taken_back, reason="cannot be tried")
+            return self._result(
+                BisectionFinding.SUSPECTED, alone, taken_back, reason="cannot be tried"
+            )
         is_proved = (
-            alone[0].answer is Answer.SLOWER
-            and taken_back[0].answer is Answer.LIKE
-            and taken_back[1].answer is Answer.SLOWER
+            alone[0].answer is TrialAnswer.SLOWER
+            and taken_back[0].answer is TrialAnswer.LIKE
+            and taken_back[1].answer is TrialAnswer.SLOWER
         )
         if is_proved:
-            return self._result(Finding.FOUND, alone, taken_back)
-        return self._result(Finding.SUSPECTED, alone, taken_back, reason="not explained")
+            return self._result(BisectionFinding.FOUND, alone, taken_back)
+        return self._result(BisectionFinding.SUSPECTED, alone, taken_back, reason="not explained")
 
     def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
-        """Prove the culprits of an ordered range, by measuring the states before and after each."""
+        """Confirm each culprit of an ordered range, by measuring just before and just after it."""
         units = {(unit[0], unit[-1] + 1): unit for unit in sorted(found)}
         edges = sorted({0, len(bad), *itertools.chain.from_iterable(units)})
         sides = [frozenset(range(edge)) for edge in edges]
@@ -112,19 +114,21 @@ class Search:
         self._suspects = [*units.values()]
         steps = self._compare(sides, limits, _PATIENCE)
         if steps is None:
-            return self._result(Finding.SUSPECTED, reason="cannot be tried")
+            return self._result(BisectionFinding.SUSPECTED, reason="cannot be tried")
         spans = dict(zip(itertools.pairwise(edges), steps, strict=True))
-        slower = {at for at in units if spans[at].answer is Answer.SLOWER}
+        slower = {at for at in units if spans[at].answer is TrialAnswer.SLOWER}
         rest = [step for at, step in spans.items() if at not in slower]
-        if not slower or any(step.answer is not Answer.LIKE for step in rest):
-            return self._result(Finding.SUSPECTED, reason="not explained")
+        if not slower or any(step.answer is not TrialAnswer.LIKE for step in rest):
+            return self._result(BisectionFinding.SUSPECTED, reason="not explained")
         self._suspects = [units[at] for at in slower]
         # The weakest of the culprits, and the largest loss of what is left.
         alone = min((spans[at] for at in slower), key=attrgetter("loss"))
-        return self._result(Finding.FOUND, [alone], sorted(rest, key=attrgetter("loss"))[-1:])
+        return self._result(
+            BisectionFinding.FOUND, [alone], sorted(rest, key=attrgetter("loss"))[-1:]
+        )
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
-        """Return the culprits among changes that are applied to `base` in order, by halving."""
+        """Find the culprits, by halving, among changes that are applied to `base` in order."""
         if len(changes) == 1:
             return [changes]
         limits = self._limits(loss * _LIKE)
@@ -147,7 +151,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield indices at which to split, middle first; inside of a group only if it is alone."""
+        """Yield positions to split the changes at, middle first, between groups if possible."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]
@@ -157,9 +161,10 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Search for further culprits that act only with the others or are hidden by them.
+        """Search for further culprits that act only with the known ones or are hidden by them.
 
-        Return the proofs of all culprits: with them alone, and without them.
+        Return the results of two trials: with only the culprits applied, and with all other changes
+        applied; None for a trial that cannot be measured.
         """
         for _ in range(_EXTENSIONS):
             alone, taken_back = self._proofs(bad, loss)
@@ -167,9 +172,9 @@ class Search:
             rest = tuple(sorted(bad - applied))
             more: list[Unit] = []
             # Searched only if a large part is missing, of which each culprit has some.
-            if rest and alone and alone[1].answer is Answer.SLOWER:
+            if rest and alone and alone[1].answer is TrialAnswer.SLOWER:
                 more = self._halved(applied, rest, alone[1].loss)
-            elif rest and taken_back and taken_back[0].answer is Answer.SLOWER:
+            elif rest and taken_back and taken_back[0].answer is TrialAnswer.SLOWER:
                 more = self._halved(frozenset(), rest, taken_back[0].loss)
             if not more:
                 break
@@ -190,14 +195,16 @@ class Search:
         limits = self._limits(loss * _LIKE)
         pairs = ((frozenset[int](), frozenset(unit)), (bad.difference(unit), bad))
         tried = (self._compare(pair, limits) for pair in pairs)
-        return any(steps is not None and steps[0].answer is Answer.SLOWER for steps in tried)
+        return any(steps is not None and steps[0].answer is TrialAnswer.SLOWER for steps in tried)
 
-    def _limits(self, like: float) -> Limits:
+    def _limits(self, like: float) -> TrialLimits:
         loss = 0.0 if self._loss is None else self._loss.value
         slower = loss * _SLOWER
-        return Limits(slower=slower, like=max(like, 1.5 * slower))
+        return TrialLimits(slower=slower, like=max(like, 1.5 * slower))
 
-    def _compare(self, sides: Sequence[Applied], limits: Limits, patience: int = 1) -> Steps | None:
+    def _compare(
+        self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
+    ) -> Steps | None:
         if self.trials >= self.most_trials:
             raise OutOfBudgetError("trials")
         self.trials += 1
@@ -207,7 +214,7 @@ class Search:
 
     def _result(
         self,
-        finding: Finding,
+        finding: BisectionFinding,
         alone: Steps | None = None,
         taken_back: Steps | None = None,
         *,
@@ -224,10 +231,10 @@ class Search:
         )
 
 
-def _is_followed(step: Step, limits: Limits) -> bool:
-    """True if a half may contain a culprit; if the runs are undecided, their mean decides."""
-    is_open = step.answer is Answer.OPEN and step.loss > limits.like
-    return step.answer is Answer.SLOWER or is_open
+def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:
+    """True if a half may contain a culprit: it is slower, or undecided but slower on average."""
+    is_open = step.answer is TrialAnswer.OPEN and step.loss > limits.like
+    return step.answer is TrialAnswer.SLOWER or is_open
 
 
 def _union(units: Sequence[Unit]) -> Applied:

@@ -1,4 +1,4 @@
-"""The good or the bad environment: from its interpreter, a list of pins, results or variables."""
+"""Read the good and the bad environment of a bisection, and find the variables that differ."""
 
 import os
 import re
@@ -9,28 +9,27 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuscale.base.environment import JOB_VARIABLES
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.printable import visible
-from gpuscale.campaigns.bisection.kind import last_line
-from gpuscale.campaigns.bisection.variables import SUFFIX, lasting, variables_in
+from gpuscale.base.text import visible
+from gpuscale.campaigns.bisection import last_line
 from gpuscale.records import Environment, Results
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import environment_changes, environment_text
-from gpuscale.records.software import normalised
+from gpuscale.records.evidence import normalised
 from gpuscale.store import read_any
-from gpuscale.store.files import READ_PROBLEMS, file_errors
+from gpuscale.store.files import file_errors
 
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? *(?:===?|@) *\S+")
-_EDITABLE = re.compile(r"-e +(\S+)")
 _OPTION = re.compile(r"\s+--\w.*|\s+#.*|\s*\\$|;.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class BisectionSide:
     """One of the two environments between which a bisection searches."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Requirement that installs each package, keyed by the package's name."""
+    """Pinned requirements, such as `torch==2.14`, keyed by package name."""
     python: str = ""
     """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
     python_version: str | None = None
@@ -38,7 +37,7 @@ class Side:
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables, from a file or as recorded in results."""
+    """Environment variables, as recorded in results."""
 
 
 def uv_program() -> str:
@@ -51,16 +50,14 @@ def uv_program() -> str:
     return found
 
 
-def side_of(path: Path) -> Side:
-    """Read an environment's folder or interpreter, pinned requirements, variables, or results."""
-    if path.suffix == SUFFIX:
-        return Side(variables=variables_in(path))
+def side_of(path: Path) -> BisectionSide:
+    """Read a side from an environment's folder, an interpreter, a requirements file or results."""
     python = path / "bin" / "python" if path.is_dir() else path
     if path.is_dir() or path.name.startswith("python"):
         return _installed(path, python)
     if path.suffix == ".txt":
-        with file_errors(path, READ_PROBLEMS):
-            return Side(pins=_pins(path, path.read_text("utf-8", "replace").splitlines()))
+        with file_errors(path):
+            return BisectionSide(pins=_pins(path, path.read_text("utf-8", "replace").splitlines()))
     content = read_any(path)
     environments = (
         (content.environment,)
@@ -71,21 +68,25 @@ def side_of(path: Path) -> Side:
     packages = last.packages
     minor = ".".join((last.python_version or "").split(".")[:2])
     foreign = {name for name, version in packages.items() if set(version) & set(" ,")}
-    return Side(
+    return BisectionSide(
         pins={name: f"{name}=={packages[name]}" for name in packages if name not in foreign},
         # Another patch of that Python will do.
         python=minor,
         python_version=minor or None,
         not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
         recorded=environments,
-        variables=lasting(last.variables),
+        variables={
+            name: value for name, value in last.variables.items() if name not in JOB_VARIABLES
+        },
     )
 
 
-def differences_elsewhere(good: Side, bad: Side, tried: Collection[str] = ()) -> list[str]:
-    """Return the differences between recorded environments other than packages, such as the driver.
+def differences_elsewhere(
+    good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
+) -> list[str]:
+    """Return differences between recorded environments, such as the driver, except packages.
 
-    Variables named in `tried` are left out.
+    Environment variables named in `tried` are left out.
     """
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}
@@ -93,8 +94,8 @@ def differences_elsewhere(good: Side, bad: Side, tried: Collection[str] = ()) ->
     return [environment_text(change) for change in changes if change.name not in names]
 
 
-def validate_sides(good: Side, bad: Side) -> None:
-    """Raise a UsageError if no packages differ or are known, or if the interpreters differ."""
+def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
+    """Raise a UsageError if packages are unknown or all equal, or if the Python versions differ."""
     for name, side in (("GOOD", good), ("BAD", bad)):
         if not side.pins:
             remedy = "name the folder of an environment, or its pip freeze in a .txt"
@@ -109,7 +110,7 @@ def validate_sides(good: Side, bad: Side) -> None:
         raise UsageError(f"the same packages are in both environments{left}; name two that differ")
 
 
-def _installed(path: Path, python: Path) -> Side:
+def _installed(path: Path, python: Path) -> BisectionSide:
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
     try:
         told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -119,20 +120,22 @@ def _installed(path: Path, python: Path) -> Side:
         raise UsageError(f"{visible(str(path))}: no Python starts there; {remedy}") from None
     asked = [uv_program(), "pip", "freeze", "--python", str(python)]
     frozen = subprocess.run(asked, capture_output=True, text=True, check=False)
-    pins, lost = {}, []
-    for name, line in _pins(path, frozen.stdout.splitlines()).items():
-        # Packages of conda and of a build's folder have a path that is gone.
-        local = line.partition("file://")[2]
-        if local and not Path(local.partition("#")[0]).exists():
-            lost.append(line)
-        else:
-            pins[name] = line
     if frozen.returncode:
         raise UsageError(f"{visible(str(path))}: uv cannot read it: {last_line(frozen.stderr)}")
+    kept: list[str] = []
+    lost: list[str] = []
+    for line in frozen.stdout.splitlines():
+        # Packages of conda and of a build's folder have a path that is gone.
+        local = line.partition("file://")[2].partition("#")[0]
+        is_lost = line.startswith("-e") or (local and not Path(local).exists())
+        (lost if is_lost else kept).append(line)
     if (Path(prefix) / "conda-meta").is_dir():
         lost.append("packages of conda that are not Python's")
-    return Side(
-        pins=pins, python=str(python.absolute()), python_version=version, not_tried=tuple(lost)
+    return BisectionSide(
+        pins=_pins(path, kept),
+        python=str(python.absolute()),
+        python_version=version,
+        not_tried=tuple(lost),
     )
 
 
@@ -142,11 +145,10 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
         text = _OPTION.sub("", line).strip()
         if not text or text.startswith(("#", "--")):
             continue
-        pin, editable = _PIN.fullmatch(text), _EDITABLE.fullmatch(text)
-        if pin is None and editable is None:
+        pin = _PIN.fullmatch(text)
+        if pin is None:
             problem = f"'{visible(text)}' is no pinned version; write NAME==VERSION, as pip freeze"
             raise FileError(path, problem, line=number)
-        name = pin[1] if pin else Path((editable or [text])[1]).name
-        found[normalised(name)] = text
+        found[normalised(pin[1])] = text
     found.pop("gpuscale", None)
     return found

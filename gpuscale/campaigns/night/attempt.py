@@ -1,31 +1,88 @@
-"""An attempt to measure: files written by pytest, faults found in them, and the exit code."""
+"""One attempt at a nightly run: start and stop pytest, find faults, and choose the exit code."""
 
+import os
 import signal
+import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from types import FrameType
 from typing import Literal
 
-import msgspec
-
-from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
+from gpuscale.base.environment import text_of
+from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError, UsageError
+from gpuscale.base.process_ends import PASSED_ON_S
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Results, Run
-from gpuscale.records.json_text import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """Environment variable with the path of the file in which pytest reports faults of the machine."""
 LEFT_OUT = "gpuscale left out"
 """Name of the JUnit property that says why a pytest item did not result in a run."""
 NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
-"""Why a pytest item did not result in a run; `needless`: the run was not needed or already made."""
+"""Reason why a pytest item resulted in no run; `needless`: no further run was needed."""
 
 _INFRASTRUCTURE_KINDS = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that the training code itself does not cause."""
 _PYTEST_BROKEN = (3, 4)
 """Pytest's exit codes for an internal error and for wrong usage."""
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that request a stop, like Slurm's and Grid Engine's warnings before a job is killed."""
+
+
+class StopRequest:
+    """Remembers the first signal that requests a stop, and terminates the running pytest."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._running: Popen[bytes] | None = None
+        for number in _ASKED_TO_END:
+            signal.signal(number, self._on_signal)
+
+    def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
+        """Run a program; return its exit code, or the negated number of the signal that ended it.
+
+        The program's output is copied to a log and to standard output; if writing to one fails, the
+        other is still written. The program is terminated when this process is asked to stop.
+        """
+        try:
+            process = Popen(
+                command, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, bufsize=0
+            )
+        except OSError as error:
+            remedy = "run 'make setup', or put the environment that has it first on PATH"
+            problem = f"{command[0]} cannot be started ({error.strerror})"
+            raise UsageError(f"{problem}; {remedy}") from None
+        self._running = process
+        if self.number is not None:
+            process.terminate()
+        assert process.stdout is not None
+        try:
+            log.touch()
+        except OSError:
+            log = Path(os.devnull)
+        with log.open("ab", buffering=0) as file:
+            while chunk := process.stdout.read(65536):
+                with suppress(OSError):
+                    file.write(chunk)
+                with suppress(OSError):
+                    sys.stdout.buffer.write(chunk)
+                    sys.stdout.buffer.flush()
+        self._running = None
+        return process.wait()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None and self._running is not None:
+            # Schedulers and terminals signal all processes of a job; a second signal would
+            # disturb a process that is shutting down properly.
+            later = threading.Timer(PASSED_ON_S, self._running.terminate)
+            later.daemon = True
+            later.start()
+        self.number = self.number or number
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +99,6 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightFault:
-    """A probable failure of the infrastructure."""
-
-    text: str
-    host: str | None = None
-    """Host on which the failure happened; None if unknown."""
-    rank: int | None = None
-
-    def __str__(self) -> str:
-        named = self.host is None or self.host in self.text
-        return self.text if named else f"{self.text} (on {self.host})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """The outcome of one invocation of pytest."""
 
@@ -65,7 +108,7 @@ class Attempt:
     """Number of the signal that requested a stop; None if no signal did."""
     items: Items
     results: Results | None
-    machine: tuple[NightFault, ...] = ()
+    machine: tuple[str, ...] = ()
     """Faults of the machine that kept the pytest session from starting."""
 
     @property
@@ -85,7 +128,7 @@ class Attempt:
         return passed and self.stopped_by is None
 
     @property
-    def faults(self) -> tuple[NightFault, ...]:
+    def faults(self) -> tuple[str, ...]:
         """Probable failures of nodes, network, file system or scheduler.
 
         Exceptions in the training code, ranks that disagree and unsteady steps do not count, nor do
@@ -93,59 +136,24 @@ class Attempt:
         """
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
-    def _faults(self) -> Iterator[NightFault]:
+    def _faults(self) -> Iterator[str]:
         # A failed run that was repeated successfully is no fault.
         done = {(run.key, run.configuration, run.index) for run in self.runs if run.is_valid}
         for run in self.runs:
             failure, made = run.failure, (run.key, run.configuration, run.index)
             if failure and failure.kind in _INFRASTRUCTURE_KINDS and made not in done:
-                text = f"{run.key.label}, run {run.index}: {failure.message}"
-                yield NightFault(text=text, host=failure.host, rank=failure.rank)
+                message, host = failure.message, failure.host
+                where = "" if host is None or host in message else f" (on {host})"
+                yield f"{run.label}, run {run.index}: {message}{where}"
         for reason in self.items.gpus_missing:
-            yield NightFault(text=f"GPUs are missing: {reason}")
+            yield f"GPUs are missing: {reason}"
         if self.exit_code < 0 or self.exit_code >= 128:
             number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
             memory = " (out of memory?)" if number == signal.SIGKILL else ""
-            yield NightFault(text=f"pytest was ended by {signal_name(number)}{memory}")
+            yield f"pytest was ended by {signal_name(number)}{memory}"
         elif self.exit_code == CANNOT_WRITE:
-            yield NightFault(text="results could not be written; see the end of pytest.log")
+            yield "results could not be written; see the end of pytest.log"
         yield from self.machine
-
-    def evidence(self, **facts: object) -> str:
-        """Return the text of `evidence.json`, with the hosts, devices and faults."""
-        where = None if self.results is None else self.results.environment
-        ranks = [rank for run in self.runs for rank in run.ranks]
-        text = document_text(
-            "gpuscale-evidence",
-            **facts,
-            hosts=sorted({rank.host for rank in ranks}),
-            gpus=[
-                {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
-                for place in (() if where is None else where.nodes or (where,))
-                for gpu in place.gpus
-            ],
-            gpu_uuids_used=sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
-            pytest_exit=self.exit_code,
-            valid_runs=sum(run.is_valid for run in self.runs),
-            failed_runs=sum(run.failure is not None for run in self.runs),
-            faults=self.faults,
-        )
-        return f"{text}\n"
-
-
-def suspected_nodes(
-    faults: Sequence[NightFault], nodes: Sequence[str], *, lost: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return the nodes of a job to avoid in a retry, as the scheduler names them.
-
-    Nodes that the scheduler has lost are the only suspects, since their loss makes ranks on other
-    nodes fail too. If no node is lost, nodes named in faults are suspected, or else all nodes.
-    """
-    if gone := tuple(node for node in nodes if node in lost):
-        return gone
-    blamed = {fault.host.partition(".")[0] for fault in faults if fault.host is not None}
-    named = tuple(node for node in nodes if node.partition(".")[0] in blamed)
-    return named or tuple(nodes)
 
 
 def signal_name(number: int) -> str:
@@ -178,18 +186,13 @@ def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> Non
     """Write to the fault file why the pytest session cannot start, if the machine is at fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
-        text = f"nothing could be started: {error}"
-        faults = [NightFault(text=text, host=host) for host in error.hosts or (None,)]
         with suppress(OSError):
-            Path(path).write_bytes(msgspec.json.encode(faults))
+            Path(path).write_text(f"nothing could be started: {error}")
 
 
-def read_machine_faults(path: Path) -> tuple[NightFault, ...]:
+def read_machine_faults(path: Path) -> tuple[str, ...]:
     """Read the faults that `report_to_night` wrote; empty if there are none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[NightFault, ...])
-    except (OSError, msgspec.DecodeError):
-        return ()
+    return tuple(filter(None, [text_of(path)]))
 
 
 _MEANINGS: Mapping[int, str] = {
@@ -206,21 +209,16 @@ _VERDICTS = frozenset(
 )
 
 
-def night_exit(
-    attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
-) -> ExitCode:
+def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
     """Return the exit code of a nightly run.
 
-    A regression takes precedence, even if items failed; then a failed comparison, then faults of
-    the infrastructure, then missing runs, since incomplete results allow no verdict. A regression
-    found in a first attempt (`first_regressed`) stands unless the last attempt is complete and
-    judged. `compare_exit` is None if nothing was compared.
+    A regression takes precedence, even if items failed; then come a failed comparison, faults of
+    the infrastructure, and missing runs, since incomplete results allow no verdict. `compare_exit`
+    is None if nothing was compared.
     """
-    is_broken = compare_exit is not None and compare_exit not in _VERDICTS
-    is_whole = not is_broken and attempt.is_complete and attempt.has_measured
-    if compare_exit == ExitCode.REGRESSED or (first_regressed and not is_whole):
+    if compare_exit == ExitCode.REGRESSED:
         return ExitCode.REGRESSED
-    if is_broken:
+    if compare_exit is not None and compare_exit not in _VERDICTS:
         return ExitCode.USAGE
     if attempt.faults:
         return ExitCode.INFRASTRUCTURE
@@ -242,8 +240,8 @@ def night_meaning(
         meaning = "nothing was measured"
     elif code == ExitCode.NOTHING_COMPARABLE and not has_baseline:
         meaning = "measured, not judged: no baseline was named"
-    elif code == ExitCode.REGRESSED and compare_exit != ExitCode.REGRESSED:
-        meaning += ", by what the first attempt measured: see attempt-1"
+    elif code == ExitCode.INCOMPLETE and compare_exit in (ExitCode.OK, ExitCode.INCONCLUSIVE):
+        meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
     if attempt.stopped_by is not None:
         meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
     return meaning
@@ -265,8 +263,3 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
     # No night ends with such a code: a signal or another program ended the job.
     told = "no exit code" if code is None else f"exit code {code}"
     return ExitCode.USAGE, f"{told}, with which no night ends; see its log"
-
-
-def combined_exit(first: int, last: int) -> int:
-    """Combine the exit codes of a nightly run's jobs; only a verdict can override a regression."""
-    return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from gpuscale.analysis.estimates import outlying_allocations
 from gpuscale.analysis.scaling import Entry
-from gpuscale.analysis.statistics.levels import outlying_allocations
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -24,7 +24,7 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Valid runs needed to pass despite failed runs, which must not outnumber the valid runs."""
+"""Minimum number of valid runs to pass despite failed runs; at least half must also be valid."""
 _LONGEST_MESSAGE = 160
 
 
@@ -54,10 +54,10 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return the signed distance of each outlying baseline run's log step time from the others.
+    """Return the signed distance of each outlying baseline run from the median (log step times).
 
     Runs are identified by allocation and index within the allocation. A run is not outlying if any
-    run of the results is nearer to it than to the others, since the machine still produces such
+    run of the results is nearer to it than to the median, since the machine still produces such
     times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
@@ -98,7 +98,7 @@ class MatchedRow:
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Build the record of this verdict, with the row's values in baseline and results."""
+        """Return an entry with the given verdict and reason, and the row's values on both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if (known := self.published) is not None:
@@ -119,7 +119,7 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy of the row that cannot be judged, with the verdict and the reason why."""
+        """Return a copy marked as impossible to judge, with the verdict `obstacle` and a reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
@@ -144,7 +144,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the published point of a key or of the strategy that it wraps; None without one."""
+    """Return the key's published point, else that of the wrapped strategy; None if unpublished."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -231,7 +231,7 @@ def _published_differences(
 ) -> tuple[FieldChange, ...]:
     """Find the known differences between a published and a measured point.
 
-    Confusing weak with strong scaling needs no separate check, since it changes the batch per GPU.
+    Weak and strong scaling need no separate check, since they differ in the batch per GPU.
     """
     used = measured.configuration
     if used.metric is not None:

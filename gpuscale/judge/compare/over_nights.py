@@ -6,14 +6,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as with_fields
 
-from gpuscale.analysis.history import (
-    History,
-    date_texts,
-    environment_at,
-    history_of,
-    nights_before,
-    nights_of,
-)
+from gpuscale.analysis.history import History, history_of_nights, nights_before
+from gpuscale.analysis.nights import environment_at, left_out_of, nights_of
 from gpuscale.base.errors import UsageError
 from gpuscale.records import (
     Comparison,
@@ -30,78 +24,77 @@ from gpuscale.records import (
 
 
 class EarlierNights(NamedTuple):
-    """Results of nightly runs other than the current one."""
+    """Nightly runs before the current one."""
 
-    all: list[Results]
-    """Results of all earlier nights, plus those of excluded nights, which a history still lists."""
+    history: History
+    """The history of these nights and the current one."""
     last: list[Results]
-    """Results of each row in those of its last 15 nights that are at its current level."""
+    """Results of the last 15 nights; a row's runs before its last change of level are left out."""
     later: int
     """Number of nightly runs that began after the current one; they are ignored."""
 
 
-def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
+def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
     """Return the nightly runs before the current one (`tonight`).
 
     Raises UsageError if there are none.
     """
-    present = {night.allocation: night.began_at for night in nights_of(tonight)}
-    first = min(present.values(), default=None)
-    others = [night for night in nights_of(history) if night.allocation not in present]
-    before = {n.allocation for n in others if first is None or n.began_at < first}
-    later = len(others) - len(before)
-    if not before:
+    present = nights_of(tonight)
+    names = {night.allocation for night in present}
+    others = [night for night in nights_of(read) if night.allocation not in names]
+    earlier = [night for night in others if not present or night.began_at < present[0].began_at]
+    later = len(others) - len(earlier)
+    if not earlier:
         remedy = f"; {later} began later: was a clock wrong?" if later else ""
         problem = "no night with a valid run began before these results"
         raise UsageError(f"--history: {problem}{remedy}")
-    earlier = _chosen(history, lambda run, result: result.allocation_of(run) in before)
-    named = [result for result in history if result.left_out]
-    return EarlierNights(all=[*earlier, *named], last=_on_present_levels(earlier), later=later)
+    history = history_of_nights((*earlier, *present), left_out_of([*read, *tonight]))
+    on_level = _on_present_levels(history_of_nights(tuple(earlier)))
+    last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
+    return EarlierNights(history=history, last=last, later=later)
 
 
-def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
-    """Return the valid runs of recent nights at which their row was at its current level.
+def _on_present_levels(history: History) -> set[tuple[PointKey, str]]:
+    """Return (row, allocation) pairs of the recent nights on which a row was at its current level.
 
     Nights at other levels would widen the spread so much that a new loss might be missed; changes
     to a slower level are reported separately.
     """
-    history = history_of(earlier)
     tonight = len(history.nights)
-    taken = {
+    return {
         (row.point, history.nights[night].allocation)
         for row in history.rows
         for night in nights_before(tonight, row.point, history.nights, row.changes)
     }
-    return _chosen(
-        earlier, lambda run, result: (PointKey.of(run), result.allocation_of(run)) in taken
-    )
 
 
-def last_night(history: Sequence[Results]) -> list[Results]:
+def last_night(read: Sequence[Results]) -> list[Results]:
     """Return the results of the latest nightly run; raise UsageError if no run is valid."""
-    nights = nights_of(history)
+    nights = nights_of(read)
     if not nights:
         raise UsageError("the results hold no valid run")
     last = nights[-1].allocation
-    return _chosen(history, lambda run, result: result.allocation_of(run) == last)
+    return _chosen(read, lambda _, allocation: allocation == last)
 
 
-def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -> list[Results]:
+def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:
+    """Return results with only the runs that `keeps` accepts; omit excluded and empty results."""
     return [
         with_fields(result, runs=runs)
-        for result in history
-        if not result.left_out and (runs := tuple(run for run in result.runs if keeps(run, result)))
+        for result in read
+        if not result.left_out
+        and (runs := tuple(run for run in result.runs if keeps(run, result.allocation_of(run))))
     ]
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """Mark rows as regressed if they dropped to a slower level in recent nights.
+    """Return the comparison in which rows that recently dropped to a slower level have regressed.
 
     The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
     it compares with may be slow already.
     """
     losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
-    names = date_texts([night.began_at for night in history.nights])
+    names = history.names
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _beside_nights(entry)
@@ -146,7 +139,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Change the reason for a missing row: earlier nightly runs lack it, not a baseline."""
+    """State in a missing row's reason that earlier nights, rather than a baseline, lack the row."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import References, log_speedup
-from gpuscale.analysis.statistics.estimates import (
+from gpuscale.analysis.estimates import (
     CONFIDENCE,
     Difference,
     Sample,
@@ -14,12 +13,13 @@ from gpuscale.analysis.statistics.estimates import (
     exponential,
     log_sample,
 )
-from gpuscale.judge.compare.decision import ErrorRates, Judgement, required_runs
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
+from gpuscale.analysis.scaling import References, log_speedup
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.judge.compare.verdict import ErrorRates, Judgement, required_runs
 from gpuscale.judge.sides import Sides
 from gpuscale.records import QuantityName, Statement, Verdict
-from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
+from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class _Ratio:
     """Sample of the published nightly values; None if too few are published."""
 
     def measured(self, further_runs: int = 0) -> Difference:
-        """Return the log ratio and its error, optionally after further runs that keep the value."""
+        """Return the log ratio and its error, as if `further_runs` more runs left it unchanged."""
         terms = [
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples
@@ -48,7 +48,7 @@ class _Ratio:
         return difference(self.value, [*filter(None, terms), of_nights])
 
     def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
-        """Compare the interval (or the value, if it has no interval) with the tolerance."""
+        """Judge the ratio's interval (or, if it has none, the ratio itself) by the tolerance."""
         low, high = self.measured(further_runs).interval(confidence) or (self.value, self.value)
         limit = math.log1p(-self.tolerance)
         if high < limit:
@@ -76,7 +76,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
     """Judge one row that has a published figure and valid runs.
 
     If the precision is the same, the throughput is judged too, since the efficiency does not show
-    that training is equally slow on every number of GPUs.
+    a slowdown that all numbers of GPUs share.
     """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
@@ -115,7 +115,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 
 
 def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
-    """Return the ratio to the published speedup, or why it is unknown; None if not published."""
+    """Return measured over published speedup, or why the ratio is unknown; None if unpublished."""
     published, figure, entry = row.published, row.figure, row.after
     if published is None or figure is None or entry is None:
         return None
@@ -166,7 +166,7 @@ def _decisive(
 
 def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
     verdict, ratio = _decisive(ratios, confidence)
-    required = required_runs(
+    further_runs, advice = required_runs(
         lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
         made=min(sample.count for ratio in ratios for sample in ratio.samples),
     )
@@ -175,8 +175,8 @@ def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> 
     if verdict is not Verdict.CONSISTENT:
         is_missed = verdict is Verdict.INCONSISTENT
         code = "published_missed" if is_missed else "published_uncertain"
-    remedy = Statement.of("more_runs") if required.needed is None else required.advice
-    if required.needed is None and ratio.nights is not None:
+    remedy = advice or Statement.of("more_runs")
+    if advice is None and ratio.nights is not None:
         deviation = math.sqrt(ratio.nights.variance or 0.0)
         remedy = Statement.of("nights_differ", deviation=exponential(deviation) - 1)
     reason = Statement.of(
@@ -193,7 +193,7 @@ def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> 
             change=change,
             changed_quantity=ratio.quantity,
             minimum_detectable_loss=min(ratio.detectable_loss for ratio in ratios),
-            further_runs=required.credible if verdict is Verdict.INCONCLUSIVE else None,
+            further_runs=further_runs if verdict is Verdict.INCONCLUSIVE else None,
         ),
         excess_losses={ratio.quantity: ratio.excess_loss for ratio in ratios},
         decided_by=ratio.quantity,

@@ -1,43 +1,50 @@
-"""Functions that find causes: longer parts of a step, device faults, busy hosts and others."""
+"""The causes of a loss: `CAUSES` and the functions that find them.
 
-import math
+A new cause needs a function here, an entry in `OF_PARTS` or `CAUSES`, and texts in
+`reports.cause_words`.
+"""
+
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.budget import EfficiencyBudget
+from msgspec.structs import replace
+
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
-from gpuscale.judge.diagnose.devices import explaining_clocks
-from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.diagnose.ports import port_symptoms
+from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
+from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step
+from gpuscale.judge.diagnose.stragglers import stragglers_of
+from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import (
     LINKS,
     Cause,
     CauseKind,
-    EfficiencyLoss,
+    CountOf,
     LostMetric,
     PhaseChange,
+    PortSymptom,
     Remedy,
 )
 from gpuscale.records.environment_diff import (
     environment_changes,
     host_changes,
     node_changes,
-    package_changes,
 )
 
-_MOST = 0.9
-"""Fraction of the additional computing time that one phase must explain to be named."""
+_ENOUGH_RUNS = 3
+_LEAST_LAG = 0.02
+"""Smallest increase of the skew reported for an inconclusive row, relative to the step time."""
 
 
-def communication(row: RowEvidence, change: Change) -> Cause:
-    """Return the cause if gradient synchronisation not hidden by the backward pass got longer."""
+def communication(row: RowEvidence, change: PartChange) -> Cause:
+    """Return the cause of time lost in communication that the backward pass does not hide."""
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in LINKS if kind in kinds)
-    ports = tuple(port_symptoms(row))
+    point, ports = row.point, tuple[PortSymptom, ...]()
+    if point.nodes > 1:
+        ports = tuple(port_symptoms(point.nodes_before, point.nodes_after))
     kind = next(found, CauseKind.FABRIC if ports else CauseKind.COMMUNICATION)
     hosts = tuple(dict.fromkeys(port.host for port in ports))
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
@@ -54,8 +61,8 @@ def communication(row: RowEvidence, change: Change) -> Cause:
     )
 
 
-def data(row: RowEvidence, change: Change) -> Cause:
-    """Return the cause if batches arrive later or are copied more slowly."""
+def data(row: RowEvidence, change: PartChange) -> Cause:
+    """Return the cause of time lost in data loading: late batches or slow copies."""
     waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
     copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
@@ -63,14 +70,13 @@ def data(row: RowEvidence, change: Change) -> Cause:
     return Cause(
         kind=CauseKind.PCIE if links else CauseKind.DATA,
         code="late_copies" if is_copy else "late_batches",
-        shared_by=row.shared_by(lambda rank: rank.data_s),
         evidence=(waiting, copying, *links),
         remedy=Remedy("copies") if is_copy else look_at_loaders(row),
     )
 
 
-def computing(row: RowEvidence, change: Change) -> Cause:
-    """Return the cause if ranks compute for longer, not counting waits for each other."""
+def computing(row: RowEvidence, change: PartChange) -> Cause:
+    """Return the cause of time lost in computing, which excludes waiting for other ranks."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
@@ -80,35 +86,56 @@ def computing(row: RowEvidence, change: Change) -> Cause:
         _phase("backward", row, lambda rank: rank.backward_s),
         _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
     )
-    phase = None if row.symptoms else _longer_alone(phases)
-    sides = row.point.environments_before, row.point.environments_after
-    known = (*environment(row, ()), *busy_host(row, ()), *package_changes(*sides))
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
-        shared_by=row.shared_by(lambda rank: rank.computing_s),
         includes=demands.inside_computing if demands and row.point.key.gpus > 1 else None,
-        phase=phase,
         evidence=(*phases, *clocks),
-        remedy=Remedy("case_code") if phase and not known else look_at_devices(row, row.hosts),
+        remedy=look_at_devices(row, row.hosts),
     )
 
 
-def _longer_alone(phases: Sequence[PhaseChange]) -> str | None:
-    """Return the phase that explains most of the growth, if no other phase grew in proportion.
+def stragglers(row: RowEvidence, change: PartChange) -> Cause:
+    """Return the cause of a skew: slow ranks, slow clocks, or batches that arrive late."""
+    found = stragglers_of(row.point.after, change.before_s)
+    in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
+    if in_data_s > change.lost_s / 2:
+        kind, remedy = CauseKind.DATA, look_at_loaders(row)
+    else:
+        computing_s = row.point.changes[Part.COMPUTING].after_s
+        clocks = explaining_clocks(
+            row.symptoms, found.device_uuids, lost_s=change.lost_s, of_s=computing_s
+        )
+        kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
+        remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
+    symptoms = tuple(each for each in row.symptoms if each.uuid in found.device_uuids)
+    return replace(found, kind=kind, evidence=symptoms, remedy=remedy)
 
-    A slower device or host makes all phases longer.
+
+def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
+
+    This is used for inconclusive rows. With three runs on either side, one row in 20 has such skews
+    by chance if the same rank is always the slowest.
     """
-    changes_s = {each.name: each.after_s - each.before_s for each in phases}
-    longest = max(phases, key=lambda each: changes_s[each.name])
-    grown_s, others = changes_s[longest.name], [each for each in phases if each is not longest]
-    is_most = grown_s > 0 and grown_s >= _MOST * sum(max(0.0, c) for c in changes_s.values())
-    pace = grown_s / longest.before_s if longest.before_s > 0 else math.inf
-    is_alone = all(changes_s[each.name] <= pace / 2 * each.before_s for each in others)
-    return longest.name if is_most and is_alone and any(o.before_s > 0 for o in others) else None
+    before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
+    if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
+        return
+    least_s, usual_s = min(s.skew_s for s in after), max(s.skew_s for s in before)
+    step_s = statistics.fmean(step.time_s for step in before)
+    if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
+        found = stragglers(row, change)
+        if found.seen_in == CountOf(len(after), len(after)):
+            before_s, after_s = change.before_s, change.after_s
+            yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
 
 
-def time_in_no_part(row: RowEvidence, change: Change) -> Cause:
+def _skew_in_data_s(steps: Sequence[Step]) -> float:
+    """Return the skew due to waiting for and copying batches, averaged over runs."""
+    return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
+
+
+def time_in_no_part(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of lost time that is neither in the ranks' pace nor in communication."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
@@ -132,21 +159,18 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """State why no part of the step explains the loss, and what would help to find the cause."""
+    """If no part of a step explains the loss, yield a cause "not established" and a remedy."""
     if any(cause.lost_s is not None for cause in named):
         return
     entry, point = row.entry, row.point
     lost = [LostMetric(metric.metric.name) for metric in entry.metrics if metric.verdict.is_loss]
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
-    elif not point.before:
+    elif not point.before or not point.after:
         # A baseline recorded now would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
-        remedy = _look_at_links(row) if is_scaling else look_at_devices(row, hosts)
-        yield _open("no_phases_before" if point.after else "no_phases", remedy)
-    elif not point.after:
-        yield _open("no_phases_after", Remedy("measure_again"))
+        yield _open("no_phases", _look_at_links(row) if is_scaling else look_at_devices(row, hosts))
     else:
         parts = [
             PhaseChange(name=change.part, before_s=change.before_s, after_s=change.after_s)
@@ -156,7 +180,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Report differences between both sides' environments; they alone do not prove a cause."""
+    """Yield the differences between both sides' environments as a possible but unproven cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
@@ -172,57 +196,6 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
 
 
-def busy_host(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Report new load from other processes on the hosts: most baseline runs had none."""
-    before, after = row.point.loads_before, row.point.loads_after
-    busy = [host for host, load in after if load.is_busy]
-    had = sum(load.is_busy for _, load in before)
-    if before and had < len(before) / 2 and len(busy) > len(after) / 2:
-        hosts = tuple(sorted({*busy}))
-        then, now = (
-            statistics.median(load.load_average for _, load in side) for side in (before, after)
-        )
-        yield Cause(
-            kind="busy host",
-            code="busy_host",
-            hosts=hosts,
-            evidence=(
-                EnvironmentChange(
-                    name=f"load on {after[0][1].cores} cores",
-                    before=(f"{then:.1f}",),
-                    after=(f"{now:.1f}",),
-                ),
-            ),
-            remedy=Remedy("processes_on_hosts", hosts),
-        )
-
-
-def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """Yield the largest losses relative to ideal scaling; published figures show nothing else.
-
-    Shares are relative to the sum of all lost parts; gains of other parts do not count.
-    """
-    if budget is not None and budget.efficiency < 1:
-        lost = 1 - budget.efficiency
-        in_all = sum(part for part in (*budget.parts.values(), budget.rest) if part > 0)
-        demands = STRATEGIES.get(budget.configuration.strategy)
-        parts = {
-            CauseKind.COMMUNICATION: budget.parts.get("communication", 0.0),
-            CauseKind.DATA: budget.parts.get("data", 0.0),
-            CauseKind.SLOW_RANK: budget.parts.get("skew", 0.0),
-        }
-        named = {kind: part for kind, part in parts.items() if part >= NAMED_SHARE * in_all}
-        for kind, part in sorted(named.items(), key=lambda item: -item[1]):
-            yield Cause(
-                kind=kind,
-                code="lost_to_ideal",
-                share=part / in_all,
-                includes=demands.paused if demands and kind is CauseKind.COMMUNICATION else None,
-                evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
-            )
-    yield _open("published_figures", Remedy("record_own"))
-
-
 def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
     """Yield differences between the connections that NCCL or RCCL logged on both sides."""
     sides = (row.point.nodes_before, row.point.nodes_after)
@@ -230,7 +203,7 @@ def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
 
 
 def _look_at_links(row: RowEvidence) -> Remedy:
-    """Return the remedy if ranks wait longer for each other."""
+    """Return the remedy for longer communication: check the links, the network or the host."""
     if is_gpu(row.point.key.configuration.device):
         is_amd = row.point.key.configuration.device == "rocm"
         return Remedy("amd_gpu_links" if is_amd else "gpu_links")
@@ -238,17 +211,22 @@ def _look_at_links(row: RowEvidence) -> Remedy:
 
 
 def look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
-    """Return the remedy if ranks compute slowly on these hosts."""
+    """Return the remedy for slow computing on these hosts."""
     on_cpu = row.point.key.configuration.device == "cpu"
     return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
 
 
 def look_at_loaders(row: RowEvidence) -> Remedy:
-    """Return the remedy if batches are late."""
+    """Return the remedy for late batches, which depends on the source of the data."""
     data = row.point.key.configuration.data
     if data == "real":
         return Remedy("storage")
     return Remedy("loaders") if data == "loader" else Remedy("cpu_load")
+
+
+def published_figures() -> Cause:
+    """Return the cause "unknown" for a slowdown against published figures, which have no phases."""
+    return _open("published_figures", Remedy("record_own"))
 
 
 def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange] = ()) -> Cause:
@@ -256,9 +234,50 @@ def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange
 
 
 def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
-    """Return the median rank's change in one phase, averaged over runs."""
+    """Return the median rank's time per step in one phase on both sides, averaged over runs."""
     before_s, after_s = (
         statistics.fmean(seconds(step.median) for step in steps)
         for steps in (row.point.before, row.point.after)
     )
     return PhaseChange(name=name, before_s=before_s, after_s=after_s)
+
+
+OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {
+    Part.COMMUNICATION: communication,
+    Part.DATA: data,
+    Part.COMPUTING: computing,
+    Part.SKEW: stragglers,
+    Part.REST: time_in_no_part,
+}
+"""Functions that find the cause of time lost in each part of a step."""
+
+
+def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield a cause for each part of the step that lost enough time to be named, largest first."""
+    finding = row.entry.finding
+    parts: Collection[Part] = OF_PARTS
+    if isinstance(finding, MetricSpec):
+        # Time does not explain memory or energy; exposed communication has a part of its own.
+        parts = [Part.COMMUNICATION] if finding.in_points else []
+    changes = row.point.changes
+    standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
+    for change in sorted(standing_out, key=lambda change: -change.lost_s):
+        yield replace(
+            OF_PARTS[change.part](row, change),
+            share=change.share,
+            lost_s=change.lost_s,
+            before_s=change.before_s,
+            after_s=change.after_s,
+            onset=onset_of(change.part, row.point, row.points),
+        )
+
+
+CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = (
+    lost_parts,
+    device_faults,
+    not_established,
+    environment,
+)
+"""Functions that find causes, in reporting order; each receives the causes found so far."""
+OF_OPEN_ROWS = (straggler_in_all_runs,)
+"""Functions that find the causes of inconclusive rows."""

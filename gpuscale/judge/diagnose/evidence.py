@@ -1,28 +1,41 @@
-"""The evidence from which the causes of a row's loss are found."""
+"""The evidence from which the causes of a row's loss are found, and probes that confirm them."""
 
+import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
-from gpuscale.judge.diagnose.devices import symptoms_of
+from msgspec import structs
+
+from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
+from gpuscale.judge.diagnose.step_parts import Part, PartChange, Step, changes_of, step_of
+from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
+    Cause,
     Configuration,
     EntryVerdict,
     Environment,
+    NodeEvidence,
     PointKey,
+    Probe,
     Run,
 )
-from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
-from gpuscale.records.node_evidence import HostLoad, NodeEvidence
+from gpuscale.records.cause import Beside, DeviceSymptom, Onset, ProbeChange
+from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
-_TAKES_PART = 0.5
-"""A rank shares a change if its own change is at least this fraction of the median rank's."""
 _AS_LARGE = 0.25
-"""A loss at another GPU count is the same loss if it is at least this fraction of the row's."""
+"""A row on another number of GPUs has the same loss if it lost at least this fraction as much."""
+_LEAST_LOSS = 0.02
+"""Smallest relative loss of a probe's rate that confirms a cause."""
+_SIGNIFICANCE = 0.05
+"""Probability that probes of one kind show a slower device although no device is slower."""
+_MOST_SHOWN = 3
+
+_Key = tuple[str | int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +45,13 @@ class PointEvidence:
     key: PointKey
     before: tuple[Step, ...]
     after: tuple[Step, ...]
-    changes: Mapping[Part, Change]
+    changes: Mapping[Part, PartChange]
     """Change of each part; empty if either side has no run whose step is divided into parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
-    loads_before: tuple[tuple[str, HostLoad], ...] = ()
-    loads_after: tuple[tuple[str, HostLoad], ...] = ()
-    """Host with the highest load in each run, and the load; without runs whose load is unknown."""
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
-    """Evidence of every node in every run."""
+    """Evidence collected on each node in each run of the results."""
 
     @property
     def nodes(self) -> int:
@@ -77,21 +87,6 @@ class RowEvidence:
         """The hosts used in the results."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
-    def symptoms_on(self, uuids: Collection[str]) -> tuple[DeviceSymptom, ...]:
-        """The symptoms of these devices."""
-        return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
-
-    def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
-        """Return the ranks that changed at least half as much as the median; None for one rank."""
-        before, after = (
-            _by_rank(steps, seconds) for steps in (self.point.before, self.point.after)
-        )
-        if len(after) < 2:
-            return None
-        change_s = statistics.median_low(after.values()) - statistics.median_low(before.values())
-        ranks = [n for n in after if after[n] - before.get(n, 0.0) >= _TAKES_PART * change_s]
-        return RanksOf(tuple(sorted(ranks or after)), len(after))
-
 
 def points_of(
     sides: Sides, configurations: Collection[Configuration | None]
@@ -112,8 +107,6 @@ def points_of(
             changes=changes_of(before, after, deviation),
             environments_before=tuple(sides.before.environments_of[key]),
             environments_after=tuple(sides.after.environments_of.get(key, ())),
-            loads_before=tuple(filter(None, (run.busiest_host for run in runs))),
-            loads_after=tuple(filter(None, (run.busiest_host for run in runs_after))),
             nodes_before=tuple(nodes_of(runs)),
             nodes_after=tuple(nodes_of(runs_after)),
         )
@@ -146,9 +139,60 @@ def _steps(runs: Iterable[Run]) -> tuple[Step, ...]:
     return tuple(step for run in runs if (step := step_of(run)) is not None)
 
 
-def _by_rank(steps: Sequence[Step], seconds: Callable[[Rank], float]) -> dict[int, float]:
-    values: dict[int, list[float]] = {}
-    for step in steps:
-        for rank in step.ranks:
-            values.setdefault(rank.rank, []).append(seconds(rank))
-    return {rank: statistics.fmean(found) for rank, found in values.items()}
+def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:
+    """Return the cause with the probes' changes as evidence; unchanged if none can be compared."""
+    names = probes_for(cause.code)
+    wanted = [probe for probe in after if probe.name in names]
+    changes = [*probe_changes(before, wanted)]
+    if not changes:
+        return cause
+    slower = sorted((each for each in changes if each.is_slower), key=lambda c: c.change.value)
+    # Faults that all devices share would bury the other evidence.
+    shown = slower[:_MOST_SHOWN] or changes[:1]
+    return structs.replace(cause, evidence=(*cause.evidence, *shown))
+
+
+def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
+    """Yield each probe's change relative to the same probe, or else similar ones, in the baseline.
+
+    Repetitions of a probe scatter equally on all devices, so their variance is pooled.
+    """
+    old, new = _logs(before), _logs(after)
+    probes = {probe.identity: probe for probe in after}
+    for likeness in {probe.likeness: None for probe in after}:
+        now, then = (
+            {key: logs for key, logs in side.items() if key[: len(likeness)] == likeness}
+            for side in (new, old)
+        )
+        sample = grouped_log_sample([*now.values(), *then.values()])
+        if not then or sample.variance is None:
+            continue
+        means = [statistics.fmean(logs) for logs in then.values()]
+        for key, logs in now.items():
+            usual, variance, df = statistics.fmean(means), sample.variance / len(logs), sample.df
+            if key in then:
+                usual = statistics.fmean(then[key])
+                variance += sample.variance / len(then[key])
+            elif len(means) > 1:
+                # Healthy devices differ from one another by more than from themselves.
+                variance += statistics.variance(means) * (1 + 1 / len(means))
+                df = len(means) - 1
+            else:
+                continue
+            term = Term(variance=variance, df=df)
+            change = difference(statistics.fmean(logs) - usual, [term]).relative_change(
+                1 - _SIGNIFICANCE / len(now)
+            )
+            yield ProbeChange(
+                probe=probes[key],
+                change=change,
+                is_slower=change.value < -_LEAST_LOSS and (change.high or 0.0) < 0,
+                beside=Beside.BASELINE if key in then else Beside.OTHER_GPUS,
+            )
+
+
+def _logs(probes: Sequence[Probe]) -> Mapping[_Key, list[float]]:
+    logs: dict[_Key, list[float]] = defaultdict(list)
+    for probe in probes:
+        logs[probe.identity] += map(math.log, probe.rates)
+    return logs

@@ -1,23 +1,21 @@
 """Read the log of NCCL or RCCL, which shows how the library connects the ranks.
 
 The patterns match the lines that NCCL 2.4 to 2.30 and RCCL 2.18 to 2.21 write with
-`NCCL_DEBUG=INFO`, and that plugins for libfabric write through them. Other lines are ignored.
+`NCCL_DEBUG=INFO`, and lines of libfabric's plugins in the same logs. Other lines are ignored.
 """
 
-import os
 import re
-import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpuscale.base.printable import clean
+from gpuscale.base.text import clean
 
 _LOG_BYTES = 1_000_000
-"""Maximum part of a process's log that is read; it begins with the search for paths."""
+"""Bytes read from the start of each process's log, which includes NCCL's search for paths."""
 _USERS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _RING = 4
-"""NCCL's number of the pattern of rings; lower numbers are trees."""
+"""NCCL's number for the ring pattern; lower numbers are tree patterns."""
 _MARK = " NCCL INFO "
 _THREAD = re.compile(r"\d+:\d+ \[")
 _KNOWN = re.compile(
@@ -44,10 +42,10 @@ _ADDRESS = re.compile(r":.*<\d+>$")
 
 
 def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make NCCL write its logs into a folder on the node.
+    """Return the environment variables that make NCCL write its logs into a folder on the node.
 
-    Return none if the user has set any of them, or if the folder does not exist. Ranks on CPUs get
-    them too: gloo ignores them, so the tests need no GPU.
+    Return {} if the user has set any of these variables or the folder does not exist. Ranks on CPUs
+    get the variables too, which gloo ignores, so that tests need no GPU.
     """
     if any(name in variables for name in _USERS) or not folder.is_dir():
         return {}
@@ -56,19 +54,11 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     return dict(zip(_USERS, values, strict=True))
 
 
-def own_log_bytes() -> int | None:
-    """Return the size of the log that NCCL writes in this process; None without a log."""
-    host = socket.gethostname().partition(".")[0]
-    signs = {"%%": "%", "%h": host, "%p": str(os.getpid())}
-    pattern = os.environ.get("NCCL_DEBUG_FILE", "")
-    file = Path(re.sub("%[%hp]", lambda sign: signs[sign[0]], pattern))
-    return file.stat().st_size if file.is_file() else None
-
-
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Return the facts in a host's logs, and the reason if there are none; delete the logs.
+    """Read and delete a host's NCCL logs; return the properties of its connections, and a problem.
 
-    Nodes may share the folder, as nodes without disks do.
+    The problem says why there are no properties; it is None if there are properties, or no logs.
+    Other nodes may have their logs in the same folder, for example if nodes have no disks.
     """
     texts = []
     try:
@@ -83,10 +73,10 @@ def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
-    """Return the facts in the logs of a node's processes, in NCCL's terms; empty if none is known.
+    """Return the properties of NCCL's connections that the logs report, by name; {} if none.
 
-    If there are several communicators, the numbers are those of the one with the most ranks. A
-    process may create several at a time, each in a thread.
+    `logs` are the logs of a node's processes. Channels, rings and trees are those of the largest
+    communicator; a process may create several communicators at a time, in separate threads.
     """
     said: dict[str, set[str]] = defaultdict(set)
     ways = set[str]()
@@ -123,7 +113,7 @@ def connections_in(logs: Iterable[str]) -> dict[str, str]:
 
 
 def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> None:
-    """Add the library, plugin and adapters that a line names to `said`."""
+    """Add the library, network plugin and adapters from a parsed log line to the sets in `said`."""
     if "version" in parts:
         said["library"].add(f"{parts['library']} {parts['version']}")
     if "plugin" in parts:
@@ -134,7 +124,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the numbers in a line about the communicator that its thread creates."""
+    """Return the ranks, channels, rings or trees that a parsed log line reports; {} if none."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

@@ -10,24 +10,23 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuscale.base.host import text_of
-from gpuscale.base.port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
-from gpuscale.records.node_evidence import Port
+from gpuscale.base.environment import text_of
+from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Port, PortKind
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ETHERNET = "1"
-"""Type of a network interface with Ethernet frames; loopback, tunnels and IPoIB have others."""
+"""Type of a network interface with Ethernet frames; loopback and IPoIB have other types."""
 
 
 class _Fact(NamedTuple):
-    """How a field of a port is read from a file; it is unknown if the pattern does not match."""
+    """Rule for reading a field of a port from a file; the field stays unset without a match."""
 
     field: str
     file: str
     """Path below the folder of the port, or of its PCIe device."""
     pattern: str
     of: Callable[[str], Any] = float
-    """Function that returns the field's value, given the group of the pattern."""
+    """Function that converts the text of the pattern's group to the field's value."""
 
 
 def _of_mbit_s(text: str) -> float:
@@ -59,7 +58,6 @@ _PORT_FACTS: Mapping[PortKind, tuple[_Fact, ...]] = {
     "ethernet": (
         _Fact("state", "operstate", r"(\w+)", str),
         _Fact("rate_gbit_s", "speed", _SPEED, _of_mbit_s),
-        _Fact("duplex", "duplex", r"(half|full)", str),
     ),
 }
 _PLACES: Mapping[str, PortKind] = {
@@ -67,7 +65,7 @@ _PLACES: Mapping[str, PortKind] = {
     "cxi/cxi*": "slingshot",
     "net/*": "ethernet",
 }
-"""Kinds of ports by their folders below `/sys/class`."""
+"""Kind of port for each pattern of folders below `/sys/class` that describe such ports."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
 """Each port with the values of its counters, or the reasons why they cannot be read, keyed by name
@@ -83,17 +81,17 @@ class NetworkMeter:
         self._root, self._before = root, _readings(root)
 
     def read(self) -> tuple[Port, ...]:
-        """Return the ports with the growth of their counters."""
+        """Return the ports, with the growth of their counters since the meter was created."""
         return tuple(_grown(self._before, _readings(self._root)))
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
-    """Return the ports of this node's adapters as they are now."""
+    """Return the current state of the ports of this node's network adapters."""
     return tuple(port for port, _ in _readings(root).values() if port.pci_address is not None)
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters and the lower of its two data rates."""
+    """Yield each port with the growth of its counters, and the lower of its rates at both times."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")

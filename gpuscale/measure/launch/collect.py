@@ -1,28 +1,23 @@
-"""Combine the files that ranks or nodes left in a run's folder into a Run or an Environment."""
+"""Combine the files that ranks or nodes wrote to a run's folder into a Run or an Environment."""
 
 from collections.abc import Collection, Sequence
-from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
-from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, steadiness
-from gpuscale.base.devices import is_gpu
+from gpuscale.analysis.steadiness import SHORTEST_JUDGED_S, steadiness
+from gpuscale.base.devices import GPU_KINDS, is_gpu
+from gpuscale.base.environment import text_of
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
-from gpuscale.base.host import text_of
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.run_directory import RecordLines, RunDirectory
+from gpuscale.measure.run_directory import R, RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
-from gpuscale.records.probe import merged_probes
+from gpuscale.records.evidence import Failure, ProcessSoftware, RankReport, Window, merged
+from gpuscale.records.probes import merged_probes
 from gpuscale.records.request import FigureOutcome
 from gpuscale.records.run import Run, with_measured
-from gpuscale.records.run_evidence import Failure, RankReport, Window
-from gpuscale.records.software import ProcessSoftware, merged
 from gpuscale.records.step_time import median_window_s, window_of_ranks
-
-R = TypeVar("R", bound=msgspec.Struct)
 
 _LOG_TAIL_LINES = 3
 _OUTPUT_TAIL_CHARS = 300
@@ -37,10 +32,10 @@ def collect_run(
     started_at_s: float,
     wall_s: float,
 ) -> Run:
-    """Return the run that the ranks made, with a failure if there is no valid result.
+    """Return the run that the ranks executed; the run's `failure` is set if the run is not valid.
 
-    `failure` is None if all ranks ended normally. `started_at_s` is the Unix time of the
-    ranks' start, and `wall_s` is the number of seconds until all ranks had ended.
+    The argument `failure` is None if all ranks ended normally. `started_at_s` is the Unix time at
+    which the ranks started, and `wall_s` is the number of seconds until all ranks had ended.
     """
     empty = Run(
         configuration=request.configuration,
@@ -105,27 +100,22 @@ def _command_run(
         failure = _UNMEASURED
     if outcome is None or failure is not None:
         return replace(empty, failure=failure)
-    windows = tuple(
-        Window(time_s=window.time_s, started_at_s=window.started_at_s, busy_s=())
-        for window in outcome.windows
-    )
-    failure = _unsteadiness(windows)
+    failure = _unsteadiness(outcome.windows)
     run = replace(
         empty,
         batch_per_gpu=outcome.batch_per_gpu,
         steps_per_window=outcome.steps_per_window,
-        windows=windows,
+        windows=outcome.windows,
         ranks=_started_ranks(request, directory),
         warmup_steps=outcome.warmup_steps,
         warmup_s=outcome.warmup_s,
-        reported_step_s=outcome.reported_step_s,
         failure=failure,
     )
     return with_measured(run) if failure is None else run
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the first process's figures, preferably complete ones; None if no process left any."""
+    """Return the figures of the first process without a failure, or else of the first; or None."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
@@ -134,7 +124,7 @@ def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutco
 def _with_processes(
     nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
 ) -> tuple[NodeEvidence, ...]:
-    """Return the nodes with the libraries and CPUs of their processes added, each listed once."""
+    """Return the nodes with the libraries and CPUs of their processes, without duplicates."""
     known = []
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]
@@ -157,7 +147,7 @@ def command_software(request: RunRequest, directory: RunDirectory) -> Environmen
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """Return a command's ranks with their hosts; empty on a single node or if not all are known."""
+    """Return a command's ranks with their hosts; empty on one node or if a host is unknown."""
     hosts = directory.host_of_ranks()
     if request.launch != "per-rank":
         started = ((text_of(directory.started(number)), host) for number, host in hosts.items())
@@ -166,8 +156,8 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
     return known if len(known) == request.gpus else ()
 
 
-def left_by_ranks(request: RunRequest, file: RecordLines[R]) -> list[R] | Failure:
-    """Return the records left by all ranks, or a failure if a record is missing or invalid."""
+def left_by_ranks(request: RunRequest, file: RecordFile[list[R]]) -> list[R] | Failure:
+    """Return the records of all ranks from a file; a failure if the file is missing or invalid."""
     try:
         records = file.read()
     except (OSError, DecodeError) as error:
@@ -190,7 +180,6 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
 
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
-    """Return a failure if the windows' step times are not steady; None otherwise."""
     if median_window_s(windows) < SHORTEST_JUDGED_S:
         return None
     found = steadiness([window.time_s for window in windows])
@@ -205,11 +194,11 @@ def job_environment(
     reached: Collection[str],
     timed_out: bool,
 ) -> Environment:
-    """Return the environment of a job, combined from the descriptions that the hosts left.
+    """Return the environment of a job, combined from the descriptions that its hosts wrote.
 
     Args:
         hosts: Host names as used by the scheduler.
-        directory: The folder in which each host described itself.
+        directory: The folder to which each host wrote its description.
         device: `auto`, `cuda` or `cpu`.
         reached: The hosts on which a process has started.
         timed_out: True if not all hosts finished within the time limit.
@@ -221,38 +210,38 @@ def job_environment(
         return joined(found, device)
     # Without one of its hosts no other is described.
     missing = [host for host in missing if host not in reached] or missing
-    nodes = ", ".join(missing)
-    if timed_out:
-        raise MachineError(
-            f"{nodes} did not answer in time; see whether the scheduler still reaches them",
-            hosts=missing,
-        )
     for host in missing:
         if output := text_of(directory.refusal(host)):
-            raise MachineError(f"{host}: {output}", hosts=[host])
-    output = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
-    if reached:
-        raise MachineError(
-            f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
-            "nodes run; put the results on a file system that all nodes share, with --results "
-            f"({output or 'no message'})",
-            hosts=missing,
+            raise MachineError(output if len(hosts) == 1 else f"{host}: {output}")
+    said = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
+    said = said or "no message"
+    if not reached and not timed_out:
+        raise MachineError(f"no node could be looked at ({said})")
+    problem = (
+        f"does not see {directory.path.parent}, or cannot run there what the other nodes run; put "
+        "the results on a file system that all nodes share, with --results"
+    )
+    if timed_out or len(hosts) == 1:
+        problem = (
+            f"no answer{' in time' if timed_out else ''} about its GPUs; see whether 'nvidia-smi' "
+            "or 'rocminfo' gives one there, or measure with --device cpu"
         )
-    raise MachineError(f"no node could be looked at ({output or 'no message'})")
+    raise MachineError(f"{', '.join(missing)}: {problem} ({said})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
-    """Combine the environments of a job's nodes: the first node's environment, listing all nodes.
+    """Return the environment of a job's first node, with all of the job's nodes listed in it.
 
-    Raises an error if only some nodes have GPUs, or if GPUs or software differ between nodes.
+    Raise an error if only some nodes have GPUs, or if GPUs or software differ between nodes.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]
     if without and (is_gpu(device) or len(without) < len(found)):
+        kind = GPU_KINDS.get(device, GPU_KINDS["cuda"])
         raise MachineError(
-            f"torch sees no GPU on {', '.join(without)}; ask the scheduler for GPUs on every node, "
-            "or measure CPU ranks with --device cpu",
-            hosts=without,
+            f"torch sees no GPU on {', '.join(without)}; see '{kind.tool}' and {kind.variable} "
+            "there, ask the scheduler for GPUs on every node, or measure CPU ranks with "
+            "--device cpu"
         )
     for host, environment in found.items():
         for change in field_differences(first, environment, ON_NODES):
@@ -277,7 +266,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], ranks_per_node: int, *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """Return the probe results in the order of `hosts`; GpuscaleError if any are missing."""
+    """Return the probe results in the order of `hosts`; raise GpuscaleError if any are missing."""
     ranks = [range(n * ranks_per_node, (n + 1) * ranks_per_node) for n in range(len(hosts))]
     left = [[directory.probe(rank).read_if_left() for rank in of_host] for of_host in ranks]
     if missing := [host for host, parts in zip(hosts, left, strict=True) if None in parts]:

@@ -3,10 +3,9 @@
 import signal
 from collections.abc import Collection, Sequence
 
-from msgspec.structs import replace
-
+from gpuscale.base.environment import text_of
 from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
-from gpuscale.base.host import FAULT_SIGNALS, text_of
+from gpuscale.base.process_ends import FAULT_SIGNALS
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
@@ -34,48 +33,55 @@ def failure_of(
         request: The request for the run.
         directory: The folder with the files of the ranks.
         exit_codes: Exit codes of the ranks known to have ended, in the order in which they ended:
-            negative signal number if a signal killed the rank, 0 also if the launcher ended it.
+            a negated signal number if a signal killed the rank, 0 if the launcher ended the rank.
         timed_out: True if the launcher ended the ranks because the run took too long.
-        launcher: Name of the launcher across nodes if some exit codes are unknown, or else None.
+        launcher: Name of the launcher if some exit codes are unknown, or else None.
     """
+    reports = directory.failures()
+    own = [report for report in reports if not report.lost_peer]
+    is_command = request.command is not None
     failed = {rank: code for rank, code in exit_codes.items() if code}
-    if request.command is not None and (found := _command_failure(request, directory, exit_codes)):
-        return found
+    if timed_out and not is_command:
+        return _timeout(request, directory)
+    # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
+    # an exception: NCCL's watchdog aborts a rank whose peer has failed, and a rank that has raised
+    # can abort on its way out.
+    for signals in (FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
+        killed = [rank for rank, code in failed.items() if -code in signals]
+        if killed and not (is_command and own):
+            return _exited(request, directory, killed[0], failed[killed[0]])
+    # If a node fails, the scheduler ends the processes on the others.
+    is_of_others = bool(reports and not own) or {*failed.values()} == {_ENDED}
+    if is_of_others and (silent := _silent(request, directory, exit_codes)):
+        return _vanished(request, directory, silent)
+    if reports:
+        first = (own or reports)[0].failure
+        return _hang(own or reports) if is_command and first.kind == "timeout" else first
+    if failed:
+        return _exited(request, directory, *next(iter(failed.items())))
     if timed_out:
         return _timeout(request, directory)
-    if failed:
-        return _crash(request, directory, exit_codes)
-    if launcher is None:
-        return None
+    return None if launcher is None else _lost(request, directory, exit_codes, launcher)
+
+
+def _lost(
+    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int], launcher: str
+) -> Failure:
+    """Return the failure of a run in which a process left neither an exit code nor a report."""
+    if launcher == "local":
+        message = (
+            "the process that forks the ranks ended, and the ranks with it; see the system's log, "
+            "which says so if memory ran out"
+        )
+        return Failure(kind="launch", message=message)
     started = directory.host_of_ranks()
-    absent = [rank for rank in range(request.processes) if rank not in started]
-    if absent:
+    if absent := [rank for rank in range(request.processes) if rank not in started]:
         rank, what = _named(request, absent)
         message = f"{launcher} did not start {what}; see what it said below"
         log = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=rank, detail=log)
     silent = _silent(request, directory, exit_codes) or range(request.processes)
     return _vanished(request, directory, silent)
-
-
-def _command_failure(
-    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
-) -> Failure | None:
-    """Return a command's failure, from the reports or exit codes of the processes watching it."""
-    failed = {rank: code for rank, code in exit_codes.items() if code}
-    reports = directory.failures()
-    own = [report for report in reports if not report.lost_peer]
-    if not own and (died := {r: code for r, code in failed.items() if -code in FAULT_SIGNALS}):
-        return _unwatched(request, directory, died)
-    if reports and not own and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(request, directory, silent)
-    if reports:
-        first = (own or reports)[0].failure
-        return _hang(own) if first.kind == "timeout" else first
-    # If a node fails, the scheduler ends the others.
-    if {*failed.values()} == {_ENDED} and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(request, directory, silent)
-    return _unwatched(request, directory, failed) if failed else None
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
@@ -92,22 +98,7 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
     return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
 
 
-def _unwatched(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """Return the failure of a run whose process for watching the command ended unexpectedly."""
-    rank, code = next(iter(exit_codes.items()))
-    if code == _ENDED:
-        message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
-        failure = _ended(directory, rank, "launch", message)
-        return failure if request.launch == "per-rank" else replace(failure, rank=None)
-    end = f"ended with exit code {code}"
-    if code < 0:
-        end = f"was killed by {signal.Signals(-code).name}"
-    message = f"the process that watches the command{_on_host(directory, rank)} {end}"
-    return _ended(directory, rank, "killed" if code < 0 else "launch", message)
-
-
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    """Return the failure of a run that timed out, with the stack trace of each rank."""
     stacks, hosts = [], directory.host_of_ranks()
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
@@ -121,57 +112,28 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
     return Failure(kind="timeout", message=message, detail="\n\n".join(stacks))
 
 
-def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """Return the cause of a crash: a rank killed by a signal, or else the first exception."""
-    reports = directory.failures()
-    own = [report for report in reports if not report.lost_peer]
-    # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
-    # an exception: NCCL's watchdog aborts a rank whose peer has failed, and a rank that has raised
-    # can abort on its way out.
-    for signals in (FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
-        for rank, code in exit_codes.items():
-            if -code in signals:
-                reason = " (out of memory?)" if -code == signal.SIGKILL else ""
-                end = f"was killed by {signal.Signals(-code).name}{_on_host(directory, rank)}"
-                return _ended(directory, rank, "killed", f"rank {rank} {end}{reason}")
-    if reports and not own and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(request, directory, silent)
-    if reports:
-        return _raised(request, directory, own[0] if own else reports[0])
-    rank, code = next((rank, code) for rank, code in exit_codes.items() if code)
-    end = f"ended with exit code {code} and left no message"
-    if code < 0:
-        end = f"was ended by {signal.Signals(-code).name}: {_FROM_OUTSIDE}"
-    return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
-
-
-def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
-    """Return the failure of a rank that left no report, with the end of the rank's output."""
+def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) -> Failure:
+    who = f"rank {rank}" if request.command is None else "the process that watches the command"
+    place = _on_host(directory, rank)
+    kind: FailureKind = "launch"
+    if -code in (*FAULT_SIGNALS, signal.SIGABRT):
+        reason = " (out of memory?)" if -code == signal.SIGKILL else ""
+        kind, message = "killed", f"{who} was killed by {signal.Signals(-code).name}{place}{reason}"
+    elif code < 0 or code == _ENDED:
+        number = signal.SIGTERM if code == _ENDED else signal.Signals(-code)
+        message = f"{who} was ended by {number.name}{place}: {_FROM_OUTSIDE}"
+    else:
+        message = f"{who} ended with exit code {code}{place} and left no message"
     tail = text_of(directory.output(rank))[-_OUTPUT_TAIL_CHARS:].strip()
-    host = directory.host_of_ranks().get(rank)
     if OUT_OF_MEMORY.search(tail):
         kind, message = "out_of_memory", f"{message}, out of memory"
-    return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
-
-
-def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -> Failure:
-    failure = report.failure
-    if not failure.detail:
-        # The message is written for the user and complete.
-        return failure
-    line = "" if report.line is None else f"{report.line}: "
-    message = (
-        f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
+    return Failure(
+        kind=kind,
+        message=message,
+        rank=rank if request.launch == "per-rank" else None,
+        host=directory.host_of_ranks().get(rank),
+        detail=tail,
     )
-    if OUT_OF_MEMORY.search(failure.message):
-        # The message says which memory: a GPU's allocator reports how much it has.
-        message = (
-            f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "
-            f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
-            f"a smaller --size or batch: {failure.message}"
-        )
-        failure = replace(failure, kind="out_of_memory")
-    return replace(failure, message=message)
 
 
 def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
@@ -203,7 +165,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the rank of the first process (None if not a rank), and words for all processes."""
+    """Return the rank of the first process (None if not a rank), and a phrase for all processes."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

@@ -1,8 +1,8 @@
 """`python -m gpuscale.measure.launch.keeper`: forks and watches the ranks on a node.
 
 The keeper imports torch once and never touches CUDA, so that it can fork the ranks of every run. It
-carries out and answers orders (orders.py), samples the node's GPUs and takes its evidence during a
-run, and ends when the process that started it ends.
+carries out and answers orders (orders.py), samples the node's GPUs and collects evidence about the
+node during a run, and ends when the process that started it ends.
 """
 
 import gc
@@ -12,39 +12,31 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from select import select
 from typing import NoReturn
 
 import msgspec
 
-from gpuscale.base.cpus import cpus_near, gpu_numa_node
-from gpuscale.base.host import adopt_orphans, end_descendants
-from gpuscale.measure.evidence.node_meter import DriverProcess, NodeMeter
-from gpuscale.measure.launch import PRELOADED, do_in_rank, process_starter
-from gpuscale.measure.launch.order_socket import connect
-from gpuscale.measure.launch.orders import END, IMPORT, Answer, Order
-from gpuscale.measure.launch.rendezvous import gloo_variables
-from gpuscale.measure.run_directory import RecordFile, RunDirectory, Sampler, scratch_folder
-from gpuscale.measure.waits import COMMAND_S, RANK_S
-from gpuscale.records import NodeEvidence
+from gpuscale.base.devices import cpus_near, gpu_numa_node
+from gpuscale.base.environment import text_of
+from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_descendants
+from gpuscale.measure.evidence.node import NodeWatch
+from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter
+from gpuscale.measure.launch.orders import END, Answer, Order
+from gpuscale.measure.launch.rendezvous import connect, gloo_variables
+from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 
 _LOOK_S = 0.5
-_LOOK_AT_FOLDER_S = 2.0
 _CHUNK_BYTES = 65536
 _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_WITH_EVIDENCE = ("rank", "command", "overhead")
+_WITH_EVIDENCE = ("rank", "command")
 _STACKS_S = 10.0
-"""Seconds to wait for the ranks' stack traces after a timeout; the ranks' timers started later."""
-_LEAVING_STACKS = ("rank", "overhead")
-_WITHOUT_LOG = ("describe", "trial")
-"""Jobs whose output goes to this process's standard error instead of a log file of the rank."""
+"""Seconds to wait for stack traces after a timeout; ranks' timers start after the launcher's."""
 
 
 class Keeper:
@@ -59,11 +51,10 @@ class Keeper:
 
     def __init__(self, launcher: str, folder: Path, scratch: Path) -> None:
         starter = process_starter(launcher)
-        self._places = starter.place_variables if starter else {}
-        self._number = int(os.environ[self._places["RANK"]]) if starter else 0
-        self._node = os.environ.get(starter.node_variable, "") if starter else ""
-        self._folder, self._looked_s = folder, time.monotonic()
-        self._scratch = scratch
+        self._places = starter.place_variables
+        self._number = int(os.environ[self._places["RANK"]]) if self._places else 0
+        self._node = os.environ.get(starter.node_variable, "")
+        self._folder = folder
         self._parent = os.getppid()
         # No rank reads the orders, and what libraries print goes to the errors.
         self._orders, self._answers = os.dup(0), os.dup(1)
@@ -72,14 +63,14 @@ class Keeper:
         self._rest = b""
         self._order = Order(number=0, job=END)
         self._cores = set[int]()
-        """Cores that the ranks of an order share; empty if they may use all."""
+        """Cores that the ranks on this node share; empty if ranks may use all cores."""
         self._ranks: dict[int, int] = {}
         """Ranks that are still running, keyed by process id."""
         self._kept = RunDirectory(path=scratch / "run")
-        """Logs and stacks of ranks; if a rank does not end well, the run's folder gets them."""
-        self._sampler: Sampler | None = None
-        self._driver: DriverProcess | None = None
-        self._evidence: tuple[NodeMeter, RecordFile[NodeEvidence]] | None = None
+        """Logs and stacks of ranks on this node, copied into the run's folder if a rank fails."""
+        self._watch = NodeWatch(scratch)
+        self._variables: dict[str, str] = {}
+        """Environment variables that ranks get so that the node's evidence can be collected."""
         self._is_ending = self._ends_ranks = self._timed_out = False
         self._kill_at_s = 0.0
         self._woken, self._wakes = os.pipe()
@@ -94,25 +85,15 @@ class Keeper:
     def serve(self, *, preloads: bool) -> None:
         """Carry out orders until the launcher ends or closes the pipe."""
         host = socket.gethostname()
-        if not self._folder.is_dir():
-            refusal = f"{host}: there is no folder {self._folder} here"
-            self._answer("started", refusal=refusal)
-            return
         try:
-            connection = connect(self._folder, self._number)
+            self._orders = connect(self._folder, self._number) or self._orders
         except OSError as error:
-            refusal = f"{host}: cannot connect to where gpuscale runs ({error})"
-            self._answer("started", refusal=refusal)
+            self._answer("started", refusal=f"{host}: {error}")
             return
-        if connection is not None:
-            self._orders = connection
         self._answer("started", node=self._node, host=host)
         if preloads:
-            self._driver = DriverProcess()
-            for name in PRELOADED:
-                # A rank that needs a broken module reports it, with its traceback.
-                with suppress(Exception):
-                    import_module(name)
+            self._watch.prepare()
+            import_all(PRELOADED)
             # No collection in a rank touches, and so copies, what it shares with this process.
             gc.freeze()
         self._answer("ready")
@@ -162,33 +143,23 @@ class Keeper:
             if order.job == END:
                 self._timed_out = order.timed_out
                 self._end_ranks()
-            elif order.job == IMPORT:
-                # A broken package is reported by the rank that needs it, with its traceback.
-                with suppress(Exception):
-                    import_module(order.folder)
-                self._answer("ready")
             else:
                 self._start(order)
 
     def _start(self, order: Order) -> None:
         self._order, self._ends_ranks, self._timed_out = order, False, False
+        self._variables = {}
         seats, directory = order.seats.get(self._number, ()), RunDirectory(path=Path(order.folder))
         # If each rank has a keeper, the keeper of a node's first rank acts for the node.
         is_first = any(local_rank == 0 for _, local_rank in seats)
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
-        addresses = {} if gpus is None else gpus.addresses.get(host, {})
+        addresses = (gpus or {}).get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
-            logs, began_s = self._scratch, time.monotonic()
-            if order.is_whole_environment:
-                # The command starts processes on all nodes, which all get this path.
-                logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
-            # Before the ranks start, so that all processes on the GPUs are others'.
-            others = None
-            if addresses:
-                self._driver = self._driver or DriverProcess()
-                others = self._driver.count_foreign_processes(addresses)
-            meter = NodeMeter(others, began_s=began_s, logs=logs)
-            self._evidence = meter, directory.node_evidence(host)
+            self._variables = self._watch.begin(
+                directory, host, addresses, is_everywhere=order.is_whole_environment
+            )
+        if order.package is not None and seats:
+            import_all([order.package])
         self._cores = set()
         if order.cores_per_rank is not None:
             places = [gpu_numa_node(address or "") for address in addresses.values()]
@@ -196,12 +167,9 @@ class Keeper:
             self._cores = cpus_near(places, os.sched_getaffinity(0), count)
         self._kept.path.mkdir(exist_ok=True)
         for rank, local_rank in seats:
-            self._ranks[self._forked(directory, rank, local_rank, len(seats))] = rank
-        if gpus is not None and gpus.are_sampled and addresses:
-            self._sampler = Sampler(addresses=addresses, output=directory.samples(host))
+            self._ranks[self._forked(directory, rank, local_rank)] = rank
 
-    def _forked(self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int) -> int:
-        """Fork a rank and return its process id."""
+    def _forked(self, directory: RunDirectory, rank: int, local_rank: int) -> int:
         signals = {signal.SIGCHLD, *_FORWARDED}
         # A signal to the child must not be written into this process's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -217,7 +185,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for descriptor in (self._orders, self._answers, self._woken, self._wakes):
                 os.close(descriptor)
-            self._be_rank(directory, rank, local_rank, ranks_here)
+            self._be_rank(directory, rank, local_rank)
             code = 0
         except SystemExit as end:
             # The process that watches a command ends so, after its report.
@@ -230,38 +198,33 @@ class Keeper:
             # The keeper's own exit handlers are not for its ranks.
             os._exit(code)
 
-    def _be_rank(
-        self, directory: RunDirectory, rank: int, local_rank: int, ranks_here: int
-    ) -> None:
+    def _be_rank(self, directory: RunDirectory, rank: int, local_rank: int) -> None:
         order = self._order
-        if order.job not in _WITHOUT_LOG:
+        # What goes wrong with a description is said by the keeper's own output.
+        if order.job != "describe":
             log = os.open(self._kept.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
                 os.dup2(log, stream)
         if order.variables:
-            place = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-            own = {own: place[name] for name, own in self._places.items()}
-            if order.is_whole_environment:
-                own = {}
-                os.environ.clear()
             hosts = directory.host_names() if self._places else ()
-            os.environ.update({**place, **own, **gloo_variables(os.environ, hosts)})
-        if self._evidence is not None:
-            os.environ.update(self._evidence[0].variables)
+            if order.is_whole_environment:
+                os.environ.clear()
+            places = {} if order.is_whole_environment else self._places
+            variables = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            variables |= {own: variables[name] for name, own in places.items()}
+            os.environ.update(variables | gloo_variables(os.environ, hosts))
+        os.environ.update(self._variables)
         if self._cores:
             os.sched_setaffinity(0, self._cores)
         if order.job == "describe":
-            file = directory.environment(directory.host_names()[rank])
-            do_in_rank("describe", str(file.path), order.device)
-        elif order.job == "trial":
-            do_in_rank("trial", order.folder, str(rank), str(ranks_here))
-        elif order.job in _LEAVING_STACKS:
+            do_in_rank("describe", order.folder, order.device)
+        elif order.job == "rank":
             do_in_rank(order.job, order.folder, str(self._kept.stacks(rank)))
         else:
             do_in_rank(order.job, order.folder)
 
     def _hand_over(self, rank: int) -> None:
-        """Copy what a rank has left on this node into the folder of the run."""
+        """Copy the files that a rank has left on this node into the folder of the run."""
         for path in self._kept.path.glob(f"rank-{rank}.*"):
             # The run's folder is gone if the launcher has ended.
             with suppress(OSError):
@@ -271,25 +234,20 @@ class Keeper:
     def _is_abandoned(self) -> bool:
         """True if the launcher, or the daemon that started this process, has ended.
 
-        This is polled, because the kernel signals a parent's death as soon as the forking thread
-        ends, and a scheduler's daemon forks from threads.
+        The keeper polls for this, since the kernel signals a parent's death as soon as the forking
+        thread ends, and a scheduler's daemon forks from threads.
         """
-        if self._is_ending:
-            return False
-        if time.monotonic() - self._looked_s > _LOOK_AT_FOLDER_S:
-            self._looked_s = time.monotonic()
-            if not self._folder.is_dir():
-                return True
-        return os.getppid() != self._parent
+        is_orphan = os.getppid() != self._parent or not self._folder.is_dir()
+        return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by this signal or by the job's default signal, and then this process."""
+        """End the ranks, by the signal `number` or else the job's default, then this process."""
         self._is_ending = True
         self._end_ranks(number)
 
     def _end_ranks(self, number: int | None = None) -> None:
         self._ends_ranks = True
-        if self._timed_out and self._order.job in _LEAVING_STACKS and not self._is_ending:
+        if self._timed_out and self._order.job == "rank" and not self._is_ending:
             self._kill_at_s = time.monotonic() + _STACKS_S
             return
         if number is None:
@@ -303,7 +261,7 @@ class Keeper:
         now_s = time.monotonic()
         if now_s > self._kill_at_s:
             self._signal_ranks(signal.SIGKILL)
-        elif self._timed_out and all(map(_has_text, map(self._kept.stacks, self._ranks.values()))):
+        elif self._timed_out and all(text_of(self._kept.stacks(n)) for n in self._ranks.values()):
             # At the next look: a stack may still be being written.
             self._kill_at_s = min(self._kill_at_s, now_s + _LOOK_S)
 
@@ -312,22 +270,10 @@ class Keeper:
             os.kill(process, number)
 
     def _clean_up(self) -> None:
-        """Leave the run's evidence; end the sampler, and any processes that ranks left behind."""
-        if self._evidence is not None:
-            meter, file = self._evidence
-            self._evidence = None
-            # If the launcher has ended, so has the folder.
-            with suppress(OSError):
-                file.write(meter.read())
-        if self._sampler is not None:
-            self._sampler.stop()
-            self._sampler = None
-        end_descendants(COMMAND_S, spared=self._driver.number if self._driver else None)
+        """Write the run's evidence, stop sampling, and end processes that the ranks left behind."""
+        self._watch.end()
+        end_descendants(COMMAND_S, spared=self._watch.driver_number)
         shutil.rmtree(self._kept.path, ignore_errors=True)
-
-
-def _has_text(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:

@@ -1,12 +1,12 @@
-"""Open MPI's `mpirun`, which starts processes on the nodes of an LSF, PBS or SGE job."""
+"""Open MPI's `mpirun`, which starts processes on the nodes of a scheduler's job."""
 
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from gpuscale.base.environment import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.measure.launch.rendezvous import HOST_PATTERN
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
@@ -14,7 +14,7 @@ from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""Variable that LSF sets in jobs that request cores; if left set, Open MPI places ranks by it."""
+"""Environment variable that LSF sets if a job requests cores; it would affect rank placement."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
@@ -35,19 +35,19 @@ class OpenMpi(ProcessStarter):
         """Return the hosts of the job, as named by the scheduler."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
-        found = nodes_of_job(os.environ, without="slurm")
+        found = nodes_of_job(os.environ)
         if not found:
             raise UsageError(
-                "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE and "
-                "PE_HOSTFILE are not set); start it inside of a job, or set PBS_NODEFILE to a file "
-                "with a host on each line"
+                "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE, "
+                "PE_HOSTFILE and SLURM_JOB_NODELIST are not set); start it inside of a job, or set "
+                "PBS_NODEFILE to a file with a host on each line"
             )
         return found
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the `mpirun` command line that starts the ranks, in blocks on the hosts.
 
-        Unless the site binds them, processes may use all cores: schedulers/slurm.py has the reason.
+        Processes may use all cores unless the site binds them; schedulers/slurm.py explains why.
         """
         # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -57,6 +57,8 @@ class OpenMpi(ProcessStarter):
         places = enumerate(placement.hosts)
         slots = (f"{host}:{placement.ranks_on(place)}" for place, host in places)
         return [
+            # In a job of Slurm, mpirun starts its daemons by srun, beside the steps of other runs.
+            *("env", "SLURM_OVERLAP=1"),
             "mpirun",
             *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
             *("-np", str(placement.ranks)),
@@ -68,7 +70,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables of an outer launcher and for those that place ranks."""
+        """Return False for variables that an outer launcher set, or that affect rank placement."""
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)

@@ -1,13 +1,14 @@
 """The launcher's side of the pipes to the keepers: send orders and read answers.
 
 A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
-a line of JSON on the input of all keepers: standard input, or a connection (order_socket.py). An
+a line of JSON on the input of all keepers: standard input, or a connection (rendezvous.py). An
 answer is a line of JSON on the standard output of one keeper. Keepers end when their input ends.
 """
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,20 +21,23 @@ from weakref import finalize
 
 import msgspec
 
-from gpuscale.base.host import text_of
-from gpuscale.measure.launch.order_socket import OrderSocket
-from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.waits import KEEPERS_S, RUN_S, STEP_S
+from gpuscale.base import process_ends
+from gpuscale.base.environment import python_environment, text_of
+from gpuscale.base.process_ends import KEEPERS_S, RUN_S, STEP_S
+from gpuscale.measure.launch.rendezvous import OrderSocket
+from gpuscale.measure.run_directory import LAUNCHER_LOG, RunDirectory
+from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
+from gpuscale.records import RankReport
 
-END, IMPORT = "end", "import"
-"""Orders that keepers carry out themselves; every other order is a job for the ranks."""
+END = "end"
+"""The order to end all ranks; every other order is a job for the ranks."""
 _SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that suggest memory corruption, perhaps inherited from the keeper when it forked."""
-_LOOK_S = 0.05
+_START_S = 180.0
 _CHUNK_BYTES = 65536
 
 Seats = Mapping[int, tuple[tuple[int, int], ...]]
-"""For each keeper, by number: the (rank, local rank) of every process that it has to fork."""
+"""Maps the number of a keeper to the (rank, local rank) of every process that it has to fork."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,14 +45,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     job: str
-    """A job for `do_in_rank`, or `END` or `IMPORT`."""
+    """A job for `do_in_rank`, or `END`."""
     folder: str = ""
-    """The folder of the run or, with `IMPORT`, the name of the package."""
+    """The folder of the run."""
+    package: str | None = None
+    """A package that ranks need; the keeper imports it before forking, since the import is slow."""
     seats: Seats = {}
     variables: Mapping[str, str] = {}
     """Environment variables with the same value for all ranks."""
     is_whole_environment: bool = False
-    """True if the environment of ranks has only these variables and those of their rank."""
+    """True if ranks get only `variables` and the variables of their rank, and inherit no others."""
     cores_per_rank: int | None = None
     """Number of cores per rank; None if ranks may use all cores of their parent process."""
     timed_out: bool = False
@@ -58,7 +64,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Message from a keeper: it has started, is ready for orders, or one of its ranks has ended."""
+    """Message from a node's keeper: it has started, is ready, or one of its ranks has ended."""
 
     keeper: int
     kind: Literal["started", "ready", "ended"]
@@ -75,7 +81,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class Outcome:
-    """How the ranks that carried out an order ended."""
+    """Exit codes of the ranks that carried out an order, and whether the order timed out."""
 
     exit_codes: dict[int, int] = field(default_factory=dict)
     """Exit code of each rank that is known to have ended, in the order of ending."""
@@ -88,26 +94,32 @@ class Keepers:
     def __init__(
         self,
         command: Sequence[str],
-        count: int,
+        placement: Placement,
         variables: Mapping[str, str],
-        log: Path | None = None,
-        order_socket: OrderSocket | None = None,
+        folder: Path,
+        *,
+        passes_input: bool = True,
     ) -> None:
-        errors = None if log is None else log.open("wb")
-        self._process = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.PIPE if order_socket is None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            # Ctrl-C is for pytest, which ends the ranks; srun would first ask for another.
-            start_new_session=True,
-        )
-        if errors is not None:
-            errors.close()
-        self._count, self._log = count, log or Path(os.devnull)
-        self._socket, self._streams = order_socket, list[BinaryIO]()
-        """Where the keepers connect, if at all, and the streams on which they get their orders."""
+        """Start a keeper for each rank of a placement.
+
+        The log is written to `folder`. `passes_input` is True if the command passes its standard
+        input on to the keepers.
+        """
+        self.placement, self._log = placement, folder / LAUNCHER_LOG
+        self._socket, self._streams = None, list[BinaryIO]()
+        """Socket to which keepers connect, if any, and the streams that carry their orders."""
+        if not passes_input:
+            self._socket = OrderSocket(folder, list(map(placement.host_of, range(placement.ranks))))
+        with self._log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE if passes_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                # Ctrl-C is for pytest, which ends the ranks; srun would first ask for another.
+                start_new_session=True,
+            )
         if stdin := self._process.stdin:
             self._streams.append(cast("BinaryIO", stdin))
         self.started: dict[int, Answer] = {}
@@ -119,9 +131,55 @@ class Keepers:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._orders = 0
-        self._imported = set[str]()
         self.close = finalize(self, _close, self._process, self._streams)
         """Ends the keepers; also called when this object is deleted or this process ends."""
+
+    @classmethod
+    def on(
+        cls, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
+    ) -> "Keepers":
+        """Start keepers with a ProcessStarter, and return them once all are ready for orders."""
+        program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
+        program += [starter.name, str(folder), "preload" if preloads else "fresh"]
+        guard = [sys.executable, "-I", "-S", process_ends.__file__, str(os.getpid())]
+        given = python_environment()
+        keepers = cls(
+            [*guard, *starter.arguments(program, placement)],
+            placement,
+            {name: value for name, value in given.items() if starter.reaches(name)},
+            folder,
+            passes_input=starter.passes_input,
+        )
+        keepers.have_started(_START_S)
+        return keepers
+
+    def seats(self, placement: Placement, *, is_fresh: bool) -> Seats:
+        """Assign the ranks of a run to the keepers that have started.
+
+        If `is_fresh` is True, each keeper is for one rank of the same placement.
+        """
+        seats: dict[int, tuple[tuple[int, int], ...]] = {}
+        taken = dict.fromkeys(placement.hosts, 0)
+        for number, answer in sorted(self.started.items()):
+            node = answer.node or self.placement.host_of(number)
+            if is_fresh:
+                seats[number] = ((number, taken.get(node, 0)),)
+                taken[node] = taken.get(node, 0) + 1
+            elif node in taken:
+                position = placement.hosts.index(node)
+                first = position * placement.ranks_per_host
+                here = range(placement.ranks_on(position))
+                seats[number] = tuple((first + local, local) for local in here)
+        return seats
+
+    def ranks_in(self, seats: Seats) -> list[RankReport]:
+        """Return the ranks of these seats, with the hosts on which they start."""
+        found = [
+            RankReport(rank=rank, host=self.started[number].host, local_rank=local_rank)
+            for number, pairs in seats.items()
+            for rank, local_rank in pairs
+        ]
+        return sorted(found, key=lambda report: report.rank)
 
     def have_started(self, within_s: float) -> bool:
         """Wait until all keepers are ready for orders; return False if one is not ready in time."""
@@ -133,24 +191,16 @@ class Keepers:
                 self.started[answer.keeper] = answer
             elif answer.kind == "ready":
                 ready.add(answer.keeper)
-            if len(ready) + len(self.refusals) == self._count:
+            if len(ready) + len(self.refusals) == self.placement.ranks:
                 break
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if len(ready) < self._count:
+        if len(ready) < self.placement.ranks:
             self.is_usable = False
             # The log will also report the end of the other keepers.
             self.output = "\n".join(self.refusals.values()) or text_of(self._log)
             self.close()
-        return self.is_usable
-
-    def have_imported(self, package: str, within_s: float) -> bool:
-        """Have all keepers import a package once, so that ranks need not; False if one is lost."""
-        if package not in self._imported:
-            self._imported.add(package)
-            self.send(job=IMPORT, folder=package)
-            self.have_started(within_s)
         return self.is_usable
 
     def perform(
@@ -169,7 +219,7 @@ class Keepers:
             directory: The folder of the run.
             seats: The ranks of each keeper.
             timeout_s: Seconds after which the ranks write their stack traces and are ended.
-            details: Further fields of the order.
+            details: Further fields of the order that the keepers get.
         """
         ranks = {rank for pairs in seats.values() for rank, _ in pairs}
         outcome = Outcome()
@@ -236,19 +286,7 @@ class Keepers:
             self._lines.extend(lines)
 
 
-def wait_for(paths: Iterable[Path], patience_s: float) -> None:
-    """Wait, for a limited time, until files written on other nodes are visible and not empty."""
-    deadline_s = time.monotonic() + patience_s
-    for path in paths:
-        while time.monotonic() < deadline_s:
-            # To list the folder makes a network file system look again.
-            if path in path.parent.iterdir() and path.stat().st_size > 0:
-                break
-            time.sleep(_LOOK_S)
-
-
 def _close(process: "subprocess.Popen[bytes]", streams: Iterable[BinaryIO]) -> None:
-    """End the keepers, and the command that started them."""
     assert process.stdout is not None
     for stream in streams:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The batch schedulers that gpuscale supports, one per file, and their registry."""
+"""The registry of the batch schedulers that gpuscale supports."""
 
 from collections.abc import Mapping
 from shutil import which
@@ -29,7 +29,7 @@ def scheduler_here() -> Scheduler | None:
     return None
 
 
-def nodes_of_job(environment: Mapping[str, str], *, without: str = "") -> tuple[str, ...]:
-    """Return the nodes of the current job, or () if unknown; skip the scheduler `without`."""
-    others = (scheduler for name, scheduler in SCHEDULERS.items() if name != without)
-    return next(filter(None, (scheduler.nodes(environment) for scheduler in others)), ())
+def nodes_of_job(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes of the current job; empty if unknown."""
+    found = (scheduler.nodes(environment) for scheduler in SCHEDULERS.values())
+    return next(filter(None, found), ())

@@ -1,4 +1,4 @@
-"""IBM Spectrum LSF."""
+"""Support for the scheduler IBM Spectrum LSF."""
 
 import math
 import re

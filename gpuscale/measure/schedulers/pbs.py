@@ -1,4 +1,4 @@
-"""OpenPBS and PBS Professional."""
+"""Support for the scheduler PBS: OpenPBS and PBS Professional."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _ENDINGS = {
     # A node's daemon began anew, could not be reached, or memory ran out.
     **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
 }
-"""How a job ended, keyed by PBS's own exit codes."""
+"""Reasons why a job has ended, keyed by PBS's own exit codes."""
 _KILLED = 256
 """If a signal kills a job's shell, PBS reports this plus the signal number as the exit code."""
 

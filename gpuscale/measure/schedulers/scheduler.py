@@ -12,9 +12,9 @@ from string import Formatter
 from textwrap import indent
 from typing import ClassVar, Literal
 
+from gpuscale.base.environment import text_of
 from gpuscale.base.errors import SchedulerError
-from gpuscale.base.host import text_of
-from gpuscale.base.printable import visible
+from gpuscale.base.text import visible
 
 _ANSWER_S = 60.0
 TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
@@ -70,6 +70,8 @@ class JobState:
     ending: Ending = Ending.FAILED
     remark: str | None = None
     """Explanation if something other than the job itself caused the end."""
+    is_final: bool = True
+    """False if the scheduler may tell of another end once its accounting is complete."""
 
 
 UNKNOWN = JobState("unknown")
@@ -89,7 +91,7 @@ class Scheduler(ABC):
     takes_stdin: ClassVar[bool] = False
     """True if the submit command reads the script from standard input rather than by file name."""
     variables_option: ClassVar[str | None] = None
-    """The option that passes variables to a job; None if jobs inherit all variables anyway."""
+    """Option that passes environment variables to a job; None if jobs inherit all of them."""
     log_name: ClassVar[str] = "{job_name}-{job}.log"
     """Pattern for the name of a job's log, in the folder from which the job was submitted."""
     job_number: ClassVar[re.Pattern[str]]
@@ -136,12 +138,6 @@ class Scheduler(ABC):
         """Return True if these environment variables come from a job of this scheduler."""
         return self.job_variable in environment
 
-    def submit_again(
-        self, environment: Mapping[str, str], *, avoid: Sequence[str]
-    ) -> tuple[list[str], dict[str, str]] | None:
-        """Return the command and environment to resubmit this job on other nodes, or None."""
-        return None
-
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         """Return the nodes of the job that set these environment variables; empty if unknown.
 
@@ -150,20 +146,12 @@ class Scheduler(ABC):
         lines = text_of(Path(environment.get(self.nodes_variable, os.devnull))).splitlines()
         return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
 
-    def profile_values(self) -> dict[str, str]:
-        """Return values for fields of a profile, such as `gpus` and `cores`; empty if unknown."""
-        return {}
-
-    def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the job's nodes that the scheduler reports as lost."""
-        return ()
-
     def log_of(self, job_name: str, job: str) -> Path:
         """Return the path of a job's log, relative to the folder where the job was submitted."""
         return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
-        """Ask the scheduler for the current state of a job."""
+        """Query the scheduler and return the current state of a job."""
         answers: list[str] = []
         for question in self.questions:
             answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
@@ -175,7 +163,7 @@ class Scheduler(ABC):
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> str:
-        """Submit a script, together with all set `GPUSCALE_…` variables; return the job number."""
+        """Submit a script, passing on `GPUSCALE_…` environment variables; return the job number."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command, *options]
@@ -215,12 +203,17 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """Return a command's output; None after a timeout or, unless `or_failed` is set, a failure."""
+    """Return a command's output; None if the command failed.
+
+    With `or_failed`, also return the output of a failed command, including standard error.
+    """
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() if or_failed or answer.returncode == 0 else None
+    if answer.returncode == 0:
+        return answer.stdout.strip()
+    return f"{answer.stdout}{answer.stderr}".strip() if or_failed else None
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""SGE (Grid Engine) and its descendants."""
+"""Support for the scheduler SGE (Grid Engine) and its descendants."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,8 @@ _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
 """Values of `failed` in qacct's output for jobs that ran: error in the epilog, time limit, signal.
 With other non-zero values, `exit_status` is not the exit code of the job."""
+_GONE = "do not exist"
+"""Part of qstat's message for a job that has ended; if qstat fails otherwise, the job may run."""
 
 
 class Sge(Scheduler):
@@ -42,13 +44,14 @@ class Sge(Scheduler):
     )
     variables_option = "-v"
     questions = (("qstat", "-j"), ("qacct", "-j"))
+    tells_by_failing = True
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
         # JOB_ID alone is too common a name to mean SGE.
         return self.job_variable in environment and "SGE_TASK_ID" in environment
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        if answers[0]:
+        if "job_number:" in answers[0]:
             # qstat -j shows usage lines only of jobs that run.
             runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
             stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
@@ -56,14 +59,28 @@ class Sge(Scheduler):
                 remark = "it could not be started and stays in the queue; qdel removes it"
                 return JobState("ended", f"Eqw ({stuck[1].strip()})", remark=remark)
             return JobState("running" if runs else "waiting", "r" if runs else "qw")
-        accounted = answers[1] if len(answers) > 1 else ""
+        accounted = _record_of_job(answers[1]) if _GONE in answers[0] and answers[1:] else ""
         status = re.search(r"^exit_status\s+(\d+)", accounted, re.MULTILINE)
         failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
         if status is None:
             return UNKNOWN
+        # Of a parallel job, the records of tasks may be written seconds before the job's own.
+        is_final = not re.search(r"^granted_pe\s+(?!NONE)\S", accounted, re.MULTILINE)
         if failed is None or not int(failed[1]):
-            return JobState("ended", "done", int(status[1]), Ending.COMPLETED)
+            return JobState("ended", "done", int(status[1]), Ending.COMPLETED, is_final=is_final)
         word = f"failed {failed[1]} {failed[2] or ''}".strip()
         code = int(status[1]) if failed[1] in _RAN else None
         ending = Ending.TIME_UP if failed[1] == _TIME_UP else Ending.FAILED
-        return JobState("ended", word, code or None, ending)
+        return JobState("ended", word, code or None, ending, is_final=is_final)
+
+
+def _record_of_job(accounted: str) -> str:
+    """Return the job's own record from qacct's output; '' if only its tasks have ended.
+
+    Tasks that a job starts on its nodes by `qrsh -inherit`, as Open MPI does, have records of their
+    own, each written when the task ends. The job itself ends last and runs longest.
+    """
+    records = re.split(r"^=+\n", accounted, flags=re.MULTILINE)
+    found = (re.search(r"^ru_wallclock\s+([\d.]+)", text, re.MULTILINE) for text in records)
+    lasted_s = [float(wallclock[1]) if wallclock else 0.0 for wallclock in found]
+    return records[-1] if lasted_s[-1] == max(lasted_s) else ""

@@ -1,10 +1,13 @@
-"""Slurm as a batch scheduler and as a starter of processes."""
+"""Slurm as a batch scheduler and as a starter of processes, and the nodes of its clusters.
+
+ClusterShell folds and expands names of nodes. Only sweeps need it, so it is imported where used.
+"""
 
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
@@ -18,7 +21,7 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""How many seconds before the time limit Slurm is to warn a job, so that results so far can be
+"""Number of seconds before the time limit at which Slurm warns a job, so that results so far can be
 compared: ending ranks on other nodes takes longer than Slurm waits before it kills the job. The
 warning may come a minute early, so jobs with limits below `_SHORTEST_WARNED_S` get no warning."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
@@ -33,11 +36,6 @@ _RUNS = (
     *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
     *("SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"),
 )
-_GPU_PARTITION = re.compile(
-    r"^(?P<partition>[^|*]+)\*?\|[^|]*?\b(?P<gres>gpu(?::[^:,(|]+)?):(?P<gpus>\d+)[^|]*"
-    r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
-    re.MULTILINE,
-)
 _OTHERS_S = 10
 """Seconds that the other tasks of a job step may continue after the first task has ended."""
 _OF_THE_JOB_SCRIPT = (
@@ -51,8 +49,9 @@ _OF_THE_JOB_SCRIPT = (
     *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_LABELIO", "SLURM_WAIT"),
 )
 _BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
-_NOTHING = "(null)"
-"""Slurm's word for a missing value."""
+
+_OUT = ("down", "drain", "fail", "error", "inval", "maint", "boot_fail", "no_resp")
+"""Prefixes of the states that Slurm reports for nodes on which no job can start."""
 
 
 class Slurm(Scheduler, ProcessStarter):
@@ -115,8 +114,6 @@ class Slurm(Scheduler, ProcessStarter):
         if demand.cores_per_task is not None:
             yield "# srun has not taken over --cpus-per-task from sbatch since Slurm 22.05."
             yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
-        yield "# What is submitted once more, for other nodes, where one of these fails."
-        yield 'export GPUSCALE_JOB_SCRIPT="$0"'
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         found = re.search(r"\bJobState=(\w+)(?:.*?\bExitCode=(\d+):(\d+))?", answers[0])
@@ -128,56 +125,14 @@ class Slurm(Scheduler, ProcessStarter):
         if word not in _ENDINGS:
             return JobState("running" if word in _RUNS else "waiting", word)
         exit_code = None if code is None else 128 + int(signal) if int(signal) else int(code)
-        elsewhere = "another cluster of the federation has started it; see there"
-        remark = elsewhere if word == "REVOKED" else None
-        return JobState("ended", word, exit_code, _ENDINGS[word], remark)
-
-    def submit_again(
-        self, environment: Mapping[str, str], *, avoid: Sequence[str]
-    ) -> tuple[list[str], dict[str, str]] | None:
-        script = environment.get("GPUSCALE_JOB_SCRIPT")
-        if not script or not avoid:
-            return None
-        question = ["scontrol", "--oneliner", "show", "job", environment[self.job_variable]]
-        found = re.findall(r"(?:^|\s)(\w+)=(\S+)", answer_of(question) or "")
-        shown = {name: value for name, value in reversed(found) if value != _NOTHING}
-        # What was given on the command line of the first job is not in its script.
-        words = ("partition", "account", "qos", "reservation")
-        kept = {f"--{word}": environment.get(f"SLURM_JOB_{word.upper()}") for word in words}
-        names = {"--time": "TimeLimit", "--mail-type": "MailType", "--mail-user": "MailUser"}
-        kept |= {option: shown.get(name) for option, name in names.items()}
-        # The option takes the place of what the script, or the first command line, excludes.
-        excluded = [name for name in (shown.get("ExcNodeList"), *avoid) if name]
-        command = [*self.submit_command, f"--exclude={','.join(excluded)}", "--export=ALL"]
-        command += [f"{name}={it}" for name, it in kept.items() if it and it != _NOTHING]
-        # The variables of this job are not to be taken for those of the next.
-        fresh = {
-            name: value
-            for name, value in environment.items()
-            if not name.startswith(("SLURM_", "SRUN_", "SBATCH_")) or name == "SLURM_CONF"
-        }
-        return [*command, script], fresh
+        return JobState("ended", word, exit_code, _ENDINGS[word])
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         names = environment.get(self.nodes_variable)
-        answer = names and answer_of(["scontrol", "show", "hostnames", names])
-        return tuple((answer or "").split())
-
-    def profile_values(self) -> dict[str, str]:
-        answer = answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or ""
-        partitions = [found.groupdict() for found in _GPU_PARTITION.finditer(answer)]
-        largest = max(partitions, key=lambda partition: int(partition["nodes"]), default={})
-        return {**largest, "gpu_option": f"--gres={largest.get('gres', 'gpu')}:{{gpus}}"}
-
-    def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        if not nodes:
-            return ()
-        question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]
-        lost = answer_of([*question, "--states=down,fail,no_respond"]) or ""
-        return tuple(dict.fromkeys(lost.split()))
+        return host_names(names) if names else ()
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the nodes of the job; UsageError if job steps would not see all GPUs of a node."""
+        """Return the job's nodes; raise UsageError if job steps cannot see all GPUs of a node."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
@@ -229,5 +184,90 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables that would pass options of the job script on to srun."""
+        """Return False for environment variables that srun would take as options of its own."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
+
+
+def host_names(listed: str) -> tuple[str, ...]:
+    """Return the nodes in a list in Slurm's notation; empty if Slurm does not answer."""
+    return tuple((answer_of(["scontrol", "show", "hostnames", listed]) or "").split())
+
+
+class ClusterNode(NamedTuple):
+    """A node in a partition, as reported by Slurm."""
+
+    name: str
+    partition: str
+    state: str
+    """State as Slurm names it, such as `idle`, with an admin's reason if any: `drained (fan)`."""
+    kind: str
+    """GPUs and cores, such as `gpu:a100:4, 64 cores`; the same text for nodes of the same kind."""
+
+    @property
+    def stage(self) -> Literal["idle", "busy", "out"]:
+        """`idle` if a job could start now, `busy` if it could start later, otherwise `out`."""
+        if self.state.startswith(_OUT):
+            return "out"
+        return "idle" if self.state.startswith("idle") else "busy"
+
+
+class QueuedJob(NamedTuple):
+    """A job of this user that waits or runs."""
+
+    number: str
+    waits: bool
+
+
+def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
+    """Return the nodes of a partition, or all nodes; None if Slurm's controller does not answer."""
+    only = [] if partition is None else [f"--partition={partition}"]
+    # The reason comes last, since it may contain any sign.
+    answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])
+    if answer is None:
+        return None
+    nodes = []
+    for name, of, state, gres, cores, reason in (x.split("|", 5) for x in answer.splitlines()):
+        # An asterisk marks a node that does not answer, or of which a controller that has just
+        # begun knows nothing yet; other signs are of power saving.
+        word = re.sub(r"[^a-z_]", "", state.lower())
+        word = "down" if state.endswith("*") and word != "unknown" else word
+        gpus = "" if gres == "(null)" else f"{re.sub(r'[(][^)]*[)]', '', gres)}, "
+        why = "" if reason.strip() in ("none", "") else f" ({reason.strip()})"
+        nodes.append(ClusterNode(name, of, f"{word}{why}", f"{gpus}{cores} cores"))
+    return nodes
+
+
+def queued_jobs() -> Mapping[str, QueuedJob] | None:
+    """Return this user's jobs by name; None if Slurm's controller does not answer."""
+    answer = answer_of(["squeue", "--noheader", "--me", "--format=%i|%T|%j"])
+    if answer is None:
+        return None
+    jobs = (line.strip().split("|", 2) for line in answer.splitlines())
+    return {name: QueuedJob(number, state == "PENDING") for number, state, name in jobs}
+
+
+def leaf_switches() -> Mapping[str, str]:
+    """Return the leaf switch of each node; empty without Slurm or if Slurm has no topology."""
+    answer = answer_of(["scontrol", "show", "topology"]) or ""
+    leaves = re.findall(r"^SwitchName=(\S+) Level=0 .*\bNodes=(\S+)", answer, re.MULTILINE)
+    return {node: switch for switch, nodes in leaves for node in host_names(nodes)}
+
+
+def expanded(names: str) -> set[str]:
+    """Expand a list of nodes, such as `nid[0001-0004,0007]`; raise a UsageError if invalid."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return {*NodeSet(names, resolver=RESOLVER_NOGROUP)}
+    except NodeSetException as error:
+        raise UsageError(f"--nodes: {error}; write nodes as nid[0001-0064,0070]") from None
+
+
+def folded(names: Iterable[str]) -> str:
+    """Format node names for Slurm's `--exclude`: `nid[0102,0417]`."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    nodes = NodeSet.fromlist([*names], resolver=RESOLVER_NOGROUP)
+    # Slurm reads at most two ranges in a name, and names such as x1000c0s0b0n0 have five numbers.
+    nodes.fold_axis = [-1]
+    return str(nodes)

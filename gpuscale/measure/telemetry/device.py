@@ -1,12 +1,26 @@
-"""Read the counters of a device, each by the newest call that its driver supports."""
+"""GPUs and their drivers, of any vendor: open the driver, find devices and read their counters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
 
-from gpuscale.base.counters import MOMENTS, Field, Query, Reading, clock_events
-from gpuscale.base.errors import DeviceGoneError, NeverOfferedError, QueryError
-from gpuscale.measure.smi import Smi
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DeviceGoneError,
+    DriverAbsentError,
+    DriverBrokenError,
+    NeverOfferedError,
+    QueryError,
+)
+from gpuscale.base.gpu_counters import MOMENTS, Field, Query, Reading, clock_events
+
+AMD_DRIVER = Path("/dev/kfd")
+"""Path that exists if AMD's compute driver is loaded."""
+_DRIVERS = ("gpuscale.measure.telemetry.nvml", "gpuscale.measure.telemetry.amd")
+"""Modules that implement `Smi`, imported only when a driver is opened."""
 
 _AT_EVERY_TICK = [moment for moment, field in MOMENTS.items() if field.when == "windows"]
 # A counter is set against the time, so it is read as soon as the clock was.
@@ -17,106 +31,149 @@ _SELDOM = [moment for moment in MOMENTS if moment not in _AT_EVERY_TICK]
 class Device:
     """A GPU or a partition of one; name and UUID are None if the driver does not report them."""
 
+    is_of_amd = False
+    """True if the device is queried by AMD SMI, False if by NVML."""
     name: str | None
     uuid: str | None
     firmware: str | None = None
     pci_address: str | None = None
-
-    def __init__(self, smi: Smi, handle: Any, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read the counters; `own` has methods for counters that no query reads."""
-        self._smi, self._handle = smi, handle
-        self._never_offered: dict[str, str] = {}
-        self._gone: str | None = None
-        self.queries = {
-            moment: queries
-            for moment, field in MOMENTS.items()
-            if (queries := [query for query in field.queries if query.is_of_amd is self.is_of_amd])
-        }
-        self.forms = {
-            moment: Forms(*(partial(self.number, MOMENTS[moment], query) for query in queries))
-            for moment, queries in self.queries.items()
-        }
-        self._questions: Mapping[str, Callable[[], Any]] = {**self.forms, **own}
-
-    is_of_amd = False
-    """True if the device is queried by AMD SMI, False if by NVML."""
+    partition: str | None = None
+    limits: ClassVar[Mapping[str, Query]]
+    """Queries for the power and clock limits that a `GpuDevice` records, keyed by field."""
+    key: str
+    """Identifier that torch also reports: NVIDIA's UUID in CUDA's form, or AMD's PCI address."""
 
     compute_processes: Callable[[], int]
     """Method that returns the number of processes that are computing on the device."""
+    answer: Callable[[Query], Any]
+    """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
+
+    def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
+        """Prepare to read counters; `own` has methods for counters that no query can read."""
+        self.never_offered: dict[str, str] = {}
+        """Permanent reasons why counters cannot be read; these counters are not queried again."""
+        self._gone: str | None = None
+        self._questions = {**own}
+        for moment, field in MOMENTS.items():
+            queries = [query for query in field.queries if query.is_of_amd is self.is_of_amd]
+            if queries:
+                forms = (partial(self.number, field, query) for query in queries)
+                self._questions[moment] = Forms(*forms)
+
+    def description(self) -> dict[str, Any]:
+        """Return the fields of a `GpuDevice` that only the driver reports."""
+        facts: dict[str, Any] = {
+            "pci_address": self.pci_address,
+            "firmware": self.firmware,
+            "partition": self.partition,
+        }
+        for name, query in self.limits.items():
+            with suppress(QueryError):
+                facts[name] = self.answer(query) / query.divisor
+        return facts
 
     def read(self) -> Reading:
-        """Read the fast-changing counters; give a reason for each that cannot be read."""
+        """Return the fast-changing counters, with the reason for each that cannot be read."""
         return self._read(_AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
-        """Return the given reading plus slowly changing counters and the driver's own samples."""
+        """Return the given reading plus slowly changing counters."""
         seldom = self._read(_SELDOM)
         return Reading(
-            answers=reading.answers | seldom.answers,
-            absent=reading.absent | seldom.absent,
-            buffered=self.samples(),
+            answers=reading.answers | seldom.answers, absent=reading.absent | seldom.absent
         )
 
-    def samples(self) -> dict[str, list[tuple[float, float]]]:
-        """Return the samples that the driver took since the last call, by buffer."""
-        return {}
-
-    def asked(self, field: Field) -> Any:
-        """Return the handle to ask for a counter."""
-        return self._handle
-
     def number(self, field: Field, query: Query) -> Any:
-        """Ask the device for a field by one of its queries; return it in the field's unit."""
-        answer = self._smi.answer(query, self.asked(field))
+        """Send a query for a field to the device; return the value in the field's unit."""
+        answer = self.answer(query)
         if field.reduce == "shares":
             return clock_events(int(answer))
         return int(answer) if field.quantity.whole else float(answer) / query.divisor
 
-    def never_ask(self, reason: str, is_wrong: Callable[[Field], Any]) -> None:
-        """Report this reason instead of the values of counters for which `is_wrong` is true."""
-        for moment, field in MOMENTS.items():
-            if is_wrong(field):
-                buffers = [query.buffer for query in field.queries if query.buffer]
-                self._never_offered |= dict.fromkeys((moment, *buffers), reason)
+    def _read(self, moments: Sequence[str]) -> Reading:
+        reading = Reading()
+        for moment in moments:
+            if moment in self._questions:
+                self._ask(moment, reading)
+        return reading
 
-    def ask(self, name: str, question: Callable[[], Any], into: Reading) -> None:
-        """Put the answer to a question, or the reason why there is none, into a reading."""
-        # Events come from the driver and not from the device, and one says that a GPU is lost.
-        gone = None if name == "xids" else self._gone
-        reason = gone or self._never_offered.get(name)
+    def _ask(self, moment: str, into: Reading) -> None:
+        reason = self._gone or self.never_offered.get(moment)
         if reason is None:
             try:
-                into.answers[name] = question()
+                into.answers[moment] = self._questions[moment]()
                 return
             except QueryError as error:
                 reason = str(error)
                 if isinstance(error, DeviceGoneError):
                     self._gone = reason
                 elif isinstance(error, NeverOfferedError):
-                    self._never_offered[name] = reason
-        into.absent[name] = reason
-
-    def _read(self, moments: Sequence[str]) -> Reading:
-        reading = Reading()
-        for moment in moments:
-            if moment in self._questions:
-                self.ask(moment, self._questions[moment], reading)
-        return reading
+                    self.never_offered[moment] = reason
+        into.absent[moment] = reason
 
 
 class Forms:
-    """Alternative calls, newest first, of which the first that works is used."""
+    """Alternative calls for one value, newest first; the first that the driver offers is used."""
 
     def __init__(self, *forms: Callable[[], Any]) -> None:
-        self._forms = forms
-        self.number = 0
-        """Index of the call in use; 0 is the newest."""
+        self._forms = [*forms]
 
     def __call__(self) -> Any:
-        """Return the answer of the newest call that is offered."""
-        while self.number < len(self._forms) - 1:
+        """Call the newest version of the function that the driver has, and return the result."""
+        while len(self._forms) > 1:
             try:
-                return self._forms[self.number]()
+                return self._forms[0]()
             except NeverOfferedError:
-                self.number += 1
-        return self._forms[self.number]()
+                del self._forms[0]
+        return self._forms[0]()
+
+
+class Smi(Protocol):
+    """Interface of the modules `nvml` and `amd`, which document its functions."""
+
+    NAME: str
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def driver_version(self) -> str | None: ...
+    def find_device(self, uuid: str, addresses: Mapping[str, str | None]) -> Device: ...
+    def all_devices(self) -> Iterator[tuple[int, Device | DeviceAbsentError]]: ...
+
+
+@contextmanager
+def open_smi() -> Iterator[Smi]:
+    """Open the driver interface of this machine, NVML or AMD SMI, while the context lasts."""
+    absent: list[DriverAbsentError] = []
+    for name in _DRIVERS:
+        smi = cast("Smi", import_module(name))
+        try:
+            smi.start()
+        except DriverBrokenError:
+            raise
+        except DriverAbsentError as error:
+            absent.append(error)
+            continue
+        try:
+            yield smi
+        finally:
+            smi.stop()
+        return
+    raise absent[AMD_DRIVER.exists()]
+
+
+def find_devices(
+    smi: Smi, addresses: Mapping[str, str | None]
+) -> dict[str, Device | DeviceAbsentError]:
+    """Return each device of a run, or the error with the reason for its absence, keyed by UUID.
+
+    `addresses` maps UUIDs to PCI addresses, by which AMD's devices are found.
+    """
+    found: dict[str, Device | DeviceAbsentError] = {}
+    for uuid in addresses:
+        try:
+            found[uuid] = smi.find_device(uuid, addresses)
+        except DeviceAbsentError as error:
+            found[uuid] = error
+        except QueryError as error:
+            found[uuid] = DeviceAbsentError(f"{smi.NAME} cannot list the GPUs: {error}")
+    return found

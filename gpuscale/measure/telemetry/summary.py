@@ -2,29 +2,20 @@
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.counters import FIELDS, NUMBERS, Field, Reading, fold, values_problem
-from gpuscale.base.host import text_of
-from gpuscale.measure.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
+from gpuscale.base.gpu_counters import FIELDS, NUMBERS, Field, Reading, fold, values_problem
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SampledDevice, read_samples
-from gpuscale.records import (
-    Environment,
-    GpuDevice,
-    GpuSummary,
-    GpuWindow,
-    Run,
-    RunRequest,
-    pci_addresses,
-    with_measured,
-)
+from gpuscale.records import GpuSummary, Run, with_measured
 
 Interval = tuple[float, float]
+
+_SAMPLER_ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,62 +33,24 @@ class TelemetryReport:
         return with_measured(run) if run.failure is None else run
 
 
-@dataclass(frozen=True, slots=True)
-class RunSampling:
-    """The sampling of one run, by a sampler on this node or by the keepers on several nodes."""
+def telemetry_of(run: Run, directory: RunDirectory) -> TelemetryReport:
+    """Summarise a run's samples over its windows; for nodes without samples, give the reason.
 
-    samples: Callable[[], Sequence[NodeSamples]]
-    """Function that returns the samples files of all nodes after the run."""
-    sampler: Sampler | None = None
-    """The sampler on this node, to be stopped before files are read; None across nodes."""
-
-    def summarize(self, run: Run) -> TelemetryReport:
-        """Summarise the samples over the run's windows; for nodes without samples, give the reason.
-
-        Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
-        clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
-        """
-        if self.sampler is not None:
-            self.sampler.stop()
-        windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
-        summaries: list[GpuSummary] = []
-        absent, driver_version = [], None
-        for left in self.samples():
-            report = summarize(left.path, uuids=[*left.addresses], intervals=windows)
-            summaries += report.gpu_summaries
-            driver_version = driver_version or report.driver_version
-            if report.absent:
-                absent.append(f"{left.host}: {report.absent}" if left.host else report.absent)
-        return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
-
-
-def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevice, ...]:
-    """Return the GPUs of this node that a run uses; none for a run on CPU."""
-    return tuple(gpu for gpu in environment.gpus if gpu.index in request.devices)
-
-
-@contextmanager
-def sample_run(
-    request: RunRequest,
-    environment: Environment,
-    samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
-) -> Iterator[RunSampling | None]:
-    """Sample the GPUs of a run while the context lasts; yield None if the run uses no GPU.
-
-    On several nodes the keepers take the samples, and `samples_on_nodes` returns the files.
+    Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
+    clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
     """
-    gpus = gpus_of_run(request, environment)
-    addresses = pci_addresses(gpus)
-    if environment.nodes or not addresses:
-        yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
-        return
-    with scratch_folder("gpuscale-telemetry-") as folder:
-        here = NodeSamples(host="", path=folder / "samples.jsonl", addresses=addresses)
-        sampler = Sampler(addresses=addresses, output=here.path)
-        try:
-            yield RunSampling(lambda: [here], sampler)
-        finally:
-            sampler.stop()
+    if not (gpus := directory.gpus.read()):
+        return TelemetryReport(absent="no GPU: measured on CPU")
+    windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
+    summaries: list[GpuSummary] = []
+    absent, driver_version = [], None
+    for host, addresses in gpus.items():
+        report = summarize(directory.samples(host), uuids=[*addresses], intervals=windows)
+        summaries += report.gpu_summaries
+        driver_version = driver_version or report.driver_version
+        if report.absent:
+            absent.append(f"{host}: {report.absent}" if len(gpus) > 1 else report.absent)
+    return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
 
 
 def summarize(
@@ -105,14 +58,14 @@ def summarize(
 ) -> TelemetryReport:
     """Summarise a samples file, which may be truncated, over timed windows.
 
-    There is one summary per device, in the order of `uuids`, with one `GpuWindow` per interval. For
-    a device that the driver does not offer, the summary gives the reason and has no samples. If no
-    device has samples, the report contains only a reason. Intervals are the (start, end) of each
-    window in Unix time, inclusive and in order.
+    There is one summary per device, in the order of `uuids`. For a device that the driver does not
+    offer, the summary gives the reason and has no samples. If no device has samples, the report
+    contains only a reason. Intervals are the (start, end) of each window in Unix time, inclusive
+    and in order.
     """
     header, ticks = read_samples(samples)
     if header is None:
-        return TelemetryReport(absent=_sampler_ended(samples))
+        return TelemetryReport(absent=_SAMPLER_ENDED)
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
     seen_of = {}
@@ -129,18 +82,12 @@ def summarize(
     elif None not in reasons:
         absent = "; ".join(map(str, reasons))
     elif not ticks:
-        absent = _sampler_ended(samples)
+        absent = _SAMPLER_ENDED
     elif not intervals:
         absent = "the run has no timed windows"
     else:
         absent = f"none of the sampler's {len(ticks)} samples fell into the run's windows"
     return TelemetryReport(summaries, absent, header.driver_version)
-
-
-def _sampler_ended(samples: Path) -> str:
-    lines = text_of(stderr_path(samples)).splitlines()
-    message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
-    return f"the GPU sampler ended before its first sample: {message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +104,7 @@ class _Seen:
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings that a counter is computed from: the whole run's or the windows'."""
+        """Return the readings, in the whole run or in windows, from which a counter is computed."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
@@ -172,21 +119,13 @@ class _Seen:
         numbers = [counter.number(reading.answers.get(counter.moment)) for reading in readings]
         if counter.reduce == "increase":
             return _increase(numbers)
-        # The driver's own samples are more regular than ours, and have their own times.
-        buffered = [
-            number
-            for query in counter.queries
-            for reading in (self.readings if readings else ())
-            for time_s, number in reading.buffered.get(query.buffer or "", ())
-            if any(begin <= time_s <= end for begin, end in intervals)
-        ]
-        return fold(counter.name, buffered or numbers)
+        return fold(counter.name, numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
         """Return the increase of a counter in each window, interpolated at both ends of the window.
 
         Interpolation is needed because a window holds few readings, a tenth of a second apart. An
-        increase is None if the counter restarted, or was not read both before and after an end.
+        increase is None if the counter restarted, or if no reading precedes or follows an end.
         """
         points = [
             (time_s, reading.answers[counter.moment])
@@ -215,8 +154,7 @@ def _increase(counts: Sequence[float | None]) -> float | None:
 
 def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummary:
     readings = seen.within(intervals)
-    xids = [reading.answers["xids"] for reading in seen.readings if "xids" in reading.answers]
-    values, nonsense = _values(seen, NUMBERS.values(), intervals)
+    values, nonsense = _values(seen, intervals)
     return GpuSummary(
         uuid=uuid,
         name=seen.device.name,
@@ -224,26 +162,13 @@ def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummar
         absent=tuple(dict.fromkeys((*_absences(seen, intervals), *nonsense))),
         values=values,
         clock_event_reasons=_shares(readings),
-        xids=tuple(xid for new in xids for xid in new) if xids else None,
-        windows=tuple(_window(seen, interval) for interval in intervals),
     )
 
 
-def _window(seen: _Seen, interval: Interval) -> GpuWindow:
-    readings = seen.within([interval])
-    if not readings:
-        return GpuWindow(samples=0)
-    counters = [field for field in NUMBERS.values() if field.in_windows]
-    values, _ = _values(seen, counters, [interval])
-    return GpuWindow(samples=len(readings), values=values, clock_event_reasons=_shares(readings))
-
-
-def _values(
-    seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
-) -> tuple[Mapping[str, float], list[str]]:
+def _values(seen: _Seen, intervals: Sequence[Interval]) -> tuple[Mapping[str, float], list[str]]:
     """Return the valid values, keyed by counter, and a description of each impossible value."""
     values, problems = {}, []
-    for counter in counters:
+    for counter in NUMBERS.values():
         number = seen.number(counter, intervals)
         if number is not None and (problem := values_problem({counter.name: number})):
             problems.append(f"{counter.label}: {problem}")

@@ -16,20 +16,20 @@ from types import FrameType
 from msgspec.structs import replace
 
 from gpuscale.base.foreign_texts import LOST_PEER_LINES
-from gpuscale.base.host import (
+from gpuscale.base.process_ends import (
+    COMMAND_S,
     adopt_orphans,
     end_descendants,
     living_descendants,
     signal_at_parent_death,
 )
-from gpuscale.base.units import counted
-from gpuscale.measure.evidence.interpreter import software_of
+from gpuscale.base.text import counted
+from gpuscale.measure.evidence.software import software_of
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
-from gpuscale.measure.waits import COMMAND_S
 from gpuscale.measure.worker.command_process import RANK_COUNT_VARIABLES, Place, start_command
-from gpuscale.measure.worker.figure_reader import FigureReader
-from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
-from gpuscale.measure.worker.output import COMMAND_SOURCE, LastWords, Output
+from gpuscale.measure.worker.log_reader import FigureReader, LogReader
+from gpuscale.measure.worker.output import CommandError, LastWords, Output
+from gpuscale.measure.worker.windows import FEWEST_WINDOWS
 from gpuscale.records import FailureKind
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of
@@ -42,14 +42,14 @@ _FIRST_SOFTWARE_S = 1.0
 
 
 def main(folder: str) -> None:
-    """Run the command of the request in a folder, and write its windows or its failure there."""
+    """Run the command requested in a run's folder, and write its windows or failure there."""
     signal_at_parent_death(signal.SIGTERM)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     directory = RunDirectory(path=Path(folder))
     request = directory.request.read()
-    place = Place(request, directory, int(os.environ["RANK"]) if directory.hosts.exists() else None)
+    place = Place(request, directory, int(os.environ["RANK"]), directory.hosts.exists())
     if request.launch != "per-rank":
         for name in _OF_RANKS:
             os.environ.pop(name, None)
@@ -72,13 +72,13 @@ def main(folder: str) -> None:
 
 
 def _stand_by(place: Place) -> None:
-    """Record the software of this node's part of a command that another node started and times."""
+    """Record the software of this node's processes while another node times the command."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():
             place.count_ranks()
             software = software_of(place.processes(), with_packages=False)
-            directory.software(place.number or 0).write(software)
+            directory.software(place.number).write(software)
             has_looked = True
         time.sleep(_LOOK_S)
 
@@ -88,15 +88,15 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_failure(error: CommandError, place: Place) -> None:
-    """Write the failure; if another node may be the cause, wait a few seconds for its failure."""
+    """Write the failure; if another node may be the cause, wait a few seconds for its report."""
     own_rank = error.failure.rank if place.rank is None else place.rank
     host = None if place.covers_all_nodes else socket.gethostname()
     failure = replace(error.failure, rank=own_rank, host=host)
     is_end = failure.kind in ("raised", "killed")
     lost_peer = is_end and LOST_PEER_LINES.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
-    place.directory.failure(place.number or 0).write(report)
-    if place.number is not None and (lost_peer or failure.kind == "timeout"):
+    place.directory.failure(place.number).write(report)
+    if place.has_peers and (lost_peer or failure.kind == "timeout"):
         # When one task has failed the scheduler ends the others.
         time.sleep(_WAIT_FOR_OTHERS_S)
 
@@ -130,44 +130,35 @@ class _Watch:
         self._clock_s = time.time() - time.monotonic()
         self._started_s = time.monotonic()
         self._next_software_s = self._started_s + _FIRST_SOFTWARE_S
-        self._processes = start_command(place, pipes, self._output)
-        self._codes: list[int | None] = []
-        """Exit codes of the processes; None for a process that is still running."""
+        self._process = start_command(place, pipes, self._output)
 
     def measure(self) -> None:
         """Watch the command while it is RUNNING, then write the outcome or raise CommandError."""
         reader, directory = self._reader, self._directory
         while (state := self._next_state()) is _State.RUNNING:
-            windows = reader.windows
-            found, wanted = 0, FEWEST_WINDOWS
-            if windows is not None:
-                found, wanted = len(windows.spans), windows.wanted
             # A process whose lines count no steps leaves the report to others.
-            if self._figures is not None:
-                found, wanted = len(self._figures.found), len(self._place.command.metrics)
-                _report(directory, found, wanted, "figure")
-            elif self._place.number is None or reader.has_steps:
-                _report(directory, found, wanted)
+            if self._figures is not None or reader.has_steps or not self._place.has_peers:
+                _report(directory, *reader.progress())
         self._record_software()
-        if state is _State.ENDED and self._figures is not None and not any(self._codes):
-            directory.figures(self._place.number or 0).write(self._figures.figures())
+        if state is _State.ENDED and self._figures is not None and not self._process.poll():
+            directory.figures(self._place.number).write(self._figures.figures())
             write_atomically(directory.enough, socket.gethostname())
         elif state is _State.ENDED:
             self._explain_end()
         elif state is _State.LATE:
-            why = reader.standstill(time.monotonic()) or (
-                f"the command was not done after {self._request.timeout_s:g} s: "
-                f"{reader.told_so_far()}"
-            )
             remedy = "Give" if reader.has_steps else "If it was only starting, give"
-            message = f"{why}. {remedy} it more with --timeout, or see below what it printed last"
-            raise reader.failed(message, "timeout")
+            raise reader.failed(
+                f"the command was not done after {self._request.timeout_s:g} s: "
+                f"{reader.told_so_far()}. {remedy} it more with --timeout, or see below what it "
+                "printed last",
+                "timeout",
+            )
         elif state is _State.ENOUGH:
             windows = reader.windows
             assert windows is not None
-            _report(directory, windows.wanted, windows.wanted)
+            _report(directory, "window", windows.wanted, windows.wanted)
             outcome = reader.outcome(windows, started_s=self._started_s, clock_s=self._clock_s)
-            directory.command_outcome(self._place.number or 0).write(outcome)
+            directory.command_outcome(self._place.number).write(outcome)
             write_atomically(directory.enough, socket.gethostname())
 
     def _next_state(self) -> _State:
@@ -179,25 +170,22 @@ class _Watch:
             now_s = time.monotonic()
         is_late = now_s > self._started_s + self._request.timeout_s
         self._reader.validate_lines(self._place.rank or 0, is_late=is_late)
-        is_elsewhere = self._place.number is not None and self._directory.progress.exists()
+        is_elsewhere = self._place.has_peers and self._directory.progress.exists()
         if not self._has_valid_ranks and (self._reader.has_steps or is_elsewhere):
             self._validate_started_ranks()
             self._has_valid_ranks = True
         self._look_at_software(now_s)
-        self._codes = [process.poll() for process in self._processes]
-        has_failed = any(self._codes)
-        has_ended = has_failed or None not in self._codes
+        code = self._process.poll()
+        has_ended = code is not None
         if has_ended:
             # For a limited time: processes left in the background may go on printing.
             while (lines := self._output.lines(0)) and time.monotonic() < now_s + _DRAIN_S:
                 self._reader.take(lines)
         if (windows := self._reader.windows) is not None:
-            is_complete = has_ended and not has_failed
-            needed = min(windows.wanted, FEWEST_WINDOWS) if is_complete else windows.wanted
+            needed = min(windows.wanted, FEWEST_WINDOWS) if code == 0 else windows.wanted
             if len(windows.spans) >= needed:
                 return _State.ENOUGH
-        is_of_steps = self._place.number is not None and self._figures is None
-        if is_of_steps and self._directory.enough.exists():
+        if self._figures is None and self._directory.enough.exists():
             return _State.ENOUGH_ELSEWHERE
         if has_ended:
             return _State.ENDED
@@ -214,11 +202,11 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the software of the processes; if they have ended, keep what was recorded."""
+        """Record the software of the processes; if they have ended, keep the earlier record."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:
-            self._directory.software(self._place.number or 0).write(found)
+            self._directory.software(self._place.number).write(found)
             self._has_software = True
 
     def _validate_started_ranks(self) -> None:
@@ -235,7 +223,7 @@ class _Watch:
             made_none = starter_of(place.command.words) and not reader.has_heard_ranks
             counts = {1} if made_none else counts
         self._validate_rank_count(counts, self._request.gpus, "gpus")
-        if place.number is not None:
+        if place.is_across:
             self._validate_rank_count(counts_here, place.gpus_on(place.node), "gpus_per_node")
 
     def _validate_rank_count(self, counts: Collection[int], gpus: int, name: str) -> None:
@@ -256,19 +244,16 @@ class _Watch:
 
     def _explain_end(self) -> None:
         """Raise CommandError if the command ended early, unless another node has enough windows."""
-        failed = {f"rank {number}": code for number, code in enumerate(self._codes) if code}
-        code = next(iter(failed.values()), 0)
-        if len(self._codes) == 1:
-            # It may have passed on the exit code of a process that it started, but not a signal.
-            failed = {COMMAND_SOURCE: code} if code < 0 else {}
-        words = self._reader.last_words(failed)
+        code = self._process.poll() or 0
+        # It may have passed on the exit code of a process that it started, but not a signal.
+        words = self._reader.last_words(code)
         # A rank may have failed though the command ended well, as in `torchrun … | tee log`.
         code = code if words.exit_code is None else words.exit_code
         if code:
             raise self._failed_end(code, words)
         has_steps = self._reader.has_steps
         deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S * (1 if has_steps else 2)
-        while self._place.number is not None and time.monotonic() < deadline_s:
+        while self._place.has_peers and time.monotonic() < deadline_s:
             # Of nodes that fail together the one that has read steps can say more.
             if self._directory.enough.exists() or (not has_steps and self._directory.failures()):
                 return
@@ -282,25 +267,23 @@ class _Watch:
             )
 
     def _failed_end(self, code: int, words: LastWords) -> CommandError:
-        """Return the error for a non-zero exit code of a command or of the rank that ended it."""
+        """Return the error for a non-zero exit code of a command, or of the rank that failed."""
         kind: FailureKind = "raised"
-        who, own, place = words.source, self._place.rank, self._place.label
+        own, place = self._place.rank, self._place.label
         if words.exception is not None:
-            who = f"{who}{place}" if own is None else place.removeprefix(" as ")
-            end = f"raised {words.exception}"
+            end = f"{place} raised {words.exception}"
         elif code < 0:
             kind = "killed"
             reason = " (out of memory?)" if -code == signal.SIGKILL else ""
-            end = f"was killed by {signal.Signals(-code).name}{place}{reason}"
+            end = f" was killed by {signal.Signals(-code).name}{place}{reason}"
         else:
-            end = f"ended with exit code {code}{place}"
-        shown = "its last lines are below"
-        if not words.lines:
-            shown = "it printed nothing, and the last lines of others are below"
+            end = f" ended with exit code {code}{place}"
+        silent = "" if words.lines else "; it printed nothing"
         number = words.source.removeprefix("rank ")
         rank = int(number) if number.isdigit() else own
-        return self._reader.failed(f"{who} {end}; {shown}", kind, words.lines, rank)
+        who = words.source if own is None else f"rank {own}"
+        return self._reader.failed(f"{who}{end}{silent}", kind, words.lines, rank)
 
 
-def _report(directory: RunDirectory, done: int, total: int, what: str = "window") -> None:
+def _report(directory: RunDirectory, what: str, done: int, total: int) -> None:
     write_atomically(directory.progress, f"{what}\t{min(done, total)}\t{total}")

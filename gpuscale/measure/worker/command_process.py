@@ -11,57 +11,57 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpuscale.base.environment import variables_of
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import (
+from gpuscale.base.process_ends import (
     descendants,
     end_at_interrupt,
     processes_with,
     signal_at_parent_death,
-    variables_of,
 )
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
-from gpuscale.measure.worker.log_reader import CommandError
-from gpuscale.measure.worker.output import COMMAND_SOURCE, Output
+from gpuscale.measure.worker.output import COMMAND_SOURCE, CommandError, Output
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.request import CommandRequest
-from gpuscale.workload.command_case import fields_of, filled
+from gpuscale.workload.command_case import ON_EACH_NODE, fields_of, filled, starter_of
 
 RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Variables in which torchrun, DeepSpeed, Open MPI, MPICH and Slurm pass the number of ranks."""
+"""Environment variables of torchrun, DeepSpeed, MPI and Slurm with the number of ranks."""
 LOCAL_COUNT_VARIABLE = "LOCAL_WORLD_SIZE"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of this process among those that start a command on the hosts of a run."""
+    """The position of this process among the processes that start a command for a run."""
 
     request: RunRequest
     directory: RunDirectory
-    number: int | None
-    """Number of this process; None on a single node, which has only this one."""
+    number: int
+    is_across: bool
+    """True if the run was launched across nodes, even if it uses only one node."""
 
     @property
     def command(self) -> CommandRequest:
-        """The request for the command."""
+        """The part of the run's request that describes the user's command."""
         assert self.request.command is not None
         return self.request.command
 
     @property
     def rank(self) -> int | None:
-        """The rank that this process starts; None if the command starts ranks, or on one node."""
+        """The rank that this process starts; None if the command itself starts the ranks."""
         return self.number if self.request.launch == "per-rank" else None
 
     @property
     def hosts(self) -> list[str]:
         """The hosts of the run, as named by the launcher."""
-        return ["localhost"] if self.number is None else self.directory.host_names()
+        return self.directory.host_names() if self.is_across else ["localhost"]
 
     @property
     def node(self) -> int:
         """Index of the node in `hosts`."""
         block = self.directory.ranks_per_host(self.request.gpus)
-        return self.number or 0 if self.rank is None else self.rank // block
+        return self.number if self.rank is None else self.rank // block
 
     def gpus_on(self, node: int) -> int:
         """Return the number of the run's GPUs on a node; the last node has the remaining ones."""
@@ -71,25 +71,28 @@ class Place:
     @property
     def covers_all_nodes(self) -> bool:
         """True if the command is started once for all nodes, and starts its ranks itself."""
-        return self.number is not None and self.request.launch == "once"
+        return self.is_across and self.request.launch == "once"
+
+    @property
+    def has_peers(self) -> bool:
+        """True if other processes start the command too, or stand by."""
+        return self.request.processes > 1
 
     @property
     def label(self) -> str:
-        """Words for the place, such as ` as rank 2 on n2`; empty if ranks may be on any host."""
-        if self.number is None or self.covers_all_nodes:
-            return ""
-        as_rank = "" if self.rank is None else f" as rank {self.rank}"
-        return f"{as_rank} on {socket.gethostname()}"
+        """Phrase for messages, such as ` on n2`; empty if ranks may be on any host."""
+        is_known = self.is_across and not self.covers_all_nodes
+        return f" on {socket.gethostname()}" if is_known else ""
 
     def processes(self) -> set[int]:
         """Return the process IDs of the command on this node."""
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> tuple[set[int], set[int]]:
-        """Return the rank counts that the command's processes report: of the run, and of this node.
+        """Return two sets: numbers of ranks in the run, and on this node, that processes report.
 
-        A set is empty if no process reports a count, and has several numbers if they disagree. The
-        numbers of this node's ranks are written to `started` for the launcher.
+        A set is empty if no process reports a number; it has several members if processes disagree.
+        The ranks on this node are listed in the file `started` for the launcher.
         """
         names = (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES, LOCAL_COUNT_VARIABLE)
         found: dict[str, set[int]] = {name: set() for name in names}
@@ -102,7 +105,7 @@ class Place:
                     if count.isdigit() and count != os.environ.get(name):
                         found[name].add(int(count))
         numbers = next(filter(None, (found[name] for name in _RANK_VARIABLES)), set[int]())
-        if self.number is not None:
+        if self.is_across:
             path = self.directory.started(self.number)
             write_atomically(path, " ".join(map(str, sorted(numbers))))
         counts = (found[name] for name in RANK_COUNT_VARIABLES)
@@ -113,21 +116,19 @@ _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
 """Script that torchrun starts in place of Python; it redirects a rank's output to pipes."""
 
 
-def start_command(
-    place: Place, pipes: Path | None, output: Output
-) -> list[subprocess.Popen[bytes]]:
-    """Start the command once, or once for each rank of a single node, and read the output.
+def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
+    """Start the command, and let `output` read the pipes to which the command prints.
 
     `pipes` is a folder on this node for the output of the ranks that the command starts.
     """
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
-    address, port = "127.0.0.1", str(_free_port())
-    if place.number is not None:
-        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     variables = {**os.environ, **_device_variables(request.devices[:here])}
     name, _, folder = directory.variable.partition("=")
     variables |= {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1", name: folder}
+    if not request.devices or starter_of(command.words, ON_EACH_NODE):
+        # torchrun sets it only for several ranks on a node, so that T(1) and T(n) would differ.
+        variables.setdefault("OMP_NUM_THREADS", "1")
     if pipes is not None:
         _make_rank_pipes(here, pipes, output)
         variables["GPUSCALE_PYTHON_EXEC"] = os.environ.get("PYTHON_EXEC", "")
@@ -143,27 +144,29 @@ def start_command(
         "batch": request.batch_per_gpu,
         # A command that has no batch cannot have this placeholder either.
         "global_batch": (request.batch_per_gpu or 0) * request.gpus,
-        "master_addr": address,
-        "master_port": port,
+        "master_addr": os.environ["MASTER_ADDR"],
+        "master_port": os.environ["MASTER_PORT"],
         "hosts": ",".join(place.hosts),
         "hostfile": _hostfile(place) if "hostfile" in fields_of(command.words) else "",
     }
     words = filled(command.words, values)
-    ranks: dict[str, dict[str, str]] = {COMMAND_SOURCE: {}}
-    if place.number is None and command.launch == "per-rank":
-        size = str(request.gpus)
-        variables |= {"MASTER_ADDR": address, "MASTER_PORT": port}
-        variables |= {"WORLD_SIZE": size, LOCAL_COUNT_VARIABLE: size}
-        numbers = map(str, range(request.gpus))
-        ranks = {f"rank {number}": {"RANK": number, "LOCAL_RANK": number} for number in numbers}
-    # A command with a map starts for each rank.
-    first = 0 if place.rank is None else int(os.environ["LOCAL_RANK"])
+    outputs = [os.pipe(), os.pipe()]
+    links = (Path(f"/proc/self/fd/{writing}") for _, writing in outputs)
+    # The names by which Linux shows where the command writes: `pipe:[17] pipe:[18]`.
+    names = " ".join(str(link.readlink()) for link in links if link.is_symlink())
     try:
-        cpus = [request.cpus_of(first + number) for number in range(len(ranks))]
-        return [
-            _start(words, command.folder, variables | own, source, output, bound)
-            for (source, own), bound in zip(ranks.items(), cpus, strict=True)
-        ]
+        # A command with a map starts for each rank.
+        cpus = request.cpus_of(0 if place.rank is None else int(os.environ["LOCAL_RANK"]))
+        process = subprocess.Popen(
+            words,
+            cwd=command.folder,
+            env=variables | {"GPUSCALE_OUTPUT": names},
+            stdin=subprocess.DEVNULL,
+            stdout=outputs[0][1],
+            stderr=outputs[1][1],
+            start_new_session=True,
+            preexec_fn=partial(_prepare, cpus),
+        )
     except UsageError as error:
         raise CommandError(Failure(kind="raised", message=str(error))) from None
     except OSError as error:
@@ -171,38 +174,14 @@ def start_command(
         problem = f"'{error.filename or words[0]}'{place.label}: {error.strerror}"
         message = f"the command cannot be started: {problem}"
         raise CommandError(Failure(kind="launch", message=message)) from None
-
-
-def _start(
-    words: list[str],
-    folder: str,
-    variables: dict[str, str],
-    source: str,
-    output: Output,
-    cpus: Collection[int],
-) -> subprocess.Popen[bytes]:
-    pipes = [os.pipe(), os.pipe()]
-    links = (Path(f"/proc/self/fd/{writing}") for _, writing in pipes)
-    # The names by which Linux shows where the command writes: `pipe:[17] pipe:[18]`.
-    names = " ".join(str(link.readlink()) for link in links if link.is_symlink())
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=variables | {"GPUSCALE_OUTPUT": names},
-        stdin=subprocess.DEVNULL,
-        stdout=pipes[0][1],
-        stderr=pipes[1][1],
-        start_new_session=True,
-        preexec_fn=partial(_prepare, cpus),
-    )
-    for reading, writing in pipes:
+    for reading, writing in outputs:
         os.close(writing)
-        output.listen(reading, source)
+        output.listen(reading, COMMAND_SOURCE)
     return process
 
 
 def _prepare(cpus: Collection[int]) -> None:
-    """Bind a new process and restore its signal handling, before it executes the command."""
+    """Bind this new process to CPUs and restore signal handling, before the command starts."""
     if cpus:
         os.sched_setaffinity(0, cpus)
     signal_at_parent_death(signal.SIGKILL)
@@ -213,7 +192,7 @@ def _prepare(cpus: Collection[int]) -> None:
 
 
 def _device_variables(devices: Sequence[int]) -> dict[str, str]:
-    """Return variables that make only the given devices visible to a command."""
+    """Return environment variables that make only the given devices visible to a command."""
     variables = {}
     # On AMD's GPUs HIP's variable takes precedence over CUDA's.
     hip = ["HIP_VISIBLE_DEVICES"] if os.environ.get("HIP_VISIBLE_DEVICES") else []
@@ -237,14 +216,8 @@ def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
 
 
 def _hostfile(place: Place) -> Path:
-    """Write the hosts with their numbers of GPUs, as Open MPI and DeepSpeed read them."""
-    path = place.directory.path.absolute() / f"hostfile-{place.number or 0}"
+    """Write a hostfile for Open MPI and DeepSpeed, with GPUs as slots; return its path."""
+    path = place.directory.path.absolute() / f"hostfile-{place.number}"
     lines = (f"{host} slots={place.gpus_on(node)}\n" for node, host in enumerate(place.hosts))
     path.write_text("".join(lines), encoding="utf-8")
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

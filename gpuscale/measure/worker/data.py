@@ -1,7 +1,6 @@
-"""Endless streams of batches, from a pool that is made once or from a DataLoader."""
+"""Endless streams of batches, from a pool that is created once or from a DataLoader."""
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError
-from gpuscale.base.host import die_with_parent
-from gpuscale.measure.worker.tensors import map_tensors, tensors_in
+from gpuscale.base.process_ends import die_with_parent
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import Size, TrainingCase
 
@@ -22,17 +20,14 @@ Batch = Any
 # The number of generated samples, which all indices share: at ImageNet's size the generator would
 # otherwise dominate the measurement.
 _POOL = 64
-_INPUTS_AND_TARGET = 2
 _IMAGE_DIMENSIONS = 4
 _FEWEST_POOLED_BATCHES = 2
 _BATCHES_IN_ADVANCE = 2
-_SHARED_MEMORY = Path("/dev/shm")
-_MIB = 2**20
 _SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic replacement for a case's data: a few generated samples, over and over.
+    """A deterministic replacement for a case's data, which repeats a few generated samples.
 
     The case's transforms are applied each time, as they would be to samples read from a file.
     """
@@ -41,7 +36,6 @@ class SyntheticDataset(Dataset[Any]):
         self._length = case.training_samples
         self._transform = case.transform(size)
         self._samples = [case.sample(index, size) for index in range(_POOL)]
-        validate_samples([self[0], self[1]], f"{case.name()}: sample()")
 
     def __len__(self) -> int:
         return self._length
@@ -51,7 +45,7 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
-    """Return a batch of two, as batch norm rejects one: samples of the first and last class."""
+    """Return a batch of two samples, of the first and last class; batch norm rejects one sample."""
     indices = (0, min(case.classes, _POOL) - 1)
     made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
     return default_collate(made)
@@ -64,20 +58,17 @@ def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
     return transform(inputs), target
 
 
-def validate_samples(samples: Sequence[Any], source: str) -> None:
-    """Raise CaseError unless the samples form a batch; `source` is the method that made them."""
-    try:
-        default_collate(list(samples))
-        problem = None
-        if not isinstance(samples[0], Mapping) and len(samples[0]) != _INPUTS_AND_TARGET:
-            problem = f"{len(samples[0])} parts"
-    except (TypeError, RuntimeError, IndexError, KeyError) as error:
-        problem = str(error).splitlines()[0]
-    if problem is not None:
-        raise CaseError(
-            f"{source} gives samples that make no batch ({problem}); a sample is (inputs, target) "
-            "or a dict, of tensors and numbers, in the same shapes every time"
-        )
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Apply a function to each tensor in a nested structure; other values stay as they are."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: map_tensors(change, item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        changed = [map_tensors(change, item) for item in value]
+        # A named tuple takes its parts one by one.
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    return value
 
 
 def on_device(
@@ -91,7 +82,10 @@ def on_device(
         return tensor.to(device, non_blocking=True, memory_format=form)
 
     moved = map_tensors(move, batch)
-    return (moved, moved) if isinstance(moved, dict) else (moved[0], moved[1])
+    if isinstance(moved, dict):
+        return moved, moved
+    inputs, targets = moved
+    return inputs, targets
 
 
 class Batches(Protocol):
@@ -105,7 +99,7 @@ class Batches(Protocol):
 
 
 class PooledBatches:
-    """Batches of synthetic samples, made once in advance, so that steps involve no loader.
+    """Batches of synthetic samples, created in advance, so that steps involve no loader.
 
     Each rank has its own batches. The epoch never ends, as each new epoch would begin with a delay.
     """
@@ -133,7 +127,7 @@ class PooledBatches:
 
 
 class LoadedBatches:
-    """Batches that a DataLoader makes from a dataset, epoch after epoch."""
+    """Batches that a DataLoader loads from a dataset, epoch after epoch."""
 
     def __init__(
         self,
@@ -180,24 +174,6 @@ class LoadedBatches:
             return next(self._iterator)
 
 
-def validate_shared_memory(
-    dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
-) -> None:
-    """Raise CaseError if `free_bytes` of shared memory cannot hold the loaders' batches.
-
-    Without this check, a loader process that runs out of shared memory would be killed by SIGBUS.
-    """
-    sample = default_collate([dataset[0]])
-    batch_bytes = batch * sum(tensor.nbytes for tensor in tensors_in(sample))
-    needed_bytes = ranks * workers * _BATCHES_IN_ADVANCE * batch_bytes
-    if needed_bytes > free_bytes:
-        raise CaseError(
-            f"{_SHARED_MEMORY} has {free_bytes / _MIB:.1f} MiB free, and the loaders of this node "
-            f"need {needed_bytes / _MIB:.1f} MiB; give the container more "
-            "(--shm-size, or --ipc=host), or choose fewer --data-workers"
-        )
-
-
 def _end_with_rank(worker: int) -> None:
     # By default a worker checks every five seconds whether its rank is alive. Until then it would
     # hold the device of a crashed rank, which in exclusive mode blocks the next run.
@@ -207,18 +183,14 @@ def _end_with_rank(worker: int) -> None:
 def real_dataset(
     case: TrainingCase, request: RunRequest, size: Size, *, download: bool
 ) -> Dataset[Any]:
-    """Return the case's real data below `--data-root`; CaseError if they cannot be read."""
+    """Return the case's real data below `--data-root`; raise CaseError if unreadable."""
     root = Path(request.data_root or "")
     try:
         return case.real_dataset(root, size, download=download)
     except (OSError, RuntimeError) as error:
-        remedy = (
-            "fetch the data by other means, and leave out --download"
-            if download
-            else "lay them there, or add --download where the case can"
-        )
         raise CaseError(
-            f"--data-root {root}: no data of {case.name()} there ({error}); {remedy}"
+            f"--data-root {root}: no data of {case.name()} there ({error}); lay them there, or add "
+            "--download if the case can fetch them"
         ) from error
 
 
@@ -230,9 +202,8 @@ def training_batches(
     batch: int,
     rank: int,
     world_size: int,
-    ranks_on_node: int = 1,
 ) -> Batches:
-    """Return the batches of one rank, from the data source that the configuration names.
+    """Return the batches of one rank, from the data source that the configuration selects.
 
     `world_size` is the number of ranks that share the samples of a step.
     """
@@ -245,21 +216,11 @@ def training_batches(
         dataset = SyntheticDataset(case, size)
     else:
         dataset = real_dataset(case, request, size, download=request.download)
-        validate_samples([dataset[0]], f"{case.name()}: real_dataset()")
-    workers = request.configuration.data_workers or 0
-    if workers and _SHARED_MEMORY.is_dir():
-        validate_shared_memory(
-            dataset,
-            batch=batch,
-            workers=workers,
-            ranks=ranks_on_node,
-            free_bytes=shutil.disk_usage(_SHARED_MEMORY).free,
-        )
     return LoadedBatches(
         dataset,
         batch=batch,
         rank=rank,
         world_size=world_size,
-        workers=workers,
+        workers=request.configuration.data_workers or 0,
         pin_memory=pin_memory,
     )

@@ -1,43 +1,41 @@
-"""Entry points of a rank's process: make a run, or measure the overhead of measuring."""
+"""Entry points of a rank's process: execute a run, or measure gpuscale's own overhead."""
 
 import contextlib
 import faulthandler
 import os
+import pkgutil
 import resource
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from gpuscale.base.cpus import allowed_cpus, cpu_numa_nodes
+from gpuscale.base.devices import allowed_cpus
 from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
-from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SHARDS, SYSTEM
-from gpuscale.base.host import die_with_parent, end_at_interrupt
+from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
+from gpuscale.base.process_ends import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.evidence.libraries import own_libraries
-from gpuscale.measure.evidence.nccl_log import own_log_bytes
-from gpuscale.measure.run_directory import R, RecordLines, RunDirectory
+from gpuscale.measure.evidence.software import own_libraries
+from gpuscale.measure.run_directory import SAMPLER_VARIABLE, R, RecordFile, RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
-from gpuscale.measure.worker.strategies import strategy_for
-from gpuscale.measure.worker.tensors import parameter_digest
-from gpuscale.measure.worker.training import Strategy, Training
+from gpuscale.measure.worker.training import Strategy, Training, parameter_digest
 from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
+from gpuscale.measure.worker.windows import window_plan
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
+from gpuscale.records.campaigns import OverheadOutcome, OverheadPair
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
-from gpuscale.records.trial_report import OverheadOutcome, OverheadPair
 
 _NCCL_LINES = 4
 _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
-_KEPT_TO_THE_END: list[object] = []
+_KEPT_TO_THE_END: list[Training] = []
 
 
 class RankFiles:
@@ -57,27 +55,34 @@ class RankFiles:
         # on a shared file system, while all ranks wait at the barrier of the window.
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
-    def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
+    def leave_failure(
+        self, error: BaseException, batch_per_gpu: int | None, *, lost_peer: bool
+    ) -> None:
         """Write the error that ended this rank, with its traceback if it was unexpected."""
-        if isinstance(error, GpuscaleError):
-            line, message, detail = None, " ".join(str(error).splitlines()), ""
-        else:
+        host, message, detail = socket.gethostname(), " ".join(str(error).splitlines()), ""
+        if not isinstance(error, GpuscaleError):
             summary = "".join(traceback.format_exception_only(error)).strip()
             lines = summary.splitlines() or [type(error).__name__]
             message = " ".join(lines[: _NCCL_LINES if NCCL_ERROR.search(lines[0]) else 1])
-            line, detail = line_of_user(error), traceback_text(error)
+            detail = traceback_text(error)
         kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
         if isinstance(error, InvalidTrainingError):
             kind = "invalid"
-        elif detail and SHARDS.search(message):
-            message += (
-                " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
-                "measure it with ddp)"
+        elif detail and OUT_OF_MEMORY.search(message):
+            kind = "out_of_memory"
+            # The message says which memory: a GPU's allocator reports how much it has.
+            message = (
+                f"rank {self.rank} on {host} ran out of memory with a batch of {batch_per_gpu} per "
+                "GPU; give it more, or each node fewer ranks, or choose a smaller --size or batch: "
+                f"{message}"
             )
-        host = socket.gethostname()
+        elif detail:
+            line = line_of_user(error)
+            place = f" on {host}" if self.directory.launched.path.exists() else ""
+            message = f"rank {self.rank}{place} raised {message}"
+            message = message if line is None else f"{line}: {message}"
         failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
-        report = RankFailure(failure=failure, lost_peer=lost_peer, line=line)
-        self.directory.failure(self.rank).write(report)
+        self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))
 
 
 def tells_of_peer(error: BaseException) -> bool:
@@ -89,8 +94,8 @@ def tells_of_peer(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
 
 
-def _be_rank(directory: str, stacks: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
-    """Do the work of a rank, and write the outcome or the failure to the run's directory.
+def main(directory: str, stacks: str) -> None:
+    """Carry out the request in a run's directory, and write the outcome or the failure there.
 
     At the timeout, the stack traces of the rank's threads are written to the file `stacks`.
     """
@@ -104,10 +109,10 @@ def _be_rank(directory: str, stacks: str, work: Callable[[RunRequest, RankFiles]
     with Path(stacks).open("w") as file:
         faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=file)
         try:
-            work(request, files)
+            (_run if request.overhead_pairs is None else _measure_overhead)(request, files)
         except BaseException as error:
             lost_peer = tells_of_peer(error)
-            files.leave_failure(error, lost_peer=lost_peer)
+            files.leave_failure(error, request.batch_per_gpu, lost_peer=lost_peer)
             if lost_peer:
                 # The launcher ends all ranks when the first one exits. That should be the lost
                 # peer, whose exit code shows what happened.
@@ -117,13 +122,6 @@ def _be_rank(directory: str, stacks: str, work: Callable[[RunRequest, RankFiles]
             faulthandler.cancel_dump_traceback_later()
 
 
-def limit_memory(limit_bytes: int) -> None:
-    """Limit the address space of this process to `limit_bytes` more than it uses now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most_bytes = pages * resource.getpagesize() + limit_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
-
-
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
     """Return a request's training, and the Unix time when this rank joined the process group."""
     if cpus := request.cpus_of(int(os.environ.get("LOCAL_RANK", "0"))):
@@ -131,10 +129,10 @@ def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, fl
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
-    strategy = strategy_for(request)
+    implementation = STRATEGIES[request.configuration.strategy].implementation
+    assert implementation is not None, "gpuscale has no ranks of its own for a command"
+    strategy: Strategy = pkgutil.resolve_name(implementation)(request)
     joined_at_s = time.time()
-    if request.memory_limit_bytes is not None:
-        limit_memory(request.memory_limit_bytes)
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
             real_dataset(case, request, case.size, download=True)
@@ -148,20 +146,9 @@ def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, fl
         batch=request.batch_per_gpu * request.gpus // strategy.shares // accumulate,
         rank=strategy.rank % strategy.shares,
         world_size=strategy.shares,
-        ranks_on_node=directory.ranks_per_host(request.processes),
     )
     training = (strategy.training or Training)(case, request, strategy, batches)
     return training, joined_at_s
-
-
-def _keep_to_the_end(*objects: object) -> None:
-    """Keep objects alive until the process ends.
-
-    Destroying gloo's process group under the interpreter's lock can wait for a thread of gloo that
-    waits for the lock: with torch 2.11, two of the first eleven runs hung in this way, after their
-    windows. The process ends right afterwards anyway.
-    """
-    _KEPT_TO_THE_END.extend(objects)
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
@@ -169,11 +156,10 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     strategy = training.strategy
     if training.faults.any_is_slow:
         # On every rank, slowed or not, since steps are made together.
-        training.faults.know_pace(loop.own_pace_s(training, strategy))
+        training.faults.know_pace(loop.own_pace_s(training))
     demands = STRATEGIES[request.configuration.strategy]
     measurement = loop.measure(
         training,
-        strategy,
         request.timing,
         files.report,
         pausing=demands.inside_computing is None and strategy.can_pause,
@@ -190,15 +176,20 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         libraries=own_libraries(),
         cpus=allowed_cpus("self"),
     )
-    _leave(outcome, files.directory.outcomes, strategy)
-    _keep_to_the_end(training, strategy)
+    _leave(outcome, files.directory.outcomes, training)
 
 
-def _leave(own: R, file: RecordLines[R], strategy: Strategy) -> None:
-    """Write the records of all ranks into one file; no rank returns before it is complete."""
-    if records := strategy.gathered(own):
+def _leave(own: R, file: RecordFile[list[R]], training: Training) -> None:
+    """Write the records of all ranks into one file; no rank returns before the file is complete.
+
+    The training is kept alive until the process ends: destroying gloo's process group while holding
+    the interpreter's lock can deadlock with a gloo thread that waits for the lock. With torch 2.11,
+    two of the first eleven runs hung in this way.
+    """
+    if records := training.strategy.gathered(own):
         file.write(records)
-    strategy.barrier()
+    training.strategy.barrier()
+    _KEPT_TO_THE_END.append(training)
 
 
 def _report(training: Training, measurement: Measurement) -> RankReport:
@@ -211,7 +202,6 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
         host=socket.gethostname(),
         devices=strategy.devices,
         device_uuids=tuple(str(uuid) for uuid in uuids),
-        numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
         parameter_digest=parameter_digest(training.model),
         final_loss=training.final_loss(),
         peak_memory_bytes=max(peaks_bytes, default=None),
@@ -222,45 +212,42 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
 
 
 def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
-    plan = files.directory.overhead_plan.read()
+    assert request.overhead_pairs is not None
     training, _ = _prepare(request, files.directory)
     strategy = training.strategy
-    step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
-    marked_every = loop.steps_per_mark(step_time_s, training.events_per_step)
-    steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
-    sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
-    pairs, log_bytes = [], own_log_bytes()
-    for number in range(plan.pairs):
+    step_time_s, _ = loop.warm_up(training, request.timing, files.report)
+    marked_every = loop.steps_per_mark(step_time_s, training.clock.events_per_step)
+    steps, _ = window_plan(step_time_s, request.timing, pausing=False)
+    sampler = os.environ.get(SAMPLER_VARIABLE) if strategy.rank == 0 else None
+    sampler_pid = int(sampler) if sampler else None
+    pairs = []
+    for number in range(request.overhead_pairs):
         if number % 2:
             bare_s = _bare_s(training, steps, sampler_pid)
         # From a common start to the end of a window, with its own barrier and reports.
         training.synchronize()
         strategy.barrier()
         opened = time.perf_counter()
-        files.report("pair", number, plan.pairs)
-        loop.timed_window(training, strategy, steps, marked_every=marked_every)
+        files.report("pair", number, request.overhead_pairs)
+        loop.timed_window(training, steps, marked_every=marked_every)
         measured_s = time.perf_counter() - opened
         if not number % 2:
             # Alternately first and second, so that a drift cancels.
             bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
-    if log_bytes is not None:
-        log_bytes = (own_log_bytes() or 0) - log_bytes
     began_s = time.monotonic()
     # What a rank of an ordinary run adds to the evidence of its node.
     own_libraries(), allowed_cpus("self")
     outcome = OverheadOutcome(
         steps_per_window=steps,
         pairs=tuple(pairs),
-        log_bytes=log_bytes,
         evidence_s=time.monotonic() - began_s,
     )
-    _leave(outcome, files.directory.overheads, strategy)
-    _keep_to_the_end(training, strategy)
+    _leave(outcome, files.directory.overheads, training)
 
 
 def bare_loop(training: Training, steps: int) -> None:
-    """Make fp32 steps with the model and batches of a training, without measuring anything."""
+    """Run fp32 training steps with the model and batches of a case, without measuring anything."""
     case, model, optimizer = training.case, training.forward_model, training.optimizer
     device, memory_format = training.strategy.device, training.memory_format
     for _ in range(steps):
@@ -274,9 +261,9 @@ def bare_loop(training: Training, steps: int) -> None:
 
 
 def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
-    """Return the seconds that a bare loop takes for the steps, timed from a barrier.
+    """Return the seconds that training steps take in a loop without gpuscale's measurements.
 
-    The time includes a barrier, as does the measured time of a window that is compared with it.
+    The time includes a barrier, like the time of the window with which it is compared.
     """
     training.synchronize()
     with paused(sampler_pid):
@@ -298,9 +285,3 @@ def paused(pid: int | None) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-main = partial(_be_rank, work=_run)
-"""Carry out the request in a run's directory; environment variables give the rank."""
-compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
-"""Carry out the overhead plan in a run's directory; environment variables give the rank."""

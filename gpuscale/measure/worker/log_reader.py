@@ -1,47 +1,44 @@
-"""Read a command's output as it arrives: recognise the format, and turn steps into windows."""
+"""Read a command's output as it arrives: steps, which become windows, or printed figures."""
 
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.units import counted
-from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
+from gpuscale.base.text import counted
 from gpuscale.measure.worker.output import (
     COMMAND_SOURCE,
     KEPT_LINES,
     SHOWN_LINES,
+    CommandError,
     LastWords,
     Line,
     last_words,
 )
-from gpuscale.records import Failure, FailureKind, RunRequest
-from gpuscale.records.request import CommandOutcome, CommandWindow
-from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
-from gpuscale.workload.log_formats.unread import UnreadLines
+from gpuscale.measure.worker.windows import (
+    FEWEST_WINDOWS,
+    Series,
+    Windows,
+    comes_in_bursts,
+    count_of,
+    windows_of,
+)
+from gpuscale.records import Failure, FailureKind, RunRequest, Window
+from gpuscale.records.request import CommandOutcome, FigureOutcome
+from gpuscale.workload.log_formats import FORMATS, Recognition
+from gpuscale.workload.log_lines import LogFormat, Mark, UnreadLines, by_regex, plain
+from gpuscale.workload.printed_figures import FigureReader as Reader
+from gpuscale.workload.printed_figures import new_reader, positive
 
-FEWEST_WINDOWS = 10
-_STANDSTILL = 5
-"""A command counts as hung if a step takes this many times as long as the longest step before."""
 _MOST_STEPS = 10**9
-"""Maximum number of steps that the record of a run can hold."""
+"""Maximum number of steps that the record of a run can hold; larger step numbers are ignored."""
 _SAME_BATCH = 1.5
-"""Factor by which reported and measured samples/s may differ without contradicting the batch."""
-_BY_SAMPLES = ("samples", "tokens")
-
-
-class CommandError(Exception):
-    """Raised if a command gives no result; `failure` says why."""
-
-    def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
-        super().__init__(failure.message)
-        self.failure, self.steps_told = failure, steps_told
+"""Largest ratio between reported and measured samples/s that is consistent with the batch size."""
 
 
 class LogReader:
-    """Reads the output lines of a command, and turns the steps in them into windows."""
+    """Reads the output lines of a command, and divides the reported steps into timed windows."""
 
     def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
         """`shared_pipe` is True if several ranks may print into one pipe."""
@@ -51,8 +48,8 @@ class LogReader:
         self._latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
-        self._lines: list[Line] = []
-        """All lines so far, kept while the recognised format may still change."""
+        self._looked_at = 0
+        """Number of lines that have been searched for a known format."""
         self._series: dict[str, Series] = {}
         """The series of steps, keyed by the source of the lines."""
         self._samples: int | None = None
@@ -61,7 +58,7 @@ class LogReader:
             self._format = FORMATS[command.log_format]
         elif command.step_regex is not None:
             self._format = by_regex(command.step_regex)
-        self._is_settled = self._format is not None
+        self._is_settled = self._format is not None or command.figure is not None
 
     def take(self, lines: Sequence[Line]) -> None:
         """Read lines; raise CommandError if a line makes a valid result impossible."""
@@ -69,7 +66,8 @@ class LogReader:
         self._latest.extend(line.text for line in lines)
         for line in lines:
             self._latest_of[line.source].append(line)
-        for line in self._lines_to_read(lines):
+        self._recognise(lines)
+        for line in lines:
             try:
                 mark = None if self._format is None else self._format.read(line.text)
             except UsageError as error:
@@ -77,59 +75,45 @@ class LogReader:
                 raise CommandError(Failure(kind="invalid", message=str(error))) from None
             if mark is not None:
                 self._take_mark(mark, line)
-        if not self.has_steps:
+        if not self.has_steps and self._command.figure is None:
             for line in lines:
-                self._unread.take(*line)
+                self._unread.take(line.text, line.arrived_s)
 
-    def _lines_to_read(self, new: list[Line]) -> list[Line]:
-        """Return the new lines, or all lines so far if the recognised format has changed."""
+    def _recognise(self, lines: Sequence[Line]) -> None:
+        """Choose the format that fits the lines so far, unless the choice is already final."""
         if self._is_settled:
-            return new
-        for line in new:
+            return
+        for line in lines:
             self._recognition.take(line.text)
-        self._lines += new
+        self._looked_at += len(lines)
         fitting = self._recognition.fitting
         if len(fitting) > 1:
             names = ", ".join(one.name for one in fitting)
             problem = "lines of the command fit several formats; give --log-format with one of"
             raise self.failed(f"{problem} {names}", "unread")
-        if not fitting:
-            del self._lines[:-KEPT_LINES]
-            return new
+        if fitting and fitting[0] is not self._format:
+            self._format = fitting[0]
+            self._series.clear()
         # A bar may be that of a download, before the first line of the training itself.
-        self._is_settled = not fitting[0].generic or len(self._lines) > KEPT_LINES
-        if fitting[0] is self._format:
-            return new
-        self._format = fitting[0]
-        self._series.clear()
-        return self._lines
+        if fitting:
+            self._is_settled = not fitting[0].generic or self._looked_at > KEPT_LINES
 
     def _take_mark(self, mark: Mark, line: Line) -> None:
         if mark.loss is not None and not math.isfinite(mark.loss):
             raise self.failed(f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
-        if line.source not in self._series:
-            is_shared = self._shared and line.source == COMMAND_SOURCE
-            self._series[line.source] = Series(shared=is_shared)
-        series = self._series[line.source]
-        if mark.step is not None:
-            series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
-            if mark.figure is not None:
-                series.figures.append((line.arrived_s, mark.figure))
+        is_shared = self._shared and line.source == COMMAND_SOURCE
+        series = self._series.setdefault(line.source, Series(shared=is_shared))
+        if mark.step is not None and mark.step <= _MOST_STEPS:
+            series.add(mark, mark.step, line.arrived_s)
+            if mark.samples_per_s is not None:
+                series.speeds.append((line.arrived_s, mark.samples_per_s))
         elif mark.validated:
             series.interrupt()
 
-    def _steps(self, counter: int, before: float) -> float:
-        """Convert a counter to steps since the start; `before` is the result for the last line."""
-        assert self._format is not None
-        if self._format.counts in _BY_SAMPLES:
-            ranks = 1 if self._format.of_all_ranks else self._request.gpus
-            return counter * ranks / self.global_batch
-        return before + counter if self._format.since_last else counter
-
     @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs; CommandError if neither lines nor options give them."""
+        """Samples per step over all GPUs; raise CommandError if lines and options give none."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.tells_batch:
             expected = asked * gpus
@@ -153,23 +137,25 @@ class LogReader:
 
     @property
     def windows(self) -> Windows | None:
-        """Windows found so far in the output of the process with most steps; None in warm-up."""
+        """Windows so far, from the process that reports the most steps; None during the warm-up."""
         series = self._leading()
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
+    def progress(self) -> tuple[str, int, int]:
+        """Return the unit of progress, `window`, and the numbers of windows found and wanted."""
+        windows = self.windows
+        if windows is None:
+            return "window", 0, FEWEST_WINDOWS
+        return "window", len(windows.spans), windows.wanted
+
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
-        """Return the outcome for the launcher; CommandError if the windows are implausible.
+        """Return the outcome for the launcher; raise CommandError if windows are implausible.
 
         `started_s` is the command's start on the monotonic clock; Unix time is `clock_s` seconds
         ahead of the monotonic clock.
         """
         series = self._leading()
         assert series is not None
-        if max(windows.warmup_steps, windows.steps) > _MOST_STEPS:
-            raise self.failed(
-                f"the number that was taken for the step went up to {series.latest:.3g}, so it "
-                "counts something else; say with --step-regex where the step stands",
-            )
         spans = windows.spans[: windows.wanted]
         is_late = any(end_s <= begin_s for begin_s, end_s in spans)
         if is_late or comes_in_bursts(series.stretches, started_s):
@@ -177,96 +163,61 @@ class LogReader:
                 "lines of the command arrive many at once, so they were buffered and their moments "
                 "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
             )
-        step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / windows.steps
-        reported_step_s = self._reported_step_s(series, spans, step_s)
+        self._validate_batch(series, spans, windows.steps)
         return CommandOutcome(
             batch_per_gpu=self.global_batch // self._request.gpus,
             warmup_steps=windows.warmup_steps,
             warmup_s=windows.warmup_s,
             steps_per_window=windows.steps,
             windows=tuple(
-                CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
+                Window(started_at_s=begin_s + clock_s, time_s=end_s - begin_s, busy_s=())
                 for begin_s, end_s in spans
             ),
-            reported_step_s=reported_step_s,
         )
 
-    def _reported_step_s(
-        self, series: Series, spans: Sequence[tuple[float, float]], step_s: float
-    ) -> float | None:
-        """Return the command's own figure for the seconds per step: the median over these windows.
-
-        Returns None if the command reports none, or only an average that includes the warm-up.
-        Raises CommandError if reported samples/s contradict the batch and measured time.
-        """
-        figure, reads = series.median_figure(spans[0][0], spans[-1][1]), self._format
-        assert reads is not None
-        if figure is None or reads.span == "run" or reads.unit in (None, "tokens/s"):
-            return None
-        if reads.unit != "samples/s":
-            return figure if reads.unit == "s/step" else 1 / figure
-        batch, gpus = self.global_batch, self._request.gpus
-        reported_per_s = figure if reads.of_all_ranks else figure * gpus
-        measured_per_s = batch / step_s
+    def _validate_batch(
+        self, series: Series, spans: Sequence[tuple[float, float]], steps: int
+    ) -> None:
+        """Raise CommandError if the samples/s that the lines report contradict the batch."""
+        reported_per_s, gpus = series.median_speed(spans[0][0], spans[-1][1]), self._request.gpus
+        if reported_per_s is None:
+            return
+        step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / steps
+        measured_per_s = self.global_batch / step_s
         ratio = measured_per_s / reported_per_s
-        # Counters of samples need no batch.
-        if reads.counts not in _BY_SAMPLES and max(ratio, 1 / ratio) > _SAME_BATCH:
+        if max(ratio, 1 / ratio) > _SAME_BATCH:
+            batch = self.global_batch / gpus
             raise self.failed(
-                f"the lines report {reported_per_s:.4g} samples/s, and a batch of "
-                f"{batch / gpus:g} on each GPU would make {measured_per_s:.4g}: the command seems "
-                f"to train on about {round(batch / gpus / ratio)}; give that with --batch, or "
-                "write {batch} where the command takes it. If the lines count otherwise, read the "
-                "steps alone, by --step-regex"
+                f"the lines report {reported_per_s:.4g} samples/s, and a batch of {batch:g} on "
+                f"each GPU would make {measured_per_s:.4g}: the command seems to train on about "
+                f"{round(batch / ratio)}; give that with --batch, or write {{batch}} where the "
+                "command takes it. If the lines count otherwise, use --step-regex for the steps"
             )
-        return batch / reported_per_s
 
     def told_so_far(self) -> str:
-        """Describe how many steps an unfinished command has reported, and what to do about it."""
-        series = self._leading()
+        """Return a message on what an unfinished command has printed so far, with a remedy."""
+        series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
-            return self._unread_so_far()
-        windows, stretches = self.windows, series.stretches
-        found, count = 0 if windows is None else len(windows.spans), count_of(stretches)
-        if max(map(len, stretches)) < 2:
-            told = f"told {count} steps, and none was later than the one before"
-            told = told if count > 1 else f"told step {series.latest:g} and no later one"
-            return f"its lines {told}; let it train longer, or say with --step-regex what counts up"
+            name = None if self._format is None else self._format.name
+            printed = (text.strip() for text in reversed(self._latest) if text.strip())
+            return self._unread.reason(name, next(printed, ""))
+        found = counted(0 if windows is None else len(windows.spans), "window")
+        needed_s = timing.warmup_s + FEWEST_WINDOWS * timing.window_s
         return (
-            f"{count} lines told a step, which makes {counted(found, 'window')} "
-            f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
-            f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
+            f"{count_of(series.stretches)} lines told a step, up to {series.latest:g}, which makes "
+            f"{found} of at least {timing.window_s:g} s after the warm-up, of {FEWEST_WINDOWS} "
+            f"needed; let it train for at least {needed_s:g} s, or print more often"
         )
-
-    def _unread_so_far(self) -> str:
-        name = None if self._format is None else self._format.name
-        has_batch = self._request.batch_per_gpu is not None or self._samples is not None
-        return self._unread.reason(name, self._last_line(), has_batch=has_batch)
-
-    def _last_line(self) -> str:
-        return next((text.strip() for text in reversed(self._latest) if text.strip()), "")
 
     def validate_lines(self, rank: int, *, is_late: bool) -> None:
-        """Raise CommandError if rank 0 prints counters in a format that gpuscale does not know.
+        """Raise CommandError if rank 0 reports training progress that gpuscale cannot read.
 
-        Until the command has timed out, only lines that surely come from training count, and only
-        if the user has not specified the format. Other ranks may print anything.
+        Other ranks may print anything. If the user has specified a format, matching lines may still
+        follow, so the error is raised only once `is_late` is true, at the timeout.
         """
-        counting = None if rank or self.has_steps else self._unread.counting
-        is_sure = counting is not None and counting.of_training and not self._is_settled
-        if is_sure or (is_late and counting is not None):
-            raise self.failed(self._unread_so_far(), "unread")
-
-    def standstill(self, now_s: float) -> str | None:
-        """Return a message if the command hangs; None otherwise, or before the second step."""
-        series = self._leading()
-        moments = [] if series is None else [p.at_s for points in series.stretches for p in points]
-        longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
-        if series is None or not longest_s or now_s - moments[-1] < _STANDSTILL * longest_s:
-            return None
-        return (
-            f"the command hangs: no step was told in the last {now_s - moments[-1]:.0f} s, after "
-            f"step {series.latest:g}, and its last line is: {self._last_line()}"
-        )
+        is_unread = not self.has_steps and self._unread.of_training is not None
+        if is_unread and rank == 0 and (is_late or not self._is_settled):
+            raise self.failed(self.told_so_far(), "unread")
 
     @property
     def has_heard_ranks(self) -> bool:
@@ -279,17 +230,16 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        """Return the series with the most steps; the first such series if all ranks print steps."""
+        """Return the series with the most steps; of several such, the first."""
         told = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
-        candidates = ranks or told.values()
-        return max(candidates, key=lambda series: count_of(series.stretches), default=None)
+        return max(ranks or told.values(), key=lambda one: count_of(one.stretches), default=None)
 
-    def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """Describe the end of the process that ended the command, or if unknown of the command."""
+    def last_words(self, exit_code: int) -> LastWords:
+        """Return evidence of how the command ended, if possible from the process that caused it."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
-        return last_words(self._latest_of, exit_codes) or of_command
+        return last_words(self._latest_of, exit_code) or of_command
 
     def failed(
         self,
@@ -298,7 +248,53 @@ class LogReader:
         lines: Sequence[str] = (),
         rank: int | None = None,
     ) -> CommandError:
-        """Return an error with this message and with `lines`, or else the last lines of output."""
+        """Return a CommandError with a message and, as its detail, `lines` or the latest output."""
         series, detail = self._leading(), "\n".join(lines or self._latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)
+
+
+class FigureReader(LogReader):
+    """Reads the output lines of a command for figures, without timing anything."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request, shared_pipe=False)
+        figure = self._command.figure
+        assert figure is not None
+        self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
+        self._found = defaultdict[str, dict[str, str | float]](dict)
+        """For each source of lines, the last value of each metric."""
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Read lines; keep the last lines, and the last value of each metric."""
+        super().take(lines)
+        for line in lines:
+            self._found[line.source] |= self._readers[line.source](plain(line.text))
+
+    @property
+    def found(self) -> dict[str, str | float]:
+        """Values, keyed by metric, from the process that has printed the most metrics."""
+        return max((self._found[source] for source in sorted(self._found)), key=len, default={})
+
+    def progress(self) -> tuple[str, int, int]:
+        """Return the unit of progress, `figure`, and the numbers of figures found and wanted."""
+        return "figure", len(self.found), len(self._command.metrics)
+
+    def figures(self) -> FigureOutcome:
+        """Return the figures of a command that ended well, or a failure if a figure is missing."""
+        if lacking := self.told_so_far():
+            return FigureOutcome(values=(), failure=self.failed(lacking, "unread").failure)
+        values = []
+        for name, text in self.found.items():
+            if (value := positive(text)) is None:
+                problem = f"--figure takes '{text}' for {name}, and a number above 0 is needed"
+                failure = self.failed(f"{problem}; see the last lines below").failure
+                return FigureOutcome(values=(), failure=failure)
+            values.append((name, value))
+        return FigureOutcome(values=tuple(values))
+
+    def told_so_far(self) -> str:
+        """Return a message that names the metrics without a value; empty if all have one."""
+        names = (metric.name for metric in self._command.metrics)
+        lacking = ", ".join(name for name in names if name not in self.found)
+        return lacking and f"no line matches --figure for {lacking}; see the last lines below"

@@ -14,7 +14,8 @@ from gpuscale.base.foreign_texts import (
     TORCHRUN_SUMMARY,
     TRACEBACK,
 )
-from gpuscale.base.host import FAULT_SIGNALS
+from gpuscale.base.process_ends import FAULT_SIGNALS
+from gpuscale.records import Failure
 
 _READ_BYTES = 1 << 16
 # A progress bar begins its line anew without ending it.
@@ -37,6 +38,14 @@ class Line(NamedTuple):
     """Time by `time.monotonic` at which the end of the line's text arrived."""
 
 
+class CommandError(Exception):
+    """Raised if a command yields no result; `failure` gives the reason."""
+
+    def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
+        super().__init__(failure.message)
+        self.failure, self.steps_told = failure, steps_told
+
+
 class Output:
     """Reads lines from several pipes as the data arrive."""
 
@@ -44,7 +53,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
 
     def listen(self, descriptor: int, source: str) -> None:
-        """Also read from this end of a pipe."""
+        """Start to read lines from a pipe, to which the process `source` writes."""
         os.set_blocking(descriptor, False)
         self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
 
@@ -92,7 +101,7 @@ _MOST_SHOWN_LINES = 100
 
 
 class LastWords(NamedTuple):
-    """How one process of a command ended."""
+    """Evidence of how one process of a command ended: exception, exit code and last lines."""
 
     source: str
     """Name of the process: a rank such as `rank 1`, or the command itself."""
@@ -110,15 +119,16 @@ class _Traceback(NamedTuple):
     lost_peer: bool
 
 
-def last_words(
-    lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
-) -> LastWords | None:
-    """Find the process that made a command end; None if neither output nor exit codes show it.
+def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWords | None:
+    """Return the evidence of the process that made a command end; None if no process is suspected.
 
-    `exit_codes` are those of processes that gpuscale started; if empty, the exit codes in
-    torchrun's summary are used. A process that only lost a peer is not taken as the cause.
+    `lines` has the output of each process. A negative `exit_code` means that a signal ended the
+    command; otherwise the exit codes in torchrun's summary are used. A process that only lost
+    contact with another process is suspected last.
     """
-    codes = dict(exit_codes) or _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
+    codes = {COMMAND_SOURCE: exit_code}
+    if exit_code >= 0:
+        codes = _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
     raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
     # A shell that reads the output of ranks prints their tracebacks again.
     if codes or len(raised) > 1:
@@ -128,12 +138,9 @@ def last_words(
         key=lambda source: raised[source].arrived_s,
     )
     killed = [source for source, code in codes.items() if -code in FAULT_SIGNALS]
-    if exit_codes:
-        suspects = [*killed, *own, *codes, *raised]
-    else:
-        root = [*codes][-1:]
-        surely = [source for source in root if source in (*own, *killed)]
-        suspects = [*surely, *own, *killed, *root, *raised]
+    root = [*codes][-1:]
+    surely = [source for source in root if source in (*own, *killed)]
+    suspects = [*surely, *own, *killed, *root, *raised]
     if not suspects:
         return None
     source = suspects[0]
@@ -151,7 +158,7 @@ def last_words(
 
 
 def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
-    """Return exit codes from torchrun's summary, keyed by rank; the first rank to fail is last."""
+    """Return exit codes from torchrun's summary, keyed by rank; the first failed rank is last."""
     codes: dict[str, int] = {}
     for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)
@@ -160,7 +167,7 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
-    """Return the last traceback of a process, preferably a traceback not due to a lost peer."""
+    """Return the last traceback of a process, preferably one not caused by a lost peer."""
     last, begin = dict[bool, _Traceback](), None
     for number, line in enumerate(lines):
         if TRACEBACK.match(line.text):

@@ -1,8 +1,6 @@
-"""The number formats of a training (`--precision`)."""
+"""Floating-point precision of a training (`--precision`)."""
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,14 +8,15 @@ import torch
 from gpuscale.base.errors import CaseError
 
 _AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NEEDS_HARDWARE = ("tf32", "bf16")
 _FIRST_WITH_TF32 = (8, 0)
 """Lowest compute capability with hardware support for TF32 and bf16."""
 
 
-def autocast_for(precision: str | None, device_type: str) -> AbstractContextManager[object]:
+def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
     """Return the context for a forward pass in this precision."""
     dtype = _AUTOCAST.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
 def set_fp32_mode(precision: str | None) -> None:
@@ -35,20 +34,14 @@ def set_fp32_mode(precision: str | None) -> None:
 
 
 def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
-    """Raise CaseError if the devices would compute in a different precision."""
-    if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise CaseError(
-            "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
-            "what is measured would be fp32; unset it, or leave the option out"
-        )
-    lack = {
-        "tf32": "has no TF32 and would compute in fp32; leave the option out",
-        "bf16": "has no bf16 in hardware and emulates it slowly, if at all; choose fp16",
-    }.get(precision or "")
-    for device in devices if lack else ():
+    """Raise CaseError if a device has no hardware support for the precision."""
+    for device in devices if precision in _NEEDS_HARDWARE else ():
         if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
             gpu = torch.cuda.get_device_name(device)
-            raise CaseError(f"--precision {precision}: {gpu} {lack}")
+            raise CaseError(
+                f"--precision {precision}: {gpu} has no hardware for it, and would compute in "
+                "fp32 or slowly; choose fp16 or fp32"
+            )
 
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
@@ -61,7 +54,7 @@ class _Autocasting(torch.nn.Module):
     """A model that enters autocast on whichever thread calls it.
 
     DataParallel calls each replica on a separate thread and turns autocast on there, but does not
-    pass on the format: bf16 would become fp16, without a loss scaler.
+    pass on the dtype: bf16 would become fp16, without a loss scaler.
     """
 
     def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:

@@ -1,41 +1,60 @@
 """The training of one rank, step by step, and the interface of strategies that parallelise it."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.worker.data import Batch, Batches, on_device
-from gpuscale.measure.worker.faults import Faults
-from gpuscale.measure.worker.loop import Peers
-from gpuscale.measure.worker.phases import Phase, phase_clock
+from gpuscale.measure.worker.injections import Faults
+from gpuscale.measure.worker.phases import Phase, PhaseClock
 from gpuscale.measure.worker.precision import autocast_for, set_fp32_mode, validate_precision
-from gpuscale.measure.worker.tensors import not_finite
-from gpuscale.records import Phases, RunRequest
+from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.injections import parse_injection
+from gpuscale.workload.injections import parse_injections
 
 T = TypeVar("T")
 
 
-class Strategy(Peers, Protocol):
-    """A strategy for parallel training, as seen by one rank."""
+def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
+    """Select the CUDA device at a position in a list, and return it; the CPU for an empty list."""
+    if not devices:
+        return torch.device("cpu")
+    device = torch.device("cuda", devices[position])
+    torch.cuda.set_device(device)
+    return device
 
-    rank: int
-    local_rank: int
-    world_size: int
-    """Number of ranks in the process group; 1 if one process drives all devices, as in `dp`."""
-    device: torch.device
-    """The device of inputs and of the loss."""
-    devices: tuple[int, ...]
-    """All CUDA devices that this process drives; empty on CPU."""
-    can_pause: bool = True
-    """False if steps would still communicate inside `unsynchronized`."""
+
+class Strategy:
+    """Base class of strategies for parallel training; by default, one process has all GPUs."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+    """Number of ranks in the process group."""
+    can_pause = True
+    """True if ranks do not communicate in steps inside the context manager `unsynchronized`."""
     training: "type[Training] | None" = None
-    """The subclass of `Training` that makes the steps; None for `Training` itself."""
+    """Subclass of `Training` that runs the training steps; None to use `Training` itself."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self.device = cuda_device(request.devices, 0)
+        """The device of inputs and of the loss."""
+        self.devices = request.devices
+        """All CUDA devices that this process drives; empty on CPU."""
+
+    def barrier(self) -> None:
+        """Return once every rank has reached this point."""
+
+    def largest(self, value: float) -> float:
+        """Return the largest of the values that the ranks pass; every rank gets the same result."""
+        return value
 
     @property
     def shares(self) -> int:
@@ -43,7 +62,8 @@ class Strategy(Peers, Protocol):
         return self.world_size
 
     def gathered(self, own: T) -> list[T]:
-        """Return the objects of all ranks, in order of rank, on rank 0; no objects elsewhere."""
+        """Return all ranks' objects, in order of rank, on rank 0; an empty list on other ranks."""
+        return [own]
 
     def part_of(self, batch: Batch) -> Batch:
         """Return the part of a batch that this rank needs."""
@@ -51,17 +71,18 @@ class Strategy(Peers, Protocol):
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """Return the model on this rank's device, wrapped for parallel training."""
+        raise NotImplementedError
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which a step does everything except synchronise gradients."""
+        """Return a context in which a step does everything except synchronise gradients."""
         return nullcontext()
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which this rank adds up gradients without exchanging them."""
+        """Return a context in which this rank accumulates gradients without exchanging them."""
         return nullcontext()
 
     def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
-        """Compute the gradients of a batch, mark forward and backward, and return the loss."""
+        """Compute the gradients of a batch, time forward and backward, and return the loss."""
         return training.forward_backward(inputs, targets)
 
     def final_loss(self, loss: float) -> float:
@@ -107,21 +128,20 @@ class Training:
         self._scheduler = case.scheduler(self.optimizer)
         # After the case's own code, which often allows TF32.
         set_fp32_mode(asked.precision)
-        injections = [parse_injection(text) for text in request.injections]
+        injections = parse_injections(request.injections)
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
         self.autocast = autocast_for(asked.precision, self._device.type)
         # It does nothing in other precisions.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
-        self.clock = phase_clock(self._device)
+        self.clock = PhaseClock(self._device)
         self._accumulate = asked.accumulate or 1
         self._epoch = 0
         self._steps = 0
         self._losses: list[torch.Tensor] = []
-        self._losses_before_windows: list[tuple[int, list[torch.Tensor]]] = []
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Make one training step, on one batch or on several whose gradients are added up.
+        """Run one training step, on one batch or on several batches with accumulated gradients.
 
         On CUDA the call returns before the device is done. Without synchronisation the parameters
         of the ranks diverge until `realign` is called.
@@ -150,7 +170,6 @@ class Training:
         self._losses = losses
 
     def _next_batch(self) -> Batch:
-        """Return the next batch, in host memory."""
         batch = self.strategy.part_of(next(self.batches))
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
@@ -165,7 +184,7 @@ class Training:
         If the batch is only a part of a step, `share` is the weight of its loss in the step.
         """
         share /= self._accumulate
-        self.faults.begin_forward(share)
+        self.faults.begin_forward()
         with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
             # With layers on several devices, the clock's device then waits for the whole forward.
@@ -177,23 +196,8 @@ class Training:
         self.clock.mark(Phase.BACKWARD)
         return loss
 
-    def begin_window(self, *, marked_every: int) -> None:
-        """Start a window in which one of every `marked_every` steps has its phases timed."""
-        # Checked later: reading a loss waits for the device.
-        self._losses_before_windows.append((self._steps, self._losses))
-        self.clock.begin(marked_every)
-
-    def phases(self) -> Phases:
-        """Return the seconds spent in each phase of the window; call `synchronize` first."""
-        return self.clock.phases()
-
-    @property
-    def events_per_step(self) -> int:
-        """The number of events that mark the phases of a step."""
-        return self.clock.events_per_step
-
     def realign(self) -> None:
-        """Bring all ranks back into agreement after steps without synchronisation."""
+        """Bring all ranks' training state back into agreement after unsynchronised steps."""
         self.strategy.realign(self.model, self.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
         self._losses = []
@@ -205,7 +209,7 @@ class Training:
         self.strategy.remember(self.model, self.optimizer)
 
     def synchronize(self) -> None:
-        """Return once the devices have done all their work."""
+        """Wait until the devices have completed all their work."""
         for device in self.strategy.devices:
             torch.cuda.synchronize(device)
 
@@ -214,19 +218,13 @@ class Training:
         return self.strategy.final_loss(_sum(self._losses))
 
     def validate_finite(self) -> None:
-        """Raise InvalidTrainingError, naming the step, if a loss or parameter is not finite."""
-        finite_at, found = 0, []
-        for step, losses in (*self._losses_before_windows, (self._steps, self._losses)):
-            if not math.isfinite(_sum(losses)):
-                found.append(f"the loss of step {step}")
-                break
-            finite_at = step
+        """Raise InvalidTrainingError if the latest loss or a parameter is not finite."""
+        found = [] if math.isfinite(_sum(self._losses)) else ["the loss"]
         if (name := not_finite(self._own_model)) is not None:
             found.append(f"parameter {name}")
-        self._losses_before_windows = [(finite_at, [])]
         if found:
             raise InvalidTrainingError(
-                f"rank {self.strategy.rank} diverged after step {finite_at}: "
+                f"rank {self.strategy.rank} diverged within {self._steps} steps: "
                 f"{' and '.join(found)} is not a finite number; choose a smaller learning rate or "
                 "a larger batch"
             )
@@ -241,3 +239,38 @@ def _validate_type(case: TrainingCase, method: str, made: object, kind: type) ->
 def _sum(losses: Sequence[torch.Tensor]) -> float:
     """Return the loss of a step, summed over its batches."""
     return math.fsum(float(loss.float().mean()) for loss in losses)
+
+
+def state_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return parameters, buffers and optimiser state tensors, in the same order on all ranks."""
+    groups = optimizer.param_groups
+    states = [optimizer.state.get(one, {}) for group in groups for one in group["params"]]
+    kept = [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *kept]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a tensor, or a whole unsharded tensor, without copying."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def not_finite(model: torch.nn.Module) -> str | None:
+    """Return the name of the first parameter with a NaN or infinity on this rank, or None."""
+    for name, parameter in model.named_parameters():
+        # Parameters of other stages of a pipeline are on the meta device.
+        if not parameter.is_meta and not torch.isfinite(local_part(parameter)).all():
+            return name
+    return None
+
+
+def parameter_digest(model: torch.nn.Module) -> str:
+    """Return a SHA-256 digest of the exact parameters; if sharded, only of this rank's shards.
+
+    Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
+    """
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = local_part(parameter).reshape(-1).contiguous().cpu()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -9,14 +9,16 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 import torch
+from torch import nn
 
 from gpuscale.base.errors import CaseError, as_place
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _PATHS = sysconfig.get_paths()
+_GPUSCALE = Path(__file__).parents[2]
 _FOREIGN_FOLDERS = (
-    Path(__file__).parents[2],
+    _GPUSCALE,
     Path(torch.__file__).parent,
     Path(_PATHS["stdlib"]),
     Path(_PATHS["platstdlib"]),
@@ -25,7 +27,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_case(request: RunRequest) -> TrainingCase:
-    """Import the case that a request names, in its size; CaseError if it does not exist."""
+    """Import and return the requested case, with the requested size, or raise CaseError."""
     for path in reversed(request.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -67,12 +69,50 @@ def line_of_user(error: BaseException) -> str | None:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback from the first line of user code on; all of it if there is none."""
+    """Return the traceback from the first line of user code on.
+
+    If no line is the user's, return the place in gpuscale's code instead, without any frames. If
+    the error's message has several lines, append it: `Failure.message` has only the first line.
+    """
+    chain = (error, error.__cause__, error.__context__)
+    if place := None if any(each and line_of_user(each) for each in chain) else _place(error):
+        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+        return "\n".join([f"{place}:", *lines] if len(lines) > 1 else [place])
     first: TracebackType | None = error.__traceback__
     while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     shown = first or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, shown))
+
+
+def _place(error: BaseException) -> str | None:
+    """Describe the innermost line of gpuscale in a traceback; None if there is none."""
+    own = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if Path(frame.f_code.co_filename).is_relative_to(_GPUSCALE)
+    ]
+    if not own:
+        return None
+    frame, line = own[-1]
+    if frame.f_code is TrainingCase.forward.__code__:
+        place = f"in the forward pass of {type(frame.f_locals['self']).__name__}'s model"
+        return f"{place}{_layer(error, frame.f_locals['model'])}"
+    file = Path(frame.f_code.co_filename).relative_to(_GPUSCALE.parent)
+    return f"in what {file}:{line} calls"
+
+
+def _layer(error: BaseException, model: object) -> str:
+    """Describe the innermost layer in a traceback: `, layer 2: Linear(in_features=8, …)`, or ''."""
+    found = model.named_modules() if isinstance(model, nn.Module) else ()
+    layers = {layer: name.removeprefix("module.") for name, layer in found if layer is not model}
+    frames = traceback.walk_tb(error.__traceback__)
+    inside = [frame.f_locals.get("self") for frame, _ in frames]
+    entered = [each for each in inside if isinstance(each, nn.Module) and each in layers]
+    if not entered:
+        return ""
+    kind = f"{type(entered[-1]).__name__}({entered[-1].extra_repr()})"
+    return f", layer {layers[entered[-1]]}: {kind}"
 
 
 def _is_users(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""The content of a comparison, put into order and words, which every report format presents."""
+"""The content of a comparison, ordered and in words, for all report formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,22 @@ from typing import NamedTuple
 from gpuscale.base.errors import ExitCode
 from gpuscale.records import (
     Comparison,
-    EntryVerdict,
-    Estimate,
     Finding,
     QuantityName,
     Results,
-    Statement,
     Verdict,
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.comparison.headline import headline_of, is_headlined
-from gpuscale.reports.comparison.rows import Row, ShownCause, likeness_of_cause, rows_of, subject_of
-from gpuscale.reports.reason_words import WORDS, statement_text
+from gpuscale.reports.comparison.rows import (
+    Row,
+    ShownCause,
+    device_of,
+    likeness_of_cause,
+    rows_of,
+    subject_of,
+)
+from gpuscale.reports.reason_words import parts_of, statement_text
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -33,7 +37,7 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """Names of the rows, and the example shown if they differ: `both rows, for example on 4 GPUs`.
+    """Rows that share the explanation, with one as an example: `both rows, for example on 4 GPUs`.
     """
     reason: str
     lost_metrics: tuple[str, ...]
@@ -58,7 +62,7 @@ class View:
     ranked: tuple[Row, ...]
     """Rows by severity: losses first, then rows not shown to be fine, then passes."""
     explanations: tuple[Explanation, ...]
-    """Explanations of the verdicts, the worst first."""
+    """Explanations of the verdicts, the worst first, except those that the headline contains."""
     injections: tuple[str, ...]
     """Faults injected into the results on purpose."""
     warning: str
@@ -75,13 +79,6 @@ class View:
     """Exit code of the comparison or, under pytest, of the whole session."""
     screen: Screen
 
-    @property
-    def unsaid(self) -> Iterator[Explanation]:
-        """Explanations, without those that the first line of the headline already gives."""
-        (_, said), *_ = self.headline
-        shown = explanations(self.ranked, dict(self.headline).get("next", ""))
-        return (each for each in shown if each.causes or each.reason not in said)
-
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     """Create the view of a comparison, formatted for a file or log rather than a terminal."""
@@ -93,14 +90,17 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         "found, and nothing about the machine"
     )
     before = [injected] if injections else []
-    said = {statement_text(note): is_headlined(note) for note in comparison.notes}
+    device = device_of(comparison.entries)
+    said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
+    headline = headline_of(comparison, ranked)
+    explained = _explanations(ranked, dict(headline).get("next", ""))
     return View(
         comparison=comparison,
         results=results,
-        headline=headline_of(comparison, ranked),
+        headline=headline,
         rows=tuple(rows),
         ranked=ranked,
-        explanations=tuple(explanations(ranked)),
+        explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
         injections=injections,
         warning=phrases.injection_warning(injections),
         notes=(*before, *(text for text, elsewhere in said.items() if not elsewhere)),
@@ -113,71 +113,51 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     )
 
 
-def explanations(rows: Sequence[Row], next_step: str = "") -> list[Explanation]:
+def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, whose numbers are
-    those of the row with the most GPUs. Steps already named in `next_step` are not repeated.
+    those of the row with the most devices. A next step is omitted if it repeats an earlier one or
+    `next_step`, that of the headline; if there is one, the first explanation has none.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
-        if row.reason and not _is_said_by_its_numbers(row.entry):
+        if _is_explained(row):
             alike.setdefault(_likeness(row), []).append(row)
-    said_by: dict[str, str] = {}
-    found: list[Explanation] = []
-    for group in alike.values():
+    said = {next_step}
+    for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
         for cause in shown.causes:
-            step = cause.next_step
-            if next_step and (not found or step in next_step):
-                step = ""
-            elif step in said_by:
-                said = said_by[step]
-                step = "as above" if said == subject else f"as for {said}"
-            elif step:
-                said_by[step] = subject
-            causes.append(cause._replace(next_step=step))
-        if len({row.reason for row in group}) > 1:
+            is_said = any(cause.next_step in step for step in said) or (next_step and not number)
+            said.add(cause.next_step)
+            causes.append(cause._replace(next_step="") if is_said else cause)
+        if len({row.explanation for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
-            subject += f", for example {f'on {shown.gpus}' if one_name else shown.label}"
-        reason, metrics = shown.reason, shown.lost_metrics
-        found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
-    return found
+            subject += f", for example {f'on {shown.devices}' if one_name else shown.label}"
+        reason, metrics = shown.explanation, shown.lost_metrics
+        yield Explanation(subject, reason, metrics, tuple(causes), tuple(group))
 
 
-def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
-    """True if the row passes and its numbers need no explanation."""
-    if any(each.verdict.is_loss for each in entry.metrics):
-        return False
-    if entry.verdict is Verdict.OK:
-        return entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
-    return entry.verdict.is_pass and WORDS[entry.reason.code].is_in_table
+def _is_explained(row: Row) -> bool:
+    """True if there is more to say about a row than its numbers in a table."""
+    entry = row.entry
+    if entry.verdict is Verdict.OK and not row.lost_metrics:
+        return entry.finding is not None or entry.changed_quantity is QuantityName.THROUGHPUT
+    return bool(row.explanation or row.lost_metrics or row.causes)
 
 
 def _likeness(row: Row) -> object:
     """Return a key for grouping rows that differ only in their numbers."""
     entry = row.entry
-    # The reason may mention other numbers of GPUs, irrelevant if a single GPU is slower.
-    code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
+    parts = [*parts_of(entry.reason)]
+    # Efficiency is undefined on one GPU, so a sentence on it must not represent such a row. The
+    # reason may mention other numbers of GPUs, irrelevant if a single GPU is slower.
+    of_speedup = any(QuantityName.EFFICIENCY in part.facts.values() for part in parts)
+    what = (*(part.code for part in parts), of_speedup)
+    if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
+        what = ()
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
     causes = tuple(map(likeness_of_cause, entry.causes))
-    return entry.verdict, entry.finding, entry.since, code, metrics, causes
-
-
-def _kind(statement: Statement) -> object:
-    """Return a key that groups statements that differ only in numbers or non-efficiency quantities.
-
-    Efficiency is undefined on one GPU, so a sentence on it must not represent a one-GPU row.
-    """
-    facts = []
-    for name, value in statement.facts.items():
-        if isinstance(value, Statement):
-            facts.append((name, _kind(value)))
-        elif name in ("quantity", "published"):
-            facts.append((name, value == QuantityName.EFFICIENCY))
-        elif not isinstance(value, int | float | Estimate | None):
-            facts.append((name, repr(value)))
-    code = "bounded_loss" if statement.code == "no_loss" else statement.code
-    return code, tuple(facts)
+    return entry.verdict, entry.finding, entry.since, what, metrics, causes

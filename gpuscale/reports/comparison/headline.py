@@ -1,15 +1,14 @@
 """The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
 
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from gpuscale.base.units import format_distinct, rough_percent, whole_percent
+from gpuscale.base.devices import device_word
+from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
     CauseKind,
     Comparison,
-    EnvironmentChange,
     Finding,
     MetricSpec,
     Origin,
@@ -18,8 +17,9 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.reports.cause_words import headline, next_step
-from gpuscale.reports.comparison.rows import Row, likeness_of_cause, subject_of
+from gpuscale.reports.cause_words import headline
+from gpuscale.reports.comparison.next_step import next_step_of
+from gpuscale.reports.comparison.rows import Row, device_of, likeness_of_cause, subject_of
 from gpuscale.reports.phrases import (
     counted,
     counted_verdicts,
@@ -28,15 +28,9 @@ from gpuscale.reports.phrases import (
     verdict_word,
     worst_first,
 )
-from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, statement_text
+from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-_MORE_BEFORE = {
-    "baseline": "if all was well, add these runs: gpuscale baseline update --add {before} {after}",
-    "results": "make more runs of the earlier side, on the machine as it was: --resume {before}",
-    "nights": "compare again after more nights",
-}
-"""Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -47,18 +41,20 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now, changed = comparison.before, comparison.after, _changed(comparison)
+    device = device_of(comparison.entries)
     name = listed(before.files) or comparison.baseline_name
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious ones first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
+    shared = _sharing(rows)
     lines = (
         _verdict_line(rows),
-        ("beware", "; ".join(map(statement_text, cautions))),
-        ("cause", _first_cause(rows)),
+        ("beware", "; ".join(statement_text(note, device) for note in cautions)),
+        ("cause", _first_cause(rows, shared)),
         ("changed", changed),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
-        ("next", _next(comparison, rows, is_changed=bool(changed))),
+        ("next", next_step_of(comparison, rows, shared, is_changed=bool(changed))),
     )
     return tuple((label, text) for label, text in lines if text)
 
@@ -77,13 +73,13 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
         return word, f"{len(rows)} {of_all}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
-    what = "; ".join(_losses(chosen, rows)) if verdict.is_loss else _doubt(verdict, chosen)
+    what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)
     parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", counted_verdicts(others)]
     return verdict_word(verdict), "; ".join(filter(None, parts))
 
 
-def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """Describe the loss for each finding among the chosen rows, then say what has not changed."""
+def _losses(chosen: Sequence[Row]) -> Iterator[str]:
+    """Describe the loss for each finding among the chosen rows."""
     groups: dict[tuple[object, str], list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
@@ -92,15 +88,6 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     for group in groups.values():
         count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
-    scaled = [row.entry.verdict for row in rows if row.entry.key.gpus > 1]
-    findings = {found for found, _ in groups}
-    if findings == {Finding.SINGLE_GPU_SLOWDOWN}:
-        if scaled and all(verdict.is_loss or verdict.is_pass for verdict in scaled):
-            yield "scaling is unchanged"
-    elif findings == {Finding.SCALING_LOSS}:
-        alone = [row for row in rows if row.entry.key.gpus == 1]
-        if alone and all(row.entry.verdict is Verdict.OK for row in alone):
-            yield "on 1 GPU training is as fast as before"
 
 
 def _loss(rows: Sequence[Row]) -> str:
@@ -134,14 +121,15 @@ def _loss(rows: Sequence[Row]) -> str:
         return f"performance fell by {by}{within}{from_then}"
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
-        subject = "training on 1 GPU" if alone else "every GPU"
+        word = device_word(entry.device)
+        subject = f"training on 1 {word}" if alone else f"every {word}"
     else:
         subject = "training"
     return f"{subject} lost {by} of its samples/s{within}{from_then}"
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Say why rows do not pass: the reason that all share, or short reasons with counts."""
+    """Return why rows do not pass: the reason that all share, or short reasons with counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -161,15 +149,11 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
             name = "E" if of_speedup else rate_word(row.entry.configuration)
             gains.setdefault(name, []).append(row.change.value)
-    if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
-        ((name, changes),) = gains.items()
-        return Verdict.IMPROVED.value, _gain(name, changes, "rose")
-    parts = [
-        f"{counted(len(changes), 'row')} with {_gain(name, changes, 'up')}"
-        for name, changes in gains.items()
-    ]
-    if verdicts == {Verdict.IMPROVED}:
-        return Verdict.IMPROVED.value, "; ".join(parts)
+    parts = []
+    for name, changes in gains.items():
+        gain = "{} more samples/s" if name == "throughput" else f"{name} rose by {{}}"
+        count = "" if len(changes) == len(rows) else f" ({counted(len(changes), 'row')})"
+        parts.append(f"{gain.format(_span(changes))}{count}")
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the reference figures, within the tolerance")
     if Verdict.OK in verdicts:
@@ -178,36 +162,26 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         bounded = [part for each in parts_of_rows for part in each if "bound" in part.facts]
         worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
-            gain = max(row.change.value if row.change else 0.0 for row in passed)
-            # The loss is ruled out by a gain above the bound, not by runs that agree.
-            is_by_gain = gain > worst.facts["bound"]
-            why = f" (runs were up to {rough_percent(gain)} faster)" if is_by_gain else ""
-            parts.append(f"{statement_text(worst)}{why}")
+            parts.append(statement_text(worst, rows[0].entry.device))
         else:
             parts.append("no loss was found")
-    word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
+    order = (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
+    word = next(verdict for verdict in order if verdict in verdicts)
     return word.value, "; ".join(parts)
 
 
-def _gain(name: str, changes: Sequence[float], verb: str) -> str:
-    """Describe gains: `E rose by 2 %`, `9.8 % to 10 % more samples/s`."""
-    by = _span(changes)
-    return f"{by} more samples/s" if name == "throughput" else f"{name} {verb} by {by}"
-
-
-def _first_cause(rows: Sequence[Row]) -> str:
-    """Name the established cause that most rows share, `computing +10 ms; all 3 rows`, if any."""
-    shared = _sharing(rows)
+def _first_cause(rows: Sequence[Row], shared: Sequence[Row]) -> str:
+    """Return the most common established cause, `computing +10 ms; all 3 rows`; may be empty."""
     if not shared or not _is_established(shared[0]):
         return ""
     causes = [row.entry.causes[0] for row in shared]
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    of_loss = f" ({ends_text([*map(whole_percent, shares)])} of the loss)" if shares else ""
+    of_loss = f" ({ends_text([*map(whole_percent, shares)])} of what got longer)" if shares else ""
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """Return those deciding rows that share the most frequent first cause.
+    """Return the rows that share the most frequent first cause, among those with the worst verdict.
 
     Established causes take precedence; ties go to the cause that cost the most time.
     """
@@ -228,86 +202,14 @@ def _is_established(row: Row) -> bool:
     return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
-def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """Say what to do next: a note's caution, the first cause's next step or a row's remedy."""
-    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
-    # A row that further runs would not settle is worse than others with the same verdict.
-    worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
-    of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
-    cautions = [words.caution for code, words in WORDS.items() if words.caution and code in notes]
-    # If nothing was judged, no verdict is doubtful.
-    doubted = any(row.entry.verdict.is_judged for row in rows) and not of_baseline
-    if cautions and doubted and (weight < 2 or "unlikely_change" in notes):
-        return cautions[0]
-    if weight == 2:
-        return ""
-    shared = _sharing(rows)
-    step = next_step(shared[0].entry.causes[0]) if shared else ""
-    if weight == 0:
-        undoing = _how_to_find_change(comparison, worst, is_changed=is_changed)
-        return "; or ".join(filter(None, (undoing, step)))
-    if of_baseline and not step:
-        return _more_before(comparison, is_same="same_allocation" in notes)
-    if not step:
-        remedies = (words.remedy for row in (worst, *rows) for words in _words(row))
-        step = next(filter(None, remedies), "")
-    if step:
-        return step
-    # If there are too few runs for a forecast, suggest as many again.
-    needed = []
-    for row in rows:
-        more = row.entry.further_runs
-        if not more and any("too_few" in part.facts for part in parts_of(row.entry.reason)):
-            more = row.valid_runs
-        needed += [(more, row.valid_runs + more)] if more else []
-    if not needed:
-        return ""
-    files = comparison.after.files
-    resume = files[0] if len(files) == 1 else "FILE"
-    most, in_all = map(max, zip(*needed, strict=True))
-    return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
-
-
-def _how_to_find_change(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
-    """Say how to find the harmful change, by `gpuscale bisect` if possible; empty if unknown."""
-    sides = (comparison.before.files, comparison.after.files)
-    is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
-    is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
-    if not (is_of_packages and is_of_two_files):
-        return "measure again with the likeliest of the changes undone" if is_changed else ""
-    files = shlex.join(file for side in sides for file in side)
-    return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
-
-
-def _more_before(comparison: Comparison, *, is_same: bool) -> str:
-    """Say how to get more baseline runs; runs of the same session (`is_same`) cannot be added."""
-    if is_same:
-        return "measure again, in a session of its own, and compare those results"
-    sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
-    before, after = (shlex.join(files) for files in sides)
-    return _MORE_BEFORE[comparison.baseline_kind].format(before=before, after=after)
-
-
-def _words(row: Row) -> list[Words]:
-    """Return the words for each part of a row's reason."""
-    return [WORDS[part.code] for part in parts_of(row.entry.reason)]
-
-
 def _changed(comparison: Comparison) -> str:
-    """List changes of the environment between the sides, and on the nights when losses began."""
-    found = [
-        _listed(note.facts["changes"])
-        for note in comparison.notes
-        if note.code == "environment_changed"
-    ]
+    """List changes in the environment between the sides, and on the nights when losses began."""
+    notes = (note for note in comparison.notes if note.code == "environment_changed")
+    found = [("", note.facts["changes"]) for note in notes]
     for entry in comparison.entries:
-        if changes := entry.reason.facts.get("changed"):
-            found.append(f"on {entry.since}: {_listed(changes)}")
-    return "; ".join(dict.fromkeys(found))
-
-
-def _listed(changes: Iterable[EnvironmentChange]) -> str:
-    return ", ".join(map(environment_text, changes))
+        found.append((f"on {entry.since}: ", entry.reason.facts.get("changed") or ()))
+    texts = (when + ", ".join(map(environment_text, changes)) for when, changes in found if changes)
+    return "; ".join(dict.fromkeys(texts))
 
 
 def _side(name: str, origin: Origin, machine: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpuscale.base.units import format_percent, rough_percent
+from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.records import (
     Cause,
     CauseKind,
@@ -22,12 +22,17 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
+from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
+from gpuscale.reports.reason_words import (
+    parts_of,
+    reason_text,
+    short_text,
+    text_beyond_table,
+)
 
 _MOST_FOUND = 0.5
 """A detectable loss of throughput above this fraction is shown as `more than half`."""
@@ -35,13 +40,13 @@ _NAMED_SUBJECTS = 3
 
 
 class ShownCause(NamedTuple):
-    """Texts about a cause."""
+    """A cause in words, with its evidence and the next step."""
 
     line: str
     facts: tuple[str, ...]
     """Evidence for the cause."""
     next_step: str
-    """Next step; `as above` or `as for …` if an earlier explanation says the same."""
+    """Next step; empty if the headline or an earlier explanation says the same."""
 
 
 class Pair(NamedTuple):
@@ -67,29 +72,36 @@ class Row:
     entry: EntryVerdict
     name: str
     """Case and strategy, `mnist_cnn/ddp`, with options if needed to distinguish the row."""
-    gpus: str
-    """Number of GPUs: `1 GPU` or `4 GPUs`."""
+    devices: str
+    """Number of devices: `1 GPU` or `4 CPU ranks`."""
     label: str
-    """Name and number of GPUs: `mnist_cnn/ddp on 4 GPUs`."""
+    """Name and number of devices: `mnist_cnn/ddp on 4 GPUs`."""
     verdict: str
     """Verdict, in capitals unless it is a pass."""
     reason: str
     """Reason for the verdict in one plain sentence."""
+    explanation: str
+    """Reason without the change and its interval, which tables show; may be empty."""
     short_reason: str
     """Cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None
     """Change on which the verdict rests."""
     moved: Cell
-    """Change with its interval, `E −7.6 %`; for a metric, also the baseline and current values."""
+    """Change with its interval, `E −7.6 %` (E: efficiency); for a metric, also both values."""
     numbers: Mapping[str, Pair]
     """Step time, total samples/s, efficiency E and other metrics, keyed by header."""
     lost_metrics: tuple[str, ...]
-    """Losses that the reason does not name: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
+    """Losses in metrics that the reason omits: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
     causes: tuple[ShownCause, ...]
     wall_s: float
-    """Duration of the row's current runs, including start-up and failed runs."""
+    """Total seconds that the row's current runs took, including start-up and failed runs."""
     valid_runs: int
     """Number of valid runs in the current results."""
+
+
+def device_of(entries: Iterable[EntryVerdict]) -> str:
+    """Return the type of the devices that were measured; empty if no row was measured."""
+    return next((entry.device for entry in entries if entry.device), "")
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
@@ -107,7 +119,7 @@ def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list
 def _row(
     entry: EntryVerdict, name: str, runs: Sequence[Run], columns: Mapping[str, Column[Any]]
 ) -> Row:
-    gpus = phrases.gpus_text(entry.key.gpus)
+    devices = phrases.devices_text(entry.device, entry.key.gpus)
     # None if time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     moved = Cell("") if decided is None else _metric_cell(decided)
@@ -126,17 +138,18 @@ def _row(
     return Row(
         entry=entry,
         name=name,
-        gpus=gpus,
-        label=f"{name} on {gpus}",
+        devices=devices,
+        label=f"{name} on {devices}",
         verdict=phrases.verdict_word(entry.verdict),
         reason=reason_text(entry),
+        explanation=text_beyond_table(entry),
         short_reason=_short_reason(entry),
         change=entry.change if decided is None else decided.change,
         moved=moved,
         numbers=numbers,
         lost_metrics=tuple(_metric_cell(each).line for each in lost),
         causes=tuple(
-            ShownCause(whole_line(cause), _facts_of(entry, cause), next_step(cause))
+            ShownCause(whole_line(cause, entry.device), evidence(cause), next_step(cause))
             for cause in entry.causes
         ),
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
@@ -153,53 +166,40 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
-        return finding_of(entry)
+        found = finding_of(entry)
+        return found.replace("GPU", "rank") if entry.device == "cpu" else found
     if entry.verdict is Verdict.OK:
         return _allowed(entry.reason)
     if entry.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if entry.further_runs is not None:
-        return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
+        return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
     if loss is None:
         return ""
     # The detectable loss is one of throughput, even if E is uncertain; published figures differ.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-    is_open_e = of_speedup and "ok_bound" in entry.reason.facts
-    return smallest_losses(loss, of=" of throughput" if is_open_e else "")
+    if of_speedup and "ok_bound" in entry.reason.facts:
+        return f"a throughput lower by {_loss_text(loss)} would be {phrases.FOUND}"
+    return smallest_losses(loss)
 
 
 def _allowed(reason: Statement) -> str:
-    """Say which loss `ok` allows: `ok allows a loss of 30.0 % here`; empty for the default."""
+    """State the loss that a verdict of `ok` allows, as text; empty for the default tolerance."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
     return f"ok allows a loss of {format_percent(allowed)} here, by the baseline's tolerances"
 
 
-def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
-    """Return the evidence for a cause; for communication, also why that metric is inconclusive."""
-    doubts = (
-        f"judged by itself, {metric_reason(each)}"
-        for each in entry.metrics
-        if each.metric.in_points
-        and each.verdict is Verdict.INCONCLUSIVE
-        and cause.code == "communication"
-    )
-    return (*evidence(cause), *doubts)
-
-
 def _metric_cell(metric: MetricVerdict) -> Cell:
+    """Return a metric's values, change and interval; add `of the step` to shares of a step."""
     spec, ends = metric.metric, (metric.baseline, metric.current)
     values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
-    change = metric_change(metric)
-    return Cell(f"{spec.words} {values}, {change.text}", change.below)
-
-
-def metric_change(metric: MetricVerdict) -> Cell:
-    """Return a metric's change and interval, marked `of the step` if relative to the step time."""
-    value, *ends = phrases.change_texts(metric.change)
-    of_step = " of the step" if metric.metric.in_points else ""
-    return Cell(value, f"[{', '.join(ends)}]{of_step}") if ends else Cell(f"{value}{of_step}")
+    change, *bounds = phrases.change_texts(metric.change)
+    of_step = " of the step" if spec.in_points else ""
+    if not bounds:
+        return Cell(f"{spec.words} {values}, {change}{of_step}")
+    return Cell(f"{spec.words} {values}, {change}", f"[{', '.join(bounds)}]{of_step}")
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:
@@ -213,7 +213,7 @@ def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> I
 
 
 def finding_of(entry: EntryVerdict) -> str:
-    """Name an entry's finding: `scaling loss` or `more memory`; empty without one."""
+    """Return an entry's finding as text: `scaling loss` or `more memory`; empty without one."""
     if isinstance(entry.finding, MetricSpec):
         return entry.finding.worse
     has_metric = entry.configuration is not None and entry.configuration.metric is not None
@@ -223,32 +223,34 @@ def finding_of(entry: EntryVerdict) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Name rows, `mnist_cnn/ddp on 1 and 4 GPUs`, or `all 3 rows` if `among` has no other rows."""
+    """Return a phrase for rows: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if these are all."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
-    return phrases.enumerated(phrases.row_texts(named, _NAMED_SUBJECTS))
+    return phrases.enumerated(phrases.row_texts(named, rows[0].entry.device, _NAMED_SUBJECTS))
 
 
 def losses_found(rows: Iterable[Row]) -> str:
-    """State the losses that would be found in these rows: `a loss of …`; empty if unknown."""
+    """State the smallest detectable losses of rows: `a loss of 2.3 % …`; empty if unknown."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
     return smallest_losses(*(loss for loss in losses if loss is not None))
 
 
-def smallest_losses(*losses: float, of: str = "") -> str:
-    """State losses that would be found: `a loss of 2.3 % to 6.3 % (by row) would be found in …`."""
-    texts = [
-        "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
-    ]
+def smallest_losses(*losses: float) -> str:
+    """State detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 of 20 …`."""
+    texts = [*map(_loss_text, sorted(losses))]
     if not texts:
         return ""
     by_row = " (by row)" if texts[0] != texts[-1] else ""
-    return f"a loss of {phrases.ends_text(texts)}{of}{by_row} would be {phrases.FOUND}"
+    return f"a loss of {phrases.ends_text(texts)}{by_row} would be {phrases.FOUND}"
+
+
+def _loss_text(loss: float) -> str:
+    return "more than half" if loss > _MOST_FOUND else rough_percent(loss)
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
-    """Name each entry, with options if its case has several rows on the same number of GPUs."""
+    """Return a unique name for each entry, with options if needed to distinguish the rows."""
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
     known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
@@ -271,8 +273,7 @@ def likeness_of_cause(cause: Cause) -> object:
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
         for each in cause.evidence
-        if not isinstance(each, PhaseChange | EfficiencyLoss)
+        if not isinstance(each, PhaseChange)
     }
     alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
-    what = cause.kind, cause.code, cause.phase
-    return *what, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)
+    return cause.kind, cause.code, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)

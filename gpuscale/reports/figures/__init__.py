@@ -15,10 +15,8 @@ from gpuscale.reports.figures.stacked_bars import budget_picture, phases_picture
 FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "scaling": partial(scaling_picture, ("time", "throughput", "speedup")),
     "time": partial(scaling_picture, ("time",)),
-    "step-time": partial(scaling_picture, ("step time",)),
     "throughput": partial(scaling_picture, ("throughput",)),
     "speedup": partial(scaling_picture, ("speedup",)),
-    "efficiency": partial(scaling_picture, ("efficiency",)),
     "budget": budget_picture,
     "phases": phases_picture,
     "history": history_picture,

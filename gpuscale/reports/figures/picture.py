@@ -1,26 +1,22 @@
-"""Appearance of all figures (styles, axes, notes), and their output as files."""
+"""Appearance of all figures (styles, legends, notes), and their output as files."""
 
 import html
 import io
 import math
 import re
-import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib as mpl
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from gpuscale.analysis.history import History
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Baseline, Configuration, Run
-from gpuscale.reports.phrases import counted, gpus_text, injection_warning, set_apart
+from gpuscale.reports.phrases import counted, injection_warning, row_text, set_apart
 
 INK = "#1b1b1c"
 """Colour of axes and text; `svg_of` replaces it with the colour of the surrounding text."""
@@ -36,25 +32,18 @@ STYLES: Mapping[str, Style] = {
     "mp": ("#56b4e9", "P", (0, (1, 1))),
 }
 """Colour (from Okabe and Ito's palette), marker and line style of each strategy in all figures."""
-_Tick = TypeVar("_Tick")
-_MOST_COUNTS = 9
-_LEGEND_CHARACTERS_PER_IN = 14
-_LEGEND_MARK_IN = 0.55
-"""Width of a marker in the legend plus the gap to the next column, in inches."""
-_FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
-"""Alternative sets of ticks, as multiples of powers of ten, from coarse to fine."""
-_FEWEST_TICKS = 3
-_MOST_TICKS = 6
-_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
-"""For each unit of time: the shortest time shown in it, its length in seconds, and its symbol."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page in a paper, in inches."""
+_LEGEND_CHARACTERS_PER_IN = 14
+_LEGEND_MARK_IN = 0.55
+"""Width of a marker in the legend plus the gap to the next column, in inches."""
 _FONT = "DejaVu Sans"
 """A wide font that comes with matplotlib: text laid out with it still fits in other fonts."""
 _MOST_CHARACTERS = 28
 """Maximum length of the name of a row or case."""
-LOG_SCALE = "log scale"
+_MOST_FAILED = 3
+"""Number of rows with failed runs that a picture names."""
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -76,18 +65,8 @@ _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-    **dict.fromkeys(
-        (
-            "text.color",
-            "axes.edgecolor",
-            "axes.labelcolor",
-            "axes.titlecolor",
-            "xtick.color",
-            "ytick.color",
-            "grid.color",
-        ),
-        INK,
-    ),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
 }
 
 
@@ -100,15 +79,27 @@ class Measurements:
     history: History | None = None
     injections: Sequence[str] = ()
     """Injected faults, named in each picture so that it never passes for a real result."""
+    origins: Sequence[str] = ()
+    """Machine and dates of each side, named in each picture."""
+
+    @property
+    def failed(self) -> list[str]:
+        """Texts on rows with failed runs: `gpt/ddp on 4 GPUs: 1 of 3 runs gave a number`."""
+        rows = [point for point in scaling_points(self.runs) if point.failed_runs]
+        texts = [
+            f"{row_text(row.key.name, row.configuration, row.gpus)}: {row.valid_runs} of "
+            f"{counted(row.valid_runs + row.failed_runs, 'run')} gave a number"
+            for row in rows[:_MOST_FAILED]
+        ]
+        return [*texts, *left_out_of("row", len(rows) - _MOST_FAILED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure with a title, and with a description for people who cannot see it."""
+    """A figure with a title."""
 
     figure: Figure
     title: str
-    description: str
     left_out: Sequence[str] = ()
     """Items omitted for lack of space, such as `2 more cases`."""
 
@@ -127,10 +118,11 @@ def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
     return styles | dict(zip(others, free, strict=False))
 
 
-def row_text(name: str, configuration: Configuration, gpus: int) -> str:
-    """Name a row: `mnist_cnn/ddp, 2 GPUs` or `mnist_cnn/ddp, 2 CPU ranks`."""
-    ranks = counted(gpus, "CPU rank") if configuration.device == "cpu" else gpus_text(gpus)
-    return f"{name}, {ranks}"
+def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
+    """Return a unique name for each configuration, shortened if it is long and remains unique."""
+    names = set_apart(configurations)
+    short = {each: shortened(name) for each, name in names.items()}
+    return short if len({*short.values()}) == len({*names.values()}) else names
 
 
 def shortened(name: str) -> str:
@@ -138,6 +130,11 @@ def shortened(name: str) -> str:
     if len(name) <= _MOST_CHARACTERS:
         return name
     return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
+
+
+def left_out_of(word: str, count: int) -> list[str]:
+    """Return the count of items omitted for lack of space, `2 more cases`; empty if none."""
+    return [counted(count, f"more {word}")] if count > 0 else []
 
 
 @contextmanager
@@ -150,9 +147,11 @@ def drawn(
 ) -> Iterator[Figure]:
     """Yield an empty figure in the style of all figures, not registered with pyplot.
 
-    Notes and omitted items are printed below the figure in small type, injected faults first.
+    All labelled artists get a common legend above the plots. Notes and omitted items are printed
+    below the figure in small type, injected faults first.
     """
-    notes = (*notes, *(f"not shown: {each}" for each in left_out))
+    not_shown = [f"not shown: {each}" for each in left_out]
+    notes = (*notes, *measurements.failed, *not_shown, *measurements.origins)
     if measurements.injections:
         notes = (injection_warning(measurements.injections), *notes)
     width = int(width_in * _NOTE_CHARACTERS_PER_IN)
@@ -160,116 +159,33 @@ def drawn(
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         yield figure
+        found = (axes.get_legend_handles_labels() for axes in figure.axes)
+        labelled = {label: each for both in found for each, label in zip(*both, strict=True)}
+        longest = max(map(len, labelled), default=0)
+        column_in = _LEGEND_MARK_IN + longest / _LEGEND_CHARACTERS_PER_IN
+        # As few columns as the lines need: then a curve and its baseline are in one column.
+        lines = math.ceil(len(labelled) / max(1, int(width_in / column_in)))
+        figure.legend(
+            labelled.values(),
+            labelled.keys(),
+            loc="outside upper left",
+            ncols=math.ceil(len(labelled) / max(1, lines)),
+        )
         if wrapped:
             figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
-
-
-def left_out_of(counts: Mapping[str, int]) -> list[str]:
-    """Format the numbers of items omitted for lack of space: `2 more cases`."""
-    return [counted(count, f"more {word}") for word, count in counts.items() if count > 0]
-
-
-def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a unique name for each configuration, shortened if it is long and remains unique."""
-    names = set_apart(configurations)
-    short = {each: shortened(name) for each, name in names.items()}
-    return short if len({*short.values()}) == len({*names.values()}) else names
-
-
-def legend_columns(handles: Sequence[Artist], width_in: float, most: int) -> int:
-    """Return the largest number of columns, up to `most`, in which the legend fits the width."""
-    widths_in = [
-        len(str(each.get_label())) / _LEGEND_CHARACTERS_PER_IN + _LEGEND_MARK_IN for each in handles
-    ]
-
-    def has_room(columns: int) -> bool:
-        rows = math.ceil(len(widths_in) / columns)
-        tops = (max(widths_in[at : at + rows]) for at in range(0, len(widths_in), rows))
-        return sum(tops) <= width_in
-
-    return next(filter(has_room, range(most, 1, -1)), 1)
-
-
-def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
-    """Make the x axis logarithmic, with the numbers of GPUs as its ticks."""
-    ascending = sorted(set(counts))
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(ascending[0] / 1.3, ascending[-1] * 1.3)
-    label_ticks(axes.xaxis, thinned(ascending, _MOST_COUNTS, math.log))
-
-
-def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
-    """Make the labelled y axis logarithmic for positive values, with round numbers as ticks."""
-    known = [*values]
-    low, high = min(known), max(known)
-    room = max(1.1, (high / low) ** 0.08)
-    axes.set_yscale("log")
-    axes.set_ylabel(f"{axes.get_ylabel()}\n{LOG_SCALE}")
-    axes.set_ylim(low / room, high * room)
-    label_ticks(axes.yaxis, _round_numbers(low / room, high * room))
-
-
-def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
-    """Put ticks at exactly these numbers, labelled without exponents."""
-    axis.set_major_locator(FixedLocator([*numbers]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-
-
-def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
-    """Return one artist from the panels for each label in `order`, for use in a legend."""
-    found = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    return [found[label] for label in dict.fromkeys(order) if label in found]
-
-
-def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
-    """Return the length in seconds and the symbol of the unit that suits these times."""
-    middle_s = statistics.geometric_mean(times_s)
-    for least_s, unit_s, sign in _UNITS:
-        if middle_s >= least_s:
-            return unit_s, sign
-    return 1e-6, "µs"
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    """Return round numbers between the bounds, as evenly spaced on a log axis as possible."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for fractions in _FRACTIONS:
-        numbers = [part * 10.0**power for power in powers for part in fractions]
-        inside = [number for number in numbers if low <= number <= high]
-        if _FEWEST_TICKS <= len(inside) <= _MOST_TICKS:
-            return inside
-    between = MaxNLocator(_MOST_TICKS - 2, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return [float(number) for number in between if low <= number <= high]
-
-
-def thinned(
-    ascending: Sequence[_Tick], most: int, position: Callable[[_Tick], float]
-) -> list[_Tick]:
-    """Drop items until their labels do not overlap on an axis with room for `most` labels."""
-    room = (position(ascending[-1]) - position(ascending[0])) / most
-    kept = [ascending[0]]
-    for each in ascending[1:]:
-        if position(each) - position(kept[-1]) > room:
-            kept.append(each)
-    return kept
 
 
 def svg_of(picture: Picture) -> str:
     """Return the picture as an SVG element that takes the colours of the surrounding text.
 
-    Pictures with different titles or descriptions never share an element ID.
+    Pictures with different titles never share an element ID.
     """
     text = _element(picture, background="none")
     return text.replace(INK, "currentColor").replace(SURFACE, "var(--surface, Canvas)")
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """Return a file of the given kind, on white; equal pictures give identical files."""
+    """Return the content of an image file on white; equal pictures give identical files."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}
@@ -283,26 +199,20 @@ def content_of(picture: Picture, kind: str) -> bytes:
 
 
 def _element(picture: Picture, *, background: str) -> str:
-    """Return an SVG element with an accessible name and description, but without style rules."""
-    title, description = html.escape(picture.title), html.escape(picture.description)
+    """Return an SVG element with an accessible name, but without style rules."""
+    title = html.escape(picture.title)
     written = io.StringIO()
-    with mpl.rc_context({**_LOOK, "svg.hashsalt": title + description}):
+    with mpl.rc_context({**_LOOK, "svg.hashsalt": title}):
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         picture.figure.savefig(written, format="svg", facecolor=background, metadata=metadata)
     text = written.getvalue()
     # Ids of groups are the same in every figure, and nothing refers to them.
     used = {*re.findall(r'(?:href="|url\()#([^")]+)', text)}
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
-    # Nobody sees less than a hundredth of a point, and further digits are a tenth of the element.
-    text = re.sub(
-        r' (?:d|x|y|transform)="[^"]+"',
-        lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]),
-        text,
-    )
+    # Nobody sees less than a hundredth of a point.
+    text = re.sub(r"(\.\d\d)\d{4}\b", r"\1", re.sub(r"\n\s+", "\n", text))
     # In a page such a rule would apply to the whole page.
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = text.replace(f"'{_FONT}'", "sans-serif")
-    lines = [line.strip() for line in text[text.index("<svg") :].splitlines()]
-    opening, _, content = "\n".join(lines).partition(">")
-    words = f"<title>{title}</title><desc>{description}</desc>"
-    return f'{opening} role="img" stroke-linejoin="round">{words}{content}'
+    opening, _, content = text[text.index("<svg") :].strip().partition(">")
+    return f'{opening} role="img" stroke-linejoin="round"><title>{title}</title>{content}'

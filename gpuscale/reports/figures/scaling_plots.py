@@ -1,75 +1,64 @@
 """Figures of time, throughput and speedup against GPU count, together and separately."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from gpuscale.analysis.scaling import published_points, scaling_points
-from gpuscale.base.units import counted, significant
-from gpuscale.records import Configuration, Estimate, ScalingPoint
+from gpuscale.base.devices import device_word
+from gpuscale.records import Baseline, Configuration, Estimate, ScalingPoint
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
-    LOG_SCALE,
     PAGE_IN,
     SURFACE,
     Measurements,
     Picture,
     Style,
     drawn,
-    label_ticks,
-    lay_amounts,
-    lay_gpus,
     left_out_of,
-    legend_columns,
-    legend_of,
     names_beside,
     shortened,
     styles_of,
-    time_unit,
 )
-from gpuscale.reports.phrases import interval_text
+from gpuscale.reports.phrases import configurations_text
 
-Quantity = Literal["time", "step time", "throughput", "speedup", "efficiency"]
-_QUANTITIES = get_args(Quantity)
+Quantity = Literal["time", "throughput", "speedup"]
+Origin = Literal["measured", "baseline", "published"]
 MOST_CASES = 4
 """Maximum number of cases in one figure, one below the other."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
-_IDEAL = "ideal"
 _APART = 1.03
 """Factor between the x positions of adjacent curves' intervals, which would otherwise overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """Scaling points of one configuration, all from the same origin."""
+    """Scaling points of one configuration, all from the same source (such as the baseline)."""
 
     points: Sequence[ScalingPoint]
     way: str
     """Strategy, with options if needed to distinguish the curve from others of the case."""
-    origin: Literal["measured", "baseline", "published"]
+    origin: Origin
 
     @property
     def configuration(self) -> Configuration:
         return self.points[0].configuration
 
     @property
-    def case(self) -> str:
-        return self.configuration.case
-
-    @property
     def name(self) -> str:
-        """Strategy and options, followed by the origin unless the curve is from current runs."""
+        """Strategy and options, followed by `baseline` or `published` unless from current runs."""
         return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
 
     @property
     def timed(self) -> str:
         """Scope of the curve's time: an epoch, the training loop or a whole job."""
         figure = self.points[0].figure
-        return "epoch" if figure is None or figure.timed is None else figure.timed
+        return _TIMED["epoch" if figure is None or figure.timed is None else figure.timed]
 
     def values(self, quantity: Quantity) -> dict[int, Estimate]:
         """Return the known values of a quantity, keyed by number of GPUs."""
@@ -77,66 +66,55 @@ class _Curve:
         return {gpus: value for gpus, value in found.items() if value is not None}
 
     def has(self, quantity: Quantity) -> bool:
-        """True if the curve has values of the quantity; speedup and efficiency need 2 GPUs."""
-        least = 2 if quantity in ("speedup", "efficiency") else 1
-        return any(gpus >= least for gpus in self.values(quantity))
+        """True if the curve has values of the quantity; a speedup needs at least 2 GPUs."""
+        return any(quantity != "speedup" or gpus > 1 for gpus in self.values(quantity))
 
 
 def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
-    step_time, figure = point.step_time_s, point.figure
-    if quantity == "step time":
-        return step_time if figure is None else None
-    if quantity == "time" and figure is not None:
-        return None if figure.mean_time_s is None else Estimate(value=figure.mean_time_s)
-    if quantity == "time":
-        if step_time is None or point.epoch_s is None:
-            return None
-        return step_time.scaled(point.epoch_s / step_time.value)
-    if quantity == "throughput":
-        return point.samples_per_s
-    return point.speedup if quantity == "speedup" else point.efficiency
+    if quantity != "time":
+        return point.samples_per_s if quantity == "throughput" else point.speedup
+    if point.figure is not None:
+        time_s = point.figure.mean_time_s
+        return None if time_s is None else Estimate(value=time_s)
+    if point.step_time_s is None or point.epoch_s is None:
+        return None
+    return point.step_time_s.scaled(point.epoch_s / point.step_time_s.value)
 
 
-def _curves_of(measurements: Measurements) -> tuple[_Curve, ...]:
+def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
     """Return the measured curves, each followed by the baseline's curves of the same configuration.
 
     If there are no measured curves, return all curves of the baseline.
     """
     baseline = measurements.baseline
-    measured = _measured(scaling_points(measurements.runs))
+    measured = _curves(scaling_points(measurements.runs), "measured")
     if baseline is None:
-        return tuple(measured.values())
-    before = _measured(scaling_points(baseline.runs), origin="baseline")
+        return [*measured.values()]
+    before = _curves(scaling_points(baseline.runs), "baseline")
     published: dict[str, _Curve] = {}
     for point in published_points(baseline).values():
-        points = (
-            (*published[point.key.name].points, point) if point.key.name in published else (point,)
-        )
-        published[point.key.name] = _Curve(points, point.configuration.strategy, "published")
+        label, way = point.configuration.label, point.configuration.strategy
+        earlier = published[label].points if label in published else ()
+        published[label] = _Curve((*earlier, point), way, "published")
     if not measured:
-        return (*before.values(), *published.values())
+        return [*before.values(), *published.values()]
     found: list[_Curve] = []
     for configuration, curve in measured.items():
-        found.append(curve)
-        if configuration in before:
-            found.append(replace(before[configuration], way=curve.way))
-        if configuration.label in published:
-            # Configurations with the same label share a publication, which is drawn once.
-            found.append(replace(published.pop(configuration.label), way=curve.way))
-    return tuple(found)
+        # Configurations with the same label share a publication, which is drawn once.
+        beside = (before.get(configuration), published.pop(configuration.label, None))
+        found += [curve, *(replace(each, way=curve.way) for each in beside if each is not None)]
+    return found
 
 
-def _measured(
-    points: Sequence[ScalingPoint], origin: Literal["measured", "baseline"] = "measured"
-) -> dict[Configuration, _Curve]:
+def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, _Curve]:
     names = names_beside([point.configuration for point in points])
     has_both = len({configuration.scaling for configuration in names}) > 1
     curves = {}
     for configuration, name in names.items():
         way = name.removeprefix(f"{configuration.case}/")
         way += f", {configuration.scaling} scaling" if has_both else ""
-        its_points = [point for point in points if point.configuration == configuration]
-        curves[configuration] = _Curve(its_points, way, origin)
+        own = [point for point in points if point.configuration == configuration]
+        curves[configuration] = _Curve(own, way, origin)
     return curves
 
 
@@ -146,34 +124,27 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
         return None
-    cases = [*dict.fromkeys(curve.case for curve in every)]
+    cases = [*dict.fromkeys(curve.configuration.case for curve in every)]
     ways = {curve.way: curve.configuration.strategy for curve in every}
     styles = styles_of(ways)
-    shown = [curve for curve in every if curve.case in cases[:MOST_CASES] and curve.way in styles]
-    baseline = measurements.baseline
-    source = baseline.source.title if baseline is not None and baseline.source else None
-    left_out = left_out_of(
-        {"case": len(cases) - MOST_CASES, "configuration": len(ways) - len(styles)}
-    )
-    rows = min(len(cases), MOST_CASES)
-    is_alone = len(quantities) == 1
-    width_in = COLUMN_IN if is_alone else PAGE_IN
-    with drawn(measurements, width_in, 0.8 + 2.0 * rows, _notes(shown, source), left_out) as figure:
-        grid = figure.subplots(rows, len(quantities), squeeze=False)
-        for row, case in zip(grid, cases, strict=False):
-            curves = [curve for curve in shown if curve.case == case]
-            titles = (shortened(case), ", ".join(_scaling_texts(curves)))
-            title = ("\n" if is_alone else ", ").join(filter(None, titles))
-            row[0].set_title(title, loc="left", fontweight="bold")
+    shown = [
+        [curve for curve in every if curve.configuration.case == case and curve.way in styles]
+        for case in cases[:MOST_CASES]
+    ]
+    left_out = left_out_of("case", len(cases) - MOST_CASES)
+    left_out += left_out_of("configuration", len(ways) - len(styles))
+    width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
+    notes = _notes([curve for curves in shown for curve in curves], measurements.baseline)
+    with drawn(measurements, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as figure:
+        grid = figure.subplots(len(shown), len(quantities), squeeze=False)
+        for row, case, curves in zip(grid, cases, shown, strict=False):
+            row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, curves, styles)
-        legend = legend_of(grid.flat, [*(curve.name for curve in shown), _IDEAL])
-        columns = legend_columns(legend, figure.get_figwidth(), 3 if is_alone else 4)
-        figure.legend(handles=legend, loc="outside upper left", ncols=columns)
+    what, device = ", ".join(quantities).capitalize(), every[0].configuration.device
     return Picture(
         figure=figure,
-        title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
-        description="; ".join(_sentences(shown, quantities)),
+        title=f"{what} over {device_word(device)}s: {', '.join(cases[:MOST_CASES])}",
         left_out=left_out,
     )
 
@@ -181,64 +152,40 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
 def _draw(
     axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, Style]
 ) -> None:
-    """Draw one quantity for the curves of one case."""
-    counts = sorted({point.gpus for curve in curves for point in curve.points})
-    lay_gpus(axes, counts)
-    on_cpu = all(curve.configuration.device == "cpu" for curve in curves)
-    axes.set_xlabel(f"{'CPU ranks' if on_cpu else 'GPUs'} ({LOG_SCALE})")
+    """Draw one quantity for the curves of one case, on logarithmic axes."""
     known = [curve for curve in curves if curve.has(quantity)]
+    if not known:
+        axes.text(0.5, 0.5, f"{quantity} not known", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+    label = "throughput (samples/s)" if quantity == "throughput" else "speedup"
     if quantity == "time":
         # The time of a job is not that of an epoch.
         known = [curve for curve in known if curve.timed == known[0].timed]
-    if not known:
-        axes.text(0.5, 0.5, f"{quantity} not known", ha="center", transform=axes.transAxes)
-        axes.set_yticks([])
-        return
-    values = [curve.values(quantity) for curve in known]
-    factor, words = 1.0, f"{quantity} (samples/s)" if quantity == "throughput" else str(quantity)
-    if quantity in ("time", "step time"):
-        unit_s, unit = time_unit(value.value for points in values for value in points.values())
-        named = _TIMED[known[0].timed] if quantity == "time" else quantity
-        factor, words = 1 / unit_s, f"{named} ({unit})"
-    axes.set_ylabel(words + (_epoch_text(known) if quantity == "time" else ""))
-    scaled = [{gpus: each.scaled(factor) for gpus, each in points.items()} for points in values]
-    for place, (curve, points) in enumerate(zip(known, scaled, strict=True)):
+        label = f"{known[0].timed} (s)"
+    for place, curve in enumerate(known):
         beside = _APART ** (place - (len(known) - 1) / 2)
-        _draw_curve(axes, curve, points, styles[curve.way], beside)
-    _lay_values(axes, quantity, scaled, counts)
-
-
-def _epoch_text(curves: Sequence[_Curve]) -> str:
-    """Return the size of an epoch, `of 60000 samples`, if all curves share it; otherwise empty."""
-    epochs = {
-        round(point.epoch_s * point.samples_per_s.value)
-        for curve in curves
-        for point in curve.points
-        if point.epoch_s is not None and point.samples_per_s is not None
-    }
-    return f"\nof {epochs.pop():,} samples" if len(epochs) == 1 else ""
-
-
-def _lay_values(
-    axes: Axes,
-    quantity: Quantity,
-    values: Iterable[Mapping[int, Estimate]],
-    counts: Sequence[int],
-) -> None:
-    """Draw ideal scaling, and fit the y axis to it and to the values with their intervals."""
-    shown = [each for points in values for each in points.values()]
-    bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
-    if quantity in ("speedup", "efficiency"):
+        _draw_curve(axes, curve, curve.values(quantity), styles[curve.way], beside)
+    counts = sorted({point.gpus for curve in curves for point in curve.points})
+    if quantity == "speedup":
         ends = (1, counts[-1])
-        ideal = ends if quantity == "speedup" else (1, 1)
-        axes.plot(ends, ideal, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label=_IDEAL)
-        bounds += ideal
-    if quantity == "efficiency":
-        axes.set_ylim(0, max(1.1, *bounds))
-        return
-    lay_amounts(axes, bounds)
-    if quantity == "speedup" and len(counts) > 2:
-        label_ticks(axes.yaxis, axes.get_xticks())
+        axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label="ideal")
+    axes.set_xlabel(f"{device_word(curves[0].configuration.device)}s (log scale)")
+    axes.set_ylabel(f"{label}\nlog scale")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.margins(0.1)
+    axes.set_xticks(counts)
+    least, most = axes.get_ylim()
+    if quantity == "speedup" and most < 2 * counts[-1]:
+        axes.set_yticks(counts)
+    else:
+        round_values = LogLocator(subs=(1, 2, 5))
+        shown = [tick for tick in round_values.tick_values(least, most) if least <= tick <= most]
+        axes.yaxis.set_major_locator(round_values if len(shown) > 1 else MaxNLocator(4))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:,.10g}")
 
 
 def _draw_curve(
@@ -270,44 +217,16 @@ def _draw_curve(
     )
 
 
-def _scaling_texts(curves: Sequence[_Curve]) -> Iterator[str]:
-    """Yield weak or strong scaling and the batch, each if all curves have the same."""
-    modes = {
-        curve.configuration.scaling for curve in curves if curve.configuration.scaling is not None
-    }
-    if len(modes) != 1:
-        return
-    (mode,) = modes
-    yield f"{mode} scaling"
-    batches = {
-        point.batch_per_gpu if mode == "weak" else point.batch_per_gpu * point.gpus
-        for curve in curves
-        for point in curve.points
-        if curve.configuration.scaling is not None and point.batch_per_gpu is not None
-    }
-    if len(batches) == 1:
-        yield f"{counted(batches.pop(), 'sample')} {'each' if mode == 'weak' else 'in all'}"
-
-
-def _notes(curves: Sequence[_Curve], source: str | None) -> Iterator[str]:
-    """Yield notes on what the intervals show, and on the source of published figures."""
-    measured = [curve for curve in curves if curve.origin != "published"]
-    values = [_value(p, name) for curve in measured for p in curve.points for name in _QUANTITIES]
-    if any(value is not None and value.has_interval for value in values):
+def _notes(curves: Sequence[_Curve], baseline: Baseline | None) -> Iterator[str]:
+    """Yield the options, what the intervals show, and the source of published figures."""
+    configurations = [curve.configuration for curve in curves]
+    modes = {f"{each.scaling} scaling" for each in configurations if each.scaling}
+    options = (configurations_text(configurations), *modes)
+    yield "; ".join(filter(None, options if len(modes) < 2 else options[:1]))
+    measured = [point for curve in curves if curve.origin != "published" for point in curve.points]
+    if any(point.samples_per_s and point.samples_per_s.has_interval for point in measured):
         yield "bars: 95 % intervals over runs"
     elif measured:
         yield "no intervals: one run each"
-    if any(curve.origin == "published" for curve in curves):
-        yield f"published: {source}"
-
-
-def _sentences(curves: Sequence[_Curve], quantities: Sequence[Quantity]) -> Iterator[str]:
-    """Describe each curve: `mnist_cnn, ddp: speedup 1.86 [1.80, 1.93] on 2 GPUs`."""
-    for curve in curves:
-        for quantity in quantities:
-            found = [
-                f"{interval_text(value, significant)} on {gpus}"
-                for gpus, value in curve.values(quantity).items()
-            ]
-            if found:
-                yield f"{curve.case}, {curve.name}: {quantity} {', '.join(found)}"
+    if baseline and baseline.source and any(curve.origin == "published" for curve in curves):
+        yield f"published: {baseline.source.title}"

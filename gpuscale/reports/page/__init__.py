@@ -1,17 +1,22 @@
-"""The content of a page (sections with figures, tables and notes), and its rendering by Jinja2."""
+"""The content of a page (sections with figures, tables and notes), its rendering, and the index."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from gpuscale import __version__
 from gpuscale.analysis.history import History
-from gpuscale.base.errors import require_packages
+from gpuscale.base.errors import ExitCode, require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
-from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.phrases import UNKNOWN, counted
+from gpuscale.store import left_out_reason, write_report
+from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
@@ -86,7 +91,7 @@ def tone_of(verdict: Verdict) -> Tone:
 
 
 def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
-    """Drop the columns in which all values are unknown."""
+    """Return the rows without the columns in which all values are unknown."""
     known = [name for name in rows[0] if any(row[name].text != UNKNOWN for row in rows)]
     return [{name: row[name] for name in known} for row in rows]
 
@@ -94,7 +99,7 @@ def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]
 def readable(text: str) -> str:
     """Prevent line breaks before percent signs, and shorten UUIDs.
 
-    nvidia-smi accepts the shortened UUIDs; the last table on the page has the full ones.
+    nvidia-smi accepts the shortened UUIDs.
     """
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
@@ -118,3 +123,50 @@ def rendered(sections: Sequence[Section], **values: Any) -> str:
     common = {"version": __version__, "word": "", "warning": "", "sections": sections}
     text: str = environment.get_template("page.html").render({**common, **values})
     return text
+
+
+INDEX = "index.html"
+PAGE = "report.html"
+_LINKED = (PAGE, "comparison.txt", NIGHT_TEXT)
+"""Files of a nightly run that its row may link to; the first that exists is used."""
+
+_TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+
+
+def write_index(folder: Path) -> None:
+    """Atomically rewrite the index page of a folder of nightly runs."""
+    lines = list(_lines(folder))
+    nights = Table(
+        caption=f"{counted(len(lines), 'night')}, the latest first",
+        rows=lines,
+        words=frozenset(("verdict", "job", "host")),
+    )
+    section = Section(title="", tables=[nights])
+    html = rendered([section], title=f"Nights of {folder.name}", place="Scaling")
+    write_report(folder / INDEX, html)
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
+    """Yield the rows of the table, the latest nightly run first."""
+    nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
+    unknown = NightRecord(night="no record: it still runs, or was ended")
+    records = {night: read_night(night) or unknown for night in nights}
+    dates = Counter(night.name.partition("_")[0] for night in nights)
+    for night in sorted(
+        nights, key=lambda each: (each.name[:10], records[each].started or ""), reverse=True
+    ):
+        record = records[night]
+        date, _, job = night.name.partition("_")
+        if dates[date] > 1 and record.started and record.started.startswith(date):
+            date = f"{date} {record.started[11:16]}"
+        code = "" if record.exit is None else str(record.exit)
+        linked = next((name for name in _LINKED if (night / name).exists()), None)
+        reason = left_out_reason(night / "results.jsonl") or ""
+        tone: Tone = "doubt" if reason else _TONES.get(record.exit, "doubt")
+        yield {
+            "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
+            "verdict": Cell(record.night, reason and f"left out: {reason}", tone),
+            "exit": Cell(code),
+            "job": Cell(job),
+            "host": Cell(record.host or ""),
+        }

@@ -1,10 +1,11 @@
-"""The page of a sweep over the nodes of a cluster: nodes ranked by speed, and by name."""
+"""The page of a sweep over the nodes of a cluster: its nodes ranked by speed and listed by name."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpuscale.base.units import format_percent
-from gpuscale.records.fleet import NodeState, NodeVerdict
+from gpuscale.base.text import format_percent
+from gpuscale.records import Estimate
+from gpuscale.records.campaigns import NodeState, NodeVerdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.fleet_text import SweepView, speed_text
 from gpuscale.reports.page import Block, Section, Table, rendered
@@ -16,6 +17,8 @@ _TONES: Mapping[NodeState, Tone] = {
     NodeState.HEALTHY: "pass",
 }
 _WIDTH, _HEIGHT, _LEFT = 440, 200, 56
+_LINE, _CELL, _CHARACTER = 20, 38, 7
+_OF_GRID = "Speed of each node in %, by its slowest GPU or all GPUs; columns are last digits."
 
 
 def fleet_html(view: SweepView) -> str:
@@ -27,9 +30,7 @@ def fleet_html(view: SweepView) -> str:
         )
         for node, speed, text in view.lines()
     ]
-    measured = [node for node in view.verdict.nodes if node.speed is not None]
-    figures = [_strip(measured)] if measured else []
-    grid = Table(caption="Speed of each node in %; its name is row and column", rows=_grid(view))
+    measured = [(node, node.speed) for node in view.nodes if node.speed is not None]
     out = [
         {"reason": Cell(reason), "nodes": Cell(", ".join(names)), "detail": Cell(detail)}
         for (reason, detail), names in view.left_out().items()
@@ -38,8 +39,8 @@ def fleet_html(view: SweepView) -> str:
     left = Table(caption="Nodes without a measurement", rows=out, words=words)
     sections = (
         Section(title="Sick and unclear nodes", blocks=blocks),
-        Section(title="Ranked by speed", figures=figures),
-        Section(title="By name", tables=[grid]),
+        Section(title="Ranked by speed", figures=[_strip(measured)] if measured else []),
+        Section(title="By name", intro=_OF_GRID, figures=[_grid(view.nodes)]),
         Section(title="Not measured", tables=[left] if out else []),
     )
     moment = to_minutes(record.created_at)
@@ -56,49 +57,64 @@ def fleet_html(view: SweepView) -> str:
     )
 
 
-def _grid(view: SweepView) -> list[dict[str, Cell]]:
-    """Return a table of node speeds, in which names that differ in the last digit share a row."""
-    cells = {}
-    for node in view.verdict.nodes:
-        at = len(node.node) - node.node[-1].isdigit()
-        text = "–" if node.speed is None else format_percent(node.speed.value, signed=True)[:-2]
-        cells[node.node[:at], node.node[at:]] = Cell(text, tone=_TONES.get(node.state, ""))
-    columns = sorted({column for _, column in cells})
-    return [
-        {"nodes": Cell(f"{row}…"), **{name: cells.get((row, name), Cell("")) for name in columns}}
-        for row in sorted({row for row, _ in cells})
-    ]
-
-
-def _strip(nodes: Sequence[NodeVerdict]) -> str:
+def _strip(nodes: Iterable[tuple[NodeVerdict, Estimate]]) -> str:
     """Draw the speed of each node with its interval, the slowest first."""
-    speeds = sorted(((n.speed, n) for n in nodes if n.speed), key=lambda each: each[0].value)
-    slowest, fastest = min(speeds[0][0].value, 0.0), max(speeds[-1][0].value, 0.0)
+    ranked = sorted(nodes, key=lambda each: each[1].value)
+    slowest, fastest = min(ranked[0][1].value, 0.0), max(ranked[-1][1].value, 0.0)
     room = 0.1 * max(fastest - slowest, 0.01)
 
-    def y(speed: float) -> float:
-        inside = min(max(speed, slowest - room), fastest + room)
+    def y(speed: float | None, other: float) -> float:
+        inside = min(max(other if speed is None else speed, slowest - room), fastest + room)
         return 8 + (_HEIGHT - 30) * (fastest + room - inside) / (fastest - slowest + 2 * room)
 
-    def label(x: float, at: float, text: str, anchor: str) -> str:
-        place = f'x="{x}" y="{at:.1f}" text-anchor="{anchor}"'
-        return f'<text {place} font-size="12" fill="currentColor">{text}</text>'
+    zero = y(0.0, 0.0)
+    marks = [f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{zero}" y2="{zero}" stroke="var(--line)"/>']
+    for number, (node, speed) in enumerate(ranked):
+        x = _LEFT + (_WIDTH - _LEFT - 8) * (number + 0.5) / len(ranked)
+        low, middle, high = (y(v, speed.value) for v in (speed.low, speed.value, speed.high))
+        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
+        dot = f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="2.5" fill="currentColor"/>'
+        shown = f'{line} stroke="currentColor" stroke-opacity=".5"/>{dot}'
+        marks.append(_of_node(node, shown))
+    for value in sorted({slowest, 0.0, fastest}):
+        if value == 0 or abs(y(value, value) - zero) > 12:
+            text = format_percent(value, signed=True) if value else "0 %"
+            marks.append(_text(0, y(value, value) + 4, text))
+    title = f"Speed of {counted(len(ranked), 'node')} beside their kind, the slowest first"
+    return _drawing(title, _WIDTH, _HEIGHT, [*marks, _text(_LEFT, _HEIGHT - 4, title)])
 
-    marks = [f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y(0)}" y2="{y(0)}" stroke="var(--line)"/>']
-    for number, (speed, node) in enumerate(speeds):
-        x = _LEFT + (_WIDTH - _LEFT - 8) * (number + 0.5) / len(speeds)
-        low, high = (speed.value if end is None else end for end in (speed.low, speed.high))
-        marks.append(
-            f'<g style="color:var(--{_TONES.get(node.state, "quiet")})">'
-            f"<title>{html.escape(node.node)}: {speed_text(node)}</title>"
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}" '
-            'stroke="currentColor" stroke-opacity=".5"/>'
-            f'<circle cx="{x:.1f}" cy="{y(speed.value):.1f}" r="2.5" fill="currentColor"/></g>'
-        )
-    for value in (slowest, 0.0, fastest):
-        if value == 0 or abs(y(value) - y(0)) > 12:
-            marks.append(label(_LEFT - 6, y(value) + 4, format_percent(value, signed=True), "end"))
-    title = f"Speed of {counted(len(speeds), 'node')} beside their kind, the slowest first"
-    marks.append(label(_LEFT, _HEIGHT - 4, title, "start"))
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+
+def _grid(nodes: Sequence[NodeVerdict]) -> str:
+    """Draw the speed of each node in a grid; names that differ in the last digit share a row."""
+    places = {node.node: len(node.node) - node.node[-1].isdigit() for node in nodes}
+    rows = sorted({name[:at] for name, at in places.items()})
+    left = _CHARACTER * (2 + max(map(len, rows)))
+    marks = [_text(0, _LINE * (2 + place), f"{row}…") for place, row in enumerate(rows)]
+    marks += [_text(left + _CELL * digit, _LINE, str(digit)) for digit in range(10)]
+    for node in nodes:
+        row, digit = node.node[: places[node.node]], node.node[places[node.node] :]
+        speed = "–"
+        if node.speed is not None:
+            # Two digits and a decimal would touch the next column.
+            decimals = 1 if abs(node.speed.value) < 0.0995 else 0
+            speed = format_percent(node.speed.value, signed=True, decimals=decimals)[:-2]
+        at = left + _CELL * int(digit or 0), _LINE * (2 + rows.index(row))
+        marks.append(_of_node(node, _text(*at, speed)))
+    return _drawing(_OF_GRID, left + 10 * _CELL, _LINE * (2 + len(rows)), marks)
+
+
+def _of_node(node: NodeVerdict, marks: str) -> str:
+    """Group the marks of a node, in the colour of its state and with its name as a tooltip."""
+    title = f"<title>{html.escape(node.node)}: {speed_text(node)}</title>"
+    weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""
+    return f'<g style="color:var(--{_TONES.get(node.state, "quiet")})"{weight}>{title}{marks}</g>'
+
+
+def _text(x: float, y: float, text: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="12" fill="currentColor"'
+    return f"<text {place}>{html.escape(text)}</text>"
+
+
+def _drawing(title: str, width: float, height: float, marks: Sequence[str]) -> str:
+    box = f'viewBox="0 0 {width} {height}" role="img"'
     return f"<svg {box}><title>{title}</title>{''.join(marks)}</svg>"

@@ -1,21 +1,23 @@
-"""Sections on the time of a step: curves, efficiency budget, phases, and windows of each rank."""
+"""Sections on the time of a step: curves, efficiency budget, phases, and the pace of each rank."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpuscale.analysis.budget import EfficiencyBudget, efficiency_budgets
-from gpuscale.analysis.typical_step import typical_steps
-from gpuscale.base.units import format_seconds, significant, whole_percent
-from gpuscale.records import GpuSummary, PointKey, RankReport, Run
+from gpuscale.analysis.efficiency_budget import efficiency_budgets, typical_steps
+from gpuscale.base.text import format_seconds, whole_percent
+from gpuscale.records import GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import Cell, Tone
+from gpuscale.reports.columns import Cell
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.figures.picture import Measurements, svg_of
-from gpuscale.reports.page import Section, Subject, Table
-from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
+from gpuscale.reports.page import Section, Subject, Table, without_unknown
+from gpuscale.reports.show.step_parts import (
+    budget_findings,
+    budget_legend,
+    phase_cells,
+    phase_notes,
+)
 
-NAMED_LOSS = 0.1
-"""Smallest loss of efficiency that is shaded in the table of budgets."""
 _MOST_LINES = 8
 
 
@@ -24,41 +26,17 @@ def budget(subject: Subject) -> Section | None:
     found = [each for each in efficiency_budgets(subject.runs) if each.parts]
     if not found:
         return None
-    parts = list(dict.fromkeys(name for each in found for name in (*each.parts, *each.absent)))
-    names = phrases.set_apart([each.configuration for each in found])
-    table = Table(
-        caption="Efficiency, and the parts of a step that it lacks to 1",
-        rows=[
-            {
-                "case": Cell(names[each.configuration]),
-                "GPUs": Cell(str(each.key.gpus)),
-                **_shares(each, parts),
-            }
-            for each in found
-        ],
-    )
-    findings = (f"{row}: {text}" for row, text in budget_findings(subject.runs, with_budgets=False))
+    findings = (f"{row}: {text}" for row, text in budget_findings(subject.runs))
     notes = [*budget_legend(found, "the phases below have"), *_few([*findings])]
-    figures = pictures(subject, "budget")
-    return Section(title="Where the efficiency went", figures=figures, tables=[table], notes=notes)
+    return Section(
+        title="Where the efficiency went", figures=pictures(subject, "budget"), notes=notes
+    )
 
 
 def _few(lines: Sequence[str]) -> list[str]:
     more = len(lines) - _MOST_LINES
     rest = [f"and {more} more: gpuscale show has all"] if more > 0 else []
     return [*lines[:_MOST_LINES], *rest]
-
-
-def _shares(budget: EfficiencyBudget, parts: list[str]) -> dict[str, Cell]:
-    shares = {name: hundredths / 100 for name, hundredths in budget.hundredths.items()}
-    cells = {}
-    for name in ("efficiency", *parts, "rest"):
-        share = shares.get(name)
-        text = phrases.known_text(share, "{:.2f}".format).replace("-", "−")
-        is_loss = name != "efficiency" and share is not None and share >= NAMED_LOSS
-        header = "E" if name == "efficiency" else name
-        cells[header] = Cell(text, tone="slower" if is_loss else "")
-    return cells
 
 
 def phases(subject: Subject) -> Section | None:
@@ -93,9 +71,9 @@ def curves(subject: Subject) -> Section | None:
 
 
 _MOST_RANKS = 32
-"""Maximum number of ranks in all tables together, so that a page of a hundred rows stays small."""
-_TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""Shades of slow windows and ranks: the smallest excess over the run's median, with its shade."""
+"""Maximum number of ranks shown, so that a page of a hundred rows stays small."""
+_LAGS = 0.05
+"""Smallest lag of a rank that is marked, as a share of the median time per step in its run."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -104,103 +82,63 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 )
 
 
-def windows(subject: Subject) -> Section | None:
-    """Return the section on the slowest run of each of the worst rows, window by window."""
+def ranks(subject: Subject) -> Section | None:
+    """Return the section on the ranks of the slowest run of each row, the worst rows first."""
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}
     chosen = sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
-    if not chosen:
-        return None
     names = phrases.set_apart([run.configuration for run in chosen])
-    tables: list[Table] = []
-    lines = 0
-    for run in chosen:
-        lines += len(run.ranks)
-        if tables and lines > _MOST_RANKS:
-            break
-        tables.append(_table(run, names[run.configuration]))
-    left = len(chosen) - len(tables)
-    more = f"{phrases.counted(left, 'more row')}: see the results file" if left else ""
+    rows = [row for run in chosen for row in _rank_rows(run, names[run.configuration])]
+    if not rows:
+        return None
+    more = len(rows) - _MOST_RANKS
+    on_gpus = chosen[0].configuration.device != "cpu"
+    reported = ", and what its GPU reported over the run" if on_gpus else ""
+    table = Table(
+        caption=f"The pace of each rank by itself{reported}",
+        rows=without_unknown(rows[:_MOST_RANKS]),
+        words=frozenset({"rank", "held back by"}),
+    )
     return Section(
-        title=f"What each {'rank' if chosen[0].configuration.device == 'cpu' else 'GPU'} did",
-        intro=(
-            "The slowest run of each row, the worst verdicts first: how long a step takes each "
-            "rank by itself and, waiting for the others, in each window; and what its GPU "
-            "reported meanwhile. Shaded: more than 2 %, 5 % and 10 % above the run's median."
-        ),
-        tables=tables,
-        notes=[more] if more else (),
+        title=f"What each {'GPU' if on_gpus else 'rank'} did",
+        intro=f"The slowest run of each row{', the worst verdicts first' if ranked else ''}.",
+        tables=[table],
+        notes=[f"{phrases.counted(more, 'more rank')}: see the results file"] if more > 0 else (),
     )
 
 
 def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
-    """Return the slowest valid run of each row, among runs with busy times."""
+    """Return the slowest valid run of each row, among runs whose ranks have a pace."""
     found: dict[PointKey, Run] = {}
     for run in runs:
-        windows = (*run.windows, *run.unsynced_windows)
-        tells = run.windows and run.ranks and all(window.busy_s for window in windows)
-        if run.is_valid and run.steps_per_window and tells:
+        if run.is_valid and any(rank.pace_s is not None for rank in run.ranks):
             point = PointKey.of(run)
             found[point] = max(found.get(point, run), run, key=lambda each: each.step_time_s)
     return found
 
 
-def _table(run: Run, name: str) -> Table:
-    assert run.steps_per_window is not None, "only runs with windows are chosen"
-    times_s = [[each / run.steps_per_window for each in window.busy_s] for window in run.windows]
-    median_s = statistics.median(time_s for window_s in times_s for time_s in window_s)
-    factor, unit = (1e3, "ms") if median_s < 1 else (1.0, "s")
+def _rank_rows(run: Run, name: str) -> Iterator[dict[str, Cell]]:
     summaries = {summary.uuid: summary for summary in run.gpu_summaries}
-    shown = [each for each in _TELEMETRY if any(each[0] in s.values for s in summaries.values())]
-    held = any(summary.clock_event_reasons for summary in summaries.values())
-    paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
-    pace_s = statistics.median_low(paces_s) if paces_s else None
-    rows = []
-    for position, rank in enumerate(run.ranks_in_order):
+    median_s = statistics.median_low(rank.pace_s for rank in run.ranks if rank.pace_s is not None)
+    for rank in sorted(run.ranks, key=lambda report: report.rank):
         devices = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
-        cells = {"rank": Cell(f"rank {rank.rank}", _place(rank))}
-        if pace_s is not None:
-            cells["own pace"] = _timed(rank.pace_s, pace_s, factor)
-        for number, window_s in enumerate(times_s, start=1):
-            cells[str(number)] = _timed(window_s[position], median_s, factor)
-        cells |= {label: Cell(_counter(devices, field, form)) for field, label, form in shown}
-        if held:
-            reasons = [each.clock_event_reasons or {} for each in devices]
-            shares = ((name, share) for each in reasons for name, share in each.items())
-            texts = (f"{name.replace('_', ' ')} {whole_percent(share)}" for name, share in shares)
-            cells["held back by"] = Cell(", ".join(texts))
-        rows.append(cells)
-    return Table(
-        caption=(
-            f"{name} on {phrases.gpus_text(run.gpus)}, run {run.index}: "
-            f"{format_seconds(run.step_time_s)} a step; by window, in {unit}"
-        ),
-        rows=rows,
-        words=frozenset({"held back by"}),
-    )
-
-
-def _timed(time_s: float | None, median_s: float, factor: float) -> Cell:
-    """Return a time in the table's unit, shaded by its excess over the median."""
-    if time_s is None:
-        return Cell(phrases.UNKNOWN)
-    tones = (tone for above, tone in _TONES if time_s / median_s > 1 + above)
-    return Cell(significant(time_s * factor), tone=next(tones, ""))
-
-
-def _place(rank: RankReport) -> str:
-    devices = ", ".join(f"GPU {number}" for number in rank.devices) or "CPU"
-    return f"{rank.host}, {devices}"
+        numbers = ", ".join(f"GPU {number}" for number in rank.devices) or "CPU"
+        lags = rank.pace_s is not None and rank.pace_s > (1 + _LAGS) * median_s
+        reasons = (each.clock_event_reasons or {} for each in devices)
+        shares = (each for reasons_of_device in reasons for each in reasons_of_device.items())
+        held = ", ".join(f"{each.replace('_', ' ')} {whole_percent(by)}" for each, by in shares)
+        yield {
+            "row": Cell(phrases.row_text(name, run.configuration, run.gpus), f"run {run.index}"),
+            "rank": Cell(f"rank {rank.rank}", f"{rank.host}, {numbers}"),
+            "own pace": Cell(
+                phrases.known_text(rank.pace_s, format_seconds), tone="doubt" if lags else ""
+            ),
+            **{label: Cell(_counter(devices, field, form)) for field, label, form in _TELEMETRY},
+            "held back by": Cell(held or phrases.UNKNOWN),
+        }
 
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
-    """Return a counter's range over all windows, or its value for the run if no window has it."""
-    values = [
-        window.values[field]
-        for each in summaries
-        for window in each.windows
-        if field in window.values
-    ] or [each.values[field] for each in summaries if field in each.values]
-    texts = dict.fromkeys(form(value) for value in (min(values), max(values))) if values else {}
-    return " – ".join(texts) or phrases.UNKNOWN
+    values = [each.values[field] for each in summaries if field in each.values]
+    return phrases.ends_text([form(min(values)), form(max(values))]) if values else phrases.UNKNOWN

@@ -1,16 +1,35 @@
-"""Points and columns that every format of `gpuscale show` uses."""
+"""Content of `gpuscale show`: its columns in every format, and the scaling table as text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 
-from gpuscale.analysis.projection import Projection
-from gpuscale.analysis.scaling import published_points, scaling_points
-from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
-from gpuscale.records import Baseline, Estimate, Results, ScalingPoint
-from gpuscale.reports.columns import SCALING, Column
-from gpuscale.reports.screen import PLAIN_COLUMNS
+from gpuscale.analysis.scaling import (
+    published_points,
+    scaling_points,
+    unchecked_training_note,
+    unit_error_note,
+)
+from gpuscale.base.devices import device_word
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import format_bytes, format_percent, format_seconds, significant
+from gpuscale.records import Baseline, Estimate, Results, Run, ScalingPoint
+from gpuscale.records.environment import gpu_places
+from gpuscale.reports import phrases
+from gpuscale.reports.columns import (
+    SCALING,
+    Cell,
+    Column,
+    device_headers,
+    level_columns,
+    renamed,
+    text_table,
+)
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.reason_words import statement_text
+from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, width_of
+from gpuscale.reports.show.step_parts import budget_lines
 
 _HOUR_S = 3600
 
@@ -21,11 +40,8 @@ class Shown:
 
     content: Results | Baseline
     path: Path
-    now: datetime
     steps: int | None = None
     """Number of training steps for which GPU-hours are shown; None for no GPU-hours."""
-    projections: tuple[Projection, ...] = ()
-    """Projections of configurations to GPU counts that were not measured."""
     phases: bool = False
     """True if the text shows the phases of a step instead of the scaling table."""
     columns: int = PLAIN_COLUMNS
@@ -33,15 +49,14 @@ class Shown:
 
     @property
     def injections(self) -> tuple[str, ...]:
-        """Faults injected into the results on purpose."""
+        """Faults that were deliberately injected into the runs of these results."""
         return self.content.injections if isinstance(self.content, Results) else ()
 
     @property
     def points(self) -> Sequence[ScalingPoint]:
-        """All scaling points: published ones first, then measured ones, then projected ones."""
+        """All scaling points: published ones first, then measured ones."""
         published = published_points(self.content) if isinstance(self.content, Baseline) else {}
-        projected = (point for projection in self.projections for point in projection.points)
-        return (*published.values(), *scaling_points(self.content.runs), *projected)
+        return (*published.values(), *scaling_points(self.content.runs))
 
 
 def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
@@ -65,11 +80,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
             "batch",
             value=lambda point: point.batch_per_gpu and point.gpus * point.batch_per_gpu,
         ),
-        Column(
-            "runs",
-            "runs",
-            value=lambda point: None if point.kind == "projected" else point.valid_runs,
-        ),
+        Column("runs", "runs", value=attrgetter("valid_runs")),
         Column(
             "failed_runs",
             value=lambda point: point.failed_runs if point.kind == "measured" else None,
@@ -88,3 +99,174 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
             value=lambda point: point.sample_shape and "x".join(map(str, point.sample_shape)),
         ),
     )
+
+
+_FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
+"""Columns that come first on a narrow terminal."""
+_IMPLIED = ("samples/s", "efficiency")
+"""Columns shown without intervals on a narrow terminal, since other columns imply them."""
+_SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each {device}"}
+"""Templates of notes that replace columns in which all rows agree, keyed by header."""
+PAIR_HEADERS = ("speedup", "efficiency")
+
+
+def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
+    """Yield the scaling table of the results, its notes and the efficiency budget."""
+    runs = results.runs
+    points = scaling_points(runs)
+    yield from scaling_table(points, columns=columns, steps=steps).splitlines()
+    yield ""
+    lines = [
+        *table_notes(points),
+        *_printed_metrics(runs),
+        *_unused_batch_sizes(runs),
+        *budget_lines(runs),
+    ]
+    places = gpu_places([results.environment]).items()
+    named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
+    yield from fitted((*lines, *named), columns)
+
+
+def scaling_table(
+    points: Sequence[ScalingPoint], *, columns: int | None = None, steps: int | None = None
+) -> str:
+    """Return the table of measured points as text."""
+    rows = scaling_cells(points, steps)
+    whole = text_table(rows)
+    if columns is None or max(map(width_of, whole.splitlines())) <= columns:
+        return whole
+    first = [name for name in _FIRST if name in rows[0]]
+    narrow = [
+        {name: Cell(cell.text) if name in _IMPLIED else cell for name, cell in row.items()}
+        for row in rows
+    ]
+    return text_table(narrow, columns, first=first)
+
+
+def scaling_cells(
+    points: Sequence[ScalingPoint], steps: int | None = None, *, with_epoch: bool = False
+) -> list[dict[str, Cell]]:
+    """Return the table of measured points, with the cells of each row keyed by header.
+
+    Intervals are 95 %; a single run has none.
+    """
+    levels = level_columns(point.configuration for point in points)
+    headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", *levels]
+    if with_epoch or any(point.configuration.batch is not None for point in points):
+        headers.append("epoch")
+    headers += PAIR_HEADERS
+    headers += ["GPU-hours"] if steps else []
+    if any(point.samples_per_j is not None for point in points):
+        headers.append("samples/J")
+    on_cpu = all(point.configuration.device == "cpu" for point in points)
+    headers += ["peak RAM"] if on_cpu else ["GPU util", "peak memory"]
+    of_all = [f"of {p.valid_runs + p.failed_runs}" if p.failed_runs else "" for p in points]
+    made = [
+        {"runs": Cell(str(point.valid_runs), text)}
+        for point, text in zip(points, of_all, strict=True)
+    ]
+    rows = cells_under(headers, points, made, steps)
+    # The last columns are counters; runs of commands or without telemetry have none.
+    counters = {*headers[-2:]} - {*PAIR_HEADERS}
+    unknown = {name for name in counters if all(row[name].text == UNKNOWN for row in rows)}
+    left_out = {*_shared_texts(points), *unknown}
+    rows = [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
+    return renamed(rows, headers_of(points))
+
+
+def headers_of(points: Iterable[ScalingPoint]) -> Mapping[str, str]:
+    """Return the headers that name the points' devices (`columns.device_headers`)."""
+    return device_headers(point.configuration.device for point in points)
+
+
+def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
+    """Return the texts of `_SHARED` columns in which all points agree, keyed by header."""
+    rows = cells_under([*_SHARED], points)
+    texts = {name: {row[name].text for row in rows} for name in _SHARED}
+    return {name: values.pop() for name, values in texts.items() if len(values) == 1}
+
+
+def cells_under(
+    headers: Sequence[str],
+    points: Sequence[ScalingPoint],
+    further: Sequence[Mapping[str, Cell]] = (),
+    steps: int | None = None,
+) -> list[dict[str, Cell]]:
+    """Return the cells of each point, keyed by header; cells in `further` take precedence."""
+    names = phrases.set_apart([point.configuration for point in points])
+    columns = columns_with(steps)
+    rows = []
+    for point, others in zip(points, further or [{}] * len(points), strict=True):
+        cells = {column.header: column.cell(point) for column in columns}
+        scaling = Cell(point.configuration.scaling or UNKNOWN)
+        cells |= {"case": Cell(names[point.configuration]), "scaling": scaling, **others}
+        rows.append({header: cells[header] for header in headers})
+    return rows
+
+
+def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """Yield the notes below the table: how the points were measured, and which are implausible."""
+    most = max((point.valid_runs for point in points), default=0)
+    intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    device = next((point.configuration.device for point in points), "")
+    alike, word = _shared_texts(points).items(), device_word(device)
+    shared = [_SHARED[name].format(text, device=word) for name, text in alike if text != UNKNOWN]
+    yield "; ".join(filter(None, (configurations, *shared, intervals)))
+    yield from uncertain_note(points)
+    if note := unchecked_training_note(point.configuration for point in points):
+        yield statement_text(note)
+    for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
+        demands = STRATEGIES.get(strategy)
+        if demands is not None and demands.below_table:
+            yield f"{strategy}: {demands.below_table}"
+    for point in points:
+        if note := unit_error_note(point.key, point.efficiency):
+            yield statement_text(note, device)
+
+
+def uncertain_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
+    """Yield an explanation of `(uncertain)` in a table, if any value is uncertain."""
+    found = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
+    if any(map(phrases.is_uncertain, found)):
+        yield (
+            f"{phrases.OPEN}: the runs do not tell the value within a factor of two; "
+            "measure more runs, or on a quieter machine"
+        )
+
+
+def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a note on commands whose printed values are judged: their warm-up is unknown."""
+    used = (run.configuration for run in runs)
+    if named := sorted({each.case for each in used if each.metric and each.command}):
+        yield (
+            f"{', '.join(named)}: figures as the command prints them; its warm-up and steadiness "
+            "are unknown"
+        )
+
+
+def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a note on each command that does not receive the batch size given to gpuscale."""
+    first = {run.configuration: run for run in reversed(runs) if run.is_valid}
+    for configuration, run in reversed(first.items()):
+        words = configuration.command
+        # If the kind of scaling is unset, the command reported the batch itself.
+        if words is None or configuration.scaling is None or "batch}" in words:
+            continue
+        yield (
+            f"{run.label}: samples/s are those of a batch of {run.batch_per_gpu} on each "
+            f"{device_word(configuration.device)}, as given; the command has no {{batch}}, so see "
+            "that it trains on as many"
+        )
+
+
+def failures(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each distinct failure among the runs."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.failure is not None:
+            alike.setdefault(run.failure.likeness, []).append(run)
+    for first, *others in alike.values():
+        more = f"; the same in {phrases.counted(len(others), 'more run')}" if others else ""
+        assert first.failure is not None, "chosen above"
+        yield f"{first.label}, run {first.index}: {first.failure.message}{more}"

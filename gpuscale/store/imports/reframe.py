@@ -1,23 +1,26 @@
-"""Import run reports and performance logs of ReFrame (data versions 2 to 4)."""
+"""Import run reports and performance logs of ReFrame (data version 4)."""
 
 import csv
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.records.json_text import from_json
-from gpuscale.store.imports.session import RecordedValue, Reference, Session
-from gpuscale.workload.benchmark_output import positive
+from gpuscale.records.record import from_json
+from gpuscale.store.imports.session import Defaults, RecordedValue, Reference, Session
+from gpuscale.workload.printed_figures import positive
 
 _NOT_MEASURED = ("skip", "abort")
 _PLAIN_ENVIRONMENTS = ("builtin", "default", "")
+_DAY_S = 86400.0
+_NOT_A_NUMBER = re.compile(r"(?<=[\[:,])\s*-?(?:NaN|Infinity)(?=\s*[,\]}])")
+"""NaN and infinities, which ReFrame writes although JSON does not allow them."""
 _NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 
 
@@ -33,8 +36,6 @@ class _Case(
     partition: str | None = None
     perfvalues: dict[str, list[Any]] | None = None
     """Value, reference, lower and upper threshold and unit of each variable."""
-    perfvars: list[dict[str, Any]] | None = None
-    """Performance variables in reports before data version 4."""
     fail_phase: str | None = None
     num_tasks: int | None = None
     num_tasks_per_node: int | None = None
@@ -49,14 +50,14 @@ class _Case(
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that the test requested, else number of its tasks; 1 if unknown."""
+        """Number of GPUs that the test requested, otherwise the number of tasks; 1 if unknown."""
         tasks = max(1, self.num_tasks or 1)
         if not self.num_gpus_per_node:
             return tasks
         return self.num_gpus_per_node * math.ceil(tasks / (self.num_tasks_per_node or tasks))
 
     def values(self) -> Iterator[RecordedValue]:
-        """Yield the usable values of the test."""
+        """Yield all values of the test that are finite and above 0."""
         with_environment = f"{self.name} +{self.environ}"
         is_plain = (self.environ or "") in _PLAIN_ENVIRONMENTS
         for variable, value, expected, lower, upper, unit in self._variables():
@@ -72,7 +73,7 @@ class _Case(
                     gpus=self.gpus,
                     hosts=tuple(self.nodes or ()),
                     at_s=self.ended_s,
-                    reference=_reference(expected, lower, upper),
+                    published=_reference(expected, lower, upper),
                 )
 
     def _variables(self) -> Iterator[tuple[str, Any, Any, Any, Any, str | None]]:
@@ -80,10 +81,6 @@ class _Case(
         for key, entry in (self.perfvalues or {}).items():
             value, expected, lower, upper, unit = [*entry, None, None, None, None, None][:5]
             yield key.rpartition(":")[2], value, expected, lower, upper, unit
-        for old in self.perfvars or ():
-            lower, upper = old.get("thres_lower"), old.get("thres_upper")
-            value, expected = old.get("value"), old.get("reference")
-            yield str(old.get("name")), value, expected, lower, upper, old.get("unit")
 
 
 def _reference(expected: Any, lower: Any, upper: Any) -> Reference | None:
@@ -109,38 +106,36 @@ class _Report(msgspec.Struct):
     runs: list[_Part]
 
 
-def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield the sessions in a run report, or one for each UTC day of a performance log."""
+def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
+    """Yield the sessions in a run report, or one session for each UTC day of a performance log."""
     if text.lstrip().startswith("{"):
-        report = from_json(_Report, text)
+        report = from_json(_Report, _NOT_A_NUMBER.sub("null", text))
         cases = [case for part in report.runs for case in part.testcases]
         info, ends_s = report.session_info, [case.ended_s for case in cases if case.ended_s]
         key = info.uuid or f"{path.stem}-{min(ends_s, default=0):.0f}"
         for place in dict.fromkeys(case.place for case in cases):
             of_place = [case for case in cases if case.place == place]
-            yield _session(key, _began(info, ends_s), of_place, info.hostname)
+            yield _session(key, _began_s(info, ends_s), of_place, info.hostname)
         return
-    days: dict[datetime, list[_Case]] = defaultdict(list)
+    days = defaultdict[float, list[_Case]](list)
     for case in _logged(path, text):
-        ended_at = datetime.fromtimestamp(case.ended_s or 0.0, UTC)
-        days[ended_at.replace(hour=0, minute=0, second=0, microsecond=0)].append(case)
-    for day, of_day in days.items():
-        yield _session(f"{path.stem}-log", day, of_day)
+        ended_s = case.ended_s or 0.0
+        days[ended_s - ended_s % _DAY_S].append(case)
+    for day_s, of_day in days.items():
+        yield _session(f"{path.stem}-log", day_s, of_day)
 
 
-def _began(info: _Info, ends_s: Sequence[float]) -> datetime:
+def _began_s(info: _Info, ends_s: Sequence[float]) -> float:
     if info.time_start_unix is not None or ends_s:
-        return datetime.fromtimestamp(info.time_start_unix or min(ends_s), UTC)
+        return info.time_start_unix or min(ends_s)
     try:
-        return datetime.fromisoformat(info.time_start or "").astimezone(UTC)
+        return datetime.fromisoformat(info.time_start or "").timestamp()
     except ValueError:
         problem = "neither the session nor a test says when it was; the report cannot be placed"
         raise DecodeError("session_info", problem) from None
 
 
-def _session(
-    key: str, began_at: datetime, cases: Sequence[_Case], host: str | None = None
-) -> Session:
+def _session(key: str, began_s: float, cases: Sequence[_Case], host: str | None = None) -> Session:
     values: list[RecordedValue] = []
     without = []
     for case in cases:
@@ -152,7 +147,7 @@ def _session(
             without.append(f"{case.name} ({why}{phase})")
     return Session(
         key=key,
-        began_at=began_at,
+        began_s=began_s,
         system=cases[0].place or None,
         host=host,
         values=tuple(values),
@@ -161,7 +156,7 @@ def _session(
 
 
 def _logged(path: Path, text: str) -> Iterator[_Case]:
-    """Convert each line of a log to the form of a test case in a report."""
+    """Yield a test case for each line of a performance log."""
     lines = text.splitlines()
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")
@@ -192,12 +187,9 @@ def _logged_values(told: Mapping[str, str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for column in told:
         if column.endswith("_value"):
-            prefix = column.removesuffix("_value")
-            # Older logs have one variable a line, named in a column of its own.
-            name = told.get("perf_var", prefix) if prefix == "perf" else prefix
+            name = column.removesuffix("_value")
             others = (
-                told.get(f"{prefix}_{what}")
-                for what in ("ref", "lower_thres", "upper_thres", "unit")
+                told.get(f"{name}_{what}") for what in ("ref", "lower_thres", "upper_thres", "unit")
             )
             found[name] = [told[column], *others]
     return found

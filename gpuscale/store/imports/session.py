@@ -1,33 +1,59 @@
-"""Values that another tool recorded, and their conversion to results."""
+"""Values that another tool recorded, their conversion to results, and the folder of results."""
 
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import NamedTuple
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
+from gpuscale.base.text import visible
 from gpuscale.records import Configuration, Environment, PublishedFigure, Results, Run
+from gpuscale.records.baseline import Timed, ToleranceOverride
 from gpuscale.records.environment import UNRECORDED
+from gpuscale.records.evidence import NodeEvidence
 from gpuscale.records.metrics import OpenMetric, described
-from gpuscale.records.node_evidence import NodeEvidence
-from gpuscale.records.tolerances import ToleranceOverride
+from gpuscale.records.record import from_json, to_json
+from gpuscale.store.file_formats import encode_header
+from gpuscale.store.files import file_errors, read_with, replace_file
+from gpuscale.store.results import read_results
+
+_STATE = "import.json"
 
 
 class Reference(NamedTuple):
-    """The value that a tool expected; the thresholds are fractions of it."""
+    """The value that another tool expected, and thresholds for deviations as fractions of it."""
 
     value: float
     lower: float | None
     upper: float | None
 
     def tolerance(self, metric: OpenMetric) -> float | None:
-        """Return the loss of speed that the thresholds allow; None if they do not limit it."""
+        """Return the relative speed loss that the thresholds allow; None if they set no limit."""
         if metric.more_is_better:
             return None if self.lower is None else -self.lower
         return None if self.upper is None else 1 - 1 / (1 + self.upper)
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's values for data that a table kept by hand lacks; a field is None if not given."""
+
+    machine: str | None = None
+    """Machine whose rows are used, if the table has a column of machines."""
+    columns: Mapping[str, str] = {}
+    """Meaning of each header that gpuscale does not know: `name`, `skip` or a known header."""
+    case: str | None = None
+    strategy: str | None = None
+    batch_per_gpu: int | None = None
+    gpus_per_node: int | None = None
+    timed: Timed | None = None
+    """Part of the training that the times cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +68,18 @@ class RecordedValue:
     gpus: int = 1
     hosts: tuple[str, ...] = ()
     at_s: float | None = None
-    reference: Reference | None = None
+    published: Reference | PublishedFigure | None = None
+    """Reference for a baseline: the value that the tool expects, or a figure from a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Everything that a tool recorded in one session on one system; it becomes one night."""
+    """Everything that a tool recorded in one session on one system; imported as one night."""
 
     key: str
     """The tool's identifier of the session; sessions with the same key are imported only once."""
-    began_at: datetime
+    began_s: float
+    """Unix time at which the session began; also used for values without a time."""
     system: str | None = None
     """Name of the system and its partition, such as `lumi:gpu`."""
     host: str | None = None
@@ -60,57 +88,61 @@ class Session:
     """Tests that failed or recorded no usable value, each with the reason."""
 
     @property
+    def began_at(self) -> datetime:
+        """The time at which the session began, in UTC."""
+        return datetime.fromtimestamp(self.began_s, UTC)
+
+    @property
     def file_name(self) -> str:
-        """Name of the results file, sorted by age within its folder."""
+        """Name of the results file; file names in one folder sort by age."""
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
 
 
-class Directions:
-    """The better direction of each metric, as given, as recorded by the tool, or by its unit."""
+def learn(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
+    """Add each value's metric to `more_is_better`; raise a UsageError if a direction is unknown.
 
-    def __init__(self, given: Mapping[str, bool]) -> None:
-        """`given` has the known directions by name of metric; True if more is better."""
-        self.known = dict(given)
+    A metric that `more_is_better` already has keeps its direction.
+    """
+    unknown: dict[str, RecordedValue] = {}
+    for value in values:
+        metric = described(value.metric, value.unit, more_is_better=value.more_is_better)
+        if metric is None:
+            unknown.setdefault(value.metric, value)
+        else:
+            more_is_better.setdefault(value.metric, metric.more_is_better)
+    if left := [each for name, each in unknown.items() if name not in more_is_better]:
+        named = ", ".join(
+            f"{each.metric} ({f'{each.value:g} {each.unit}'.strip()})" for each in left
+        )
+        options = " ".join(f"--better {each.metric}=more|less" for each in left)
+        raise UsageError(
+            f"nothing says whether more or less is better of {named}; say so once: {options}"
+        )
 
-    def metric_of(self, value: RecordedValue) -> OpenMetric:
-        """Return the metric of a value; its direction must be known."""
-        more = self.known[value.metric]
-        metric = described(value.metric, value.unit, more_is_better=more)
-        assert metric is not None
-        return metric
 
-    def learn(self, values: Iterable[RecordedValue]) -> None:
-        """Add the directions of new metrics; raise a UsageError that names those still unknown."""
-        unknown: dict[str, RecordedValue] = {}
-        for value in values:
-            metric = described(value.metric, value.unit, more_is_better=value.more_is_better)
-            if metric is None:
-                unknown.setdefault(value.metric, value)
-            else:
-                self.known.setdefault(value.metric, metric.more_is_better)
-        if left := [each for name, each in unknown.items() if name not in self.known]:
-            named = ", ".join(
-                f"{each.metric} ({f'{each.value:g} {each.unit}'.strip()})" for each in left
-            )
-            options = " ".join(f"--better {each.metric}=more|less" for each in left)
-            raise UsageError(
-                f"nothing says whether more or less is better of {named}; say so once: {options}"
-            )
+def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
+    """Return the metric of an imported value; `more_is_better` must have the metric's name."""
+    more = more_is_better[value.metric]
+    metric = described(value.metric, value.unit, more_is_better=more)
+    assert metric is not None
+    return metric
 
 
 def published(
     value: RecordedValue, metric: OpenMetric
 ) -> tuple[PublishedFigure, ToleranceOverride | None]:
-    """Return a value's reference as a published figure, with the allowed loss if it sets one."""
-    assert value.reference is not None, "only values with a reference are published"
+    """Return a value's baseline figure, and a tolerance override if the value has a threshold."""
+    assert value.published is not None, "not all values are published"
+    if isinstance(value.published, PublishedFigure):
+        return value.published, None
     figure = PublishedFigure(
         case=value.case,
         strategy=metric.name,
         gpus=value.gpus,
-        value=value.reference.value,
+        value=value.published.value,
         metric=metric,
     )
-    margin = value.reference.tolerance(metric)
+    margin = value.published.tolerance(metric)
     if margin is None:
         return figure, None
     case, strategy, gpus = figure.key
@@ -118,30 +150,102 @@ def published(
     return figure, ToleranceOverride(case=case, strategy=strategy, gpus=gpus, margin=margin)
 
 
-def results_of(session: Session, directions: Directions) -> Results:
-    """Return the results of a session, with a run for each value."""
-    directions.learn(session.values)
+def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
+    """Convert a session to results; each recorded value becomes one run."""
+    learn(more_is_better, session.values)
     environment = Environment(device=UNRECORDED, host=session.host, system=session.system)
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
         gpuscale_version=__version__,
         environment=environment,
-        runs=tuple(_runs(session, directions)),
+        runs=tuple(_runs(session, more_is_better)),
     )
 
 
-def _runs(session: Session, directions: Directions) -> Iterator[Run]:
-    made: Counter[tuple[str, str, int]] = Counter()
+def _runs(session: Session, more_is_better: Mapping[str, bool]) -> Iterator[Run]:
+    # Only values of one moment are counted, so that a value of a report and the same one of a log
+    # are the same run.
+    made: Counter[tuple[object, ...]] = Counter()
     for value in session.values:
-        metric = directions.metric_of(value)
-        made[value.case, value.metric, value.gpus] += 1
+        metric = metric_of(value, more_is_better)
+        point = value.case, value.metric, value.gpus, value.at_s
+        made[point] += 1
         yield Run(
             configuration=Configuration(
                 case=value.case, strategy=metric.name, device=UNRECORDED, metric=metric
             ),
             gpus=value.gpus,
-            index=made[value.case, value.metric, value.gpus],
-            started_at_s=value.at_s,
+            index=made[point],
+            started_at_s=session.began_s if value.at_s is None else value.at_s,
             measured={metric.name: value.value},
             nodes=tuple(NodeEvidence(host=host) for host in value.hosts),
         )
+
+
+class _State(msgspec.Struct):
+    """Contents of `import.json` in the folder of imported nights."""
+
+    system: str | None = None
+    more_is_better: dict[str, bool] = {}
+    """Direction of each metric by name: True if more is better."""
+    files: dict[str, tuple[int, int]] = {}
+    """Size and modification time (ns) of each imported file, by path."""
+
+
+class ImportFolder:
+    """Context manager that writes sessions as nights to a folder and updates `import.json`."""
+
+    def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
+        """`better` maps metrics to True if more is better; it overrides the state of the folder."""
+        self._path, self._better = path, better
+        self._state = _State()
+
+    def __enter__(self) -> Self:
+        with file_errors(self._path):
+            self._path.mkdir(parents=True, exist_ok=True)
+        state = self._path / _STATE
+        if state.exists():
+            self._state = read_with(state, lambda text: from_json(_State, text))
+        self._state.more_is_better |= self._better
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        state = self._path / _STATE
+        with file_errors(state):
+            replace_file(state, to_json(self._state).encode())
+
+    def has(self, path: Path) -> bool:
+        """True if the file was imported before and has not changed since."""
+        return self._state.files.get(os.path.realpath(path)) == _version(path)
+
+    def remember(self, path: Path) -> None:
+        """Record that a file has been imported."""
+        self._state.files[os.path.realpath(path)] = _version(path)
+
+    def add(self, session: Session, path: Path) -> bool:
+        """Write a session, read from `path`, as a night; return False if the folder already has it.
+
+        Raise a UsageError if the session is of another system, or a metric's direction is unknown.
+        """
+        known = self._state.system
+        if known is not None and session.system not in (known, None):
+            raise UsageError(
+                f"{visible(str(path))} is of {session.system}, and {visible(str(self._path))} has "
+                f"nights of {known}; name one with --system, and give each a folder of its own"
+            )
+        results = results_of(session, self._state.more_is_better)
+        self._state.system = known or session.system
+        file = self._path / session.file_name
+        # A performance log grows during a day.
+        if file.exists() and len(read_results(file).runs) >= len(results.runs):
+            return False
+        lines = (encode_header(results), *map(to_json, results.runs))
+        with file_errors(file):
+            replace_file(file, "".join(f"{line}\n" for line in lines).encode())
+        return True
+
+
+def _version(path: Path) -> tuple[int, int]:
+    with file_errors(path):
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns

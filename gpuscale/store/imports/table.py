@@ -1,50 +1,216 @@
-"""Import CSV files with a column of times and columns of values, such as those that Otava reads."""
+"""Import tables kept by hand: each figure belongs to a night, and may become a baseline entry."""
 
-import csv
-from collections.abc import Iterator
+import math
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.store.imports.session import RecordedValue, Session
-from gpuscale.workload.benchmark_output import positive
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.records import EntryKey, PublishedFigure
+from gpuscale.records.baseline import Timed
+from gpuscale.store.imports.session import Defaults, RecordedValue, Session
+from gpuscale.store.imports.table_cells import (
+    MEASURES,
+    Problems,
+    TableColumn,
+    TableRow,
+    cell_value,
+    rows_in,
+)
 
-_TIME_COLUMNS = ("time", "timestamp", "date", "datetime", "commit_ts")
-_VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
+_NO_VALUE = re.compile(
+    r"[-–—?]*|n/?a|(?:nan|none|error|oom|out of memory|fail|crash|killed|time).*", re.IGNORECASE
+)
+"""Cell texts that stand for a missing value, such as a failed measurement."""
 
 
-def sessions(path: Path, text: str) -> Iterator[Session]:
-    """Yield a session for each time; every column of positive numbers becomes a metric."""
-    lines = csv.DictReader(text.splitlines())
-    names = {name.strip().lower(): name for name in lines.fieldnames or ()}
-    time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
-    if time is None:
-        known = ", ".join(_TIME_COLUMNS)
-        raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
-    version = next((names[name] for name in _VERSIONS if name in names), None)
-    found: dict[tuple[str, datetime], list[RecordedValue]] = {}
-    for row in lines:
-        at = _moment(row[time] or "", lines.line_num)
-        values = (
-            RecordedValue(case=path.stem, metric=name.strip(), value=value, at_s=at.timestamp())
-            for name, text_ in row.items()
-            if name not in (time, version, None) and (value := positive(text_))
+class _Measured(NamedTuple):
+    """One valid row of a table."""
+
+    line: int
+    key: EntryKey
+    nodes: int
+    batch_per_gpu: int
+    values: tuple[float, ...]
+    """Times in seconds, or samples per second."""
+    day: str | None
+    runs: int
+    note: str | None
+
+
+def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
+    """Yield a session for each date in the only table of a text; raise one error for all problems.
+
+    Rows with the same case, strategy and number of GPUs are repetitions. Rows without a date get
+    the time of the file.
+    """
+    problems = Problems()
+    columns, rows = rows_in(text, defaults.columns, problems)
+    measure = _measure(columns, defaults, problems)
+    unused = [c for c in columns if c.meaning in ("skip", *MEASURES) and c is not measure]
+    rows, without = _rows_to_read(rows, measure, defaults, problems)
+    timed = defaults.timed if measure is not None and measure.meaning == "time" else None
+    repetitions: dict[EntryKey, list[_Measured]] = defaultdict(list)
+    for row in rows:
+        cells = _values(row, [column for column in columns if column not in unused], problems)
+        with problems.on(row.line):
+            if (measured := _measured(row, cells, measure, defaults)) is not None:
+                alike = repetitions[measured.key]
+                _validate_alike([*alike, measured])
+                alike.append(measured)
+    nights: dict[str | None, list[RecordedValue]] = defaultdict(list)
+    for alike in repetitions.values():
+        with problems.on(alike[0].line):
+            for day, value in _recorded(alike, timed):
+                nights[day].append(value)
+    problems.raise_all()
+    without += (f"column '{column.header}'" for column in unused)
+    for day, values in nights.items():
+        at = None if day is None else datetime.fromisoformat(day).replace(tzinfo=UTC)
+        yield Session(
+            key=path.stem,
+            began_s=path.stat().st_mtime if at is None else at.timestamp(),
+            system=rows[0].machine and (defaults.machine or rows[0].machine),
+            values=tuple(values),
+            without_value=tuple(without),
         )
-        key = f"{path.stem}-{row[version]}" if version else path.stem
-        # Lines of one moment are repetitions.
-        found.setdefault((key, at), []).extend(values)
-    for (key, at), recorded in found.items():
-        yield Session(key=key, began_at=at, values=tuple(recorded))
+        without.clear()
 
 
-def _moment(text: str, line: int) -> datetime:
-    """Parse a time in ISO 8601 or Unix seconds; a time without an offset is in UTC."""
-    seconds = positive(text)
-    try:
-        if seconds is not None:
-            return datetime.fromtimestamp(seconds, UTC)
-        found = datetime.fromisoformat(text.strip())
-    except (ValueError, OverflowError, OSError):
-        problem = f"expected a time such as 2026-03-01T03:00:00 or Unix seconds, found '{text}'"
-        raise DecodeError("", problem, line=line) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+def _measure(
+    columns: Sequence[TableColumn], defaults: Defaults, problems: Problems
+) -> TableColumn | None:
+    """Return the column with the figures; add a problem if it or the GPU column is missing."""
+    by_meaning = {column.meaning: column for column in columns}
+    measure = next((by_meaning[name] for name in MEASURES if name in by_meaning), None)
+    if "gpus" not in by_meaning:
+        problem = "no column of GPUs; name it 'gpus', or name one with --column HEADER=gpus"
+        problems.add(problems.head, problem)
+    if measure is None:
+        problem = "expected a column of times or of throughput, found none"
+        remedy = "name it 'time (s)' or 'samples/s', or with --column"
+        problems.add(problems.head, f"{problem}; {remedy}")
+    elif measure.meaning == "time" and defaults.timed is None:
+        problem = f"the column '{measure.header}' gives times; say with --timed what they span"
+        problems.add(problems.head, problem)
+    return measure
+
+
+def _rows_to_read(
+    rows: Sequence[TableRow], measure: TableColumn | None, defaults: Defaults, problems: Problems
+) -> tuple[list[TableRow], list[str]]:
+    """Return the rows of one machine that have a figure, and a text for each omission."""
+    machines = Counter(row.machine for row in rows if row.machine is not None)
+    wanted = (defaults.machine or next(iter(machines), "")).casefold()
+    found = [row for row in rows if row.machine is None or row.machine.casefold() == wanted]
+    others = [machine for machine in machines if machine.casefold() != wanted]
+    if others and not (found and defaults.machine):
+        named = ", ".join(f"'{machine}'" for machine in machines)
+        remedy = "choose one with --system, or with --cluster that of a baseline"
+        problems.add(rows[0].line, f"the rows are of {named}; {remedy}")
+        # Problems of the rows are reported too.
+        found = [*rows]
+    without = [f"the rows of '{machine}' ({machines[machine]})" for machine in others]
+    if measure is None:
+        return found, without
+    texts = {row.line: row.texts[measure.meaning] for row in found}
+    empty = {line: text for line, text in texts.items() if _NO_VALUE.fullmatch(text)}
+    without += (f"line {line}: {text or 'no figure'}" for line, text in empty.items())
+    if len(empty) == len(found) and not problems.found:
+        problems.add(1, "the table has no rows with a figure")
+    return [row for row in found if row.line not in empty], without
+
+
+def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -> dict[str, Any]:
+    """Return the row's values by the meanings of their columns; an invalid cell's value is None."""
+    values: dict[str, Any] = {}
+    for column in columns:
+        text = row.texts[column.meaning]
+        with problems.on(row.line, place=f"column '{column.header}'"):
+            if column.meaning == "gpus" or not _NO_VALUE.fullmatch(text):
+                values[column.meaning] = None
+                values[column.meaning] = cell_value(text, column)
+    return values
+
+
+def _measured(
+    row: TableRow, cells: Mapping[str, Any], measure: TableColumn | None, defaults: Defaults
+) -> _Measured | None:
+    """Return the row with defaults filled in; None if a cell is invalid or a column is missing."""
+    case = ", ".join(filter(None, (cells.get("case", defaults.case), cells.get("name"))))
+    said = {
+        "case": case,
+        "strategy": cells.get("strategy", defaults.strategy),
+        "batch_per_gpu": cells.get("batch_per_gpu", defaults.batch_per_gpu),
+    }
+    if missing := [name for name, value in said.items() if not value and name not in cells]:
+        names = " and no ".join(name.partition("_")[0] for name in missing)
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise DecodeError("", f"no {names}; fill the cell, or give {options}")
+    if None in cells.values() or measure is None or "gpus" not in cells:
+        return None
+    gpus, batch, lower = cells["gpus"], said["batch_per_gpu"], said["strategy"].lower()
+    strategy = lower if lower in STRATEGIES else said["strategy"]
+    values = cells[measure.meaning]
+    if measure.meaning == "step_time":
+        values = tuple(gpus * batch / value for value in values)
+    return _Measured(
+        line=row.line,
+        key=EntryKey(case, strategy, gpus),
+        nodes=cells.get("nodes") or math.ceil(gpus / (defaults.gpus_per_node or gpus)),
+        batch_per_gpu=batch,
+        values=values,
+        day=cells.get("date"),
+        # Epochs belong to one job; several jobs or loops are repetitions.
+        runs=cells.get("runs", 1 if defaults.timed == "epoch" else len(values)),
+        note=cells.get("note"),
+    )
+
+
+def _validate_alike(rows: Sequence[_Measured]) -> None:
+    if len({(row.nodes, row.batch_per_gpu) for row in rows}) > 1:
+        problem = (
+            f"{rows[0].key.label_on('')} has another batch or number of nodes in an earlier row"
+        )
+        raise DecodeError("", f"{problem} (line {rows[0].line}); name the cases apart")
+
+
+def _recorded(
+    rows: Sequence[_Measured], timed: Timed | None
+) -> Iterator[tuple[str | None, RecordedValue]]:
+    """Yield date and value of each repetition of a row; all values share one published figure."""
+    nights: dict[str | None, list[float]] = defaultdict(list)
+    for row in rows:
+        nights[row.day] += row.values
+    (case, strategy, gpus), first = rows[0].key, rows[0]
+    values = [value for row in rows for value in row.values]
+    figure = PublishedFigure(
+        case=case,
+        strategy=strategy,
+        gpus=gpus,
+        nodes=first.nodes,
+        batch_per_gpu=first.batch_per_gpu,
+        runs=sum(row.runs for row in rows),
+        times_s=tuple(values) if timed else (),
+        timed=timed,
+        samples_per_s=None if timed else statistics.fmean(values),
+        nights={day: statistics.fmean(nights[day]) for day in sorted(filter(None, nights))},
+        note="; ".join(dict.fromkeys(row.note for row in rows if row.note)) or None,
+    )
+    for day, of_night in nights.items():
+        for value in of_night:
+            yield (
+                day,
+                RecordedValue(
+                    case=f"{case}, {strategy}",
+                    metric=f"{timed}_s" if timed else "samples_per_s",
+                    value=value,
+                    gpus=gpus,
+                    published=figure,
+                ),
+            )

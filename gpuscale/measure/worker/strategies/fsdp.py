@@ -14,16 +14,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gpuscale.base.errors import InvalidTrainingError
-from gpuscale.measure.worker.data import on_device
+from gpuscale.measure.worker.data import map_tensors, on_device
 from gpuscale.measure.worker.precision import autocast_for
 from gpuscale.measure.worker.strategies import ProcessGroupStrategy
-from gpuscale.measure.worker.tensors import local_part, map_tensors, state_tensors
-from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.training import Training, local_part, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _TOLERANCE = 0.1
-"""Largest relative gradient error due to rounding; without a reduction it would be 0.5 or more."""
+"""Largest accepted relative error of gradients; without a reduction it would be 0.5 or more."""
 _SMALLEST, _LARGEST = 0.001, 0.5
 """Smallest and largest share of the model's parameters in a block that is sharded separately."""
 _FEWEST_SAMPLES = 4
@@ -57,7 +56,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
-        """A context in which gradients stay on this rank, while parameters are still gathered."""
+        """Enter a context in which gradients stay on this rank; parameters are still gathered."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(False)
         yield
@@ -65,7 +64,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """A context in which collectives copy this rank's own shards and wait for no other rank."""
+        """Enter a context in which collectives copy this rank's own shards and never wait."""
         self._all_gather.is_paused = self._reduce_scatter.is_paused = True
         yield
         self._all_gather.is_paused = self._reduce_scatter.is_paused = False
@@ -90,8 +89,8 @@ class FullyShardedStrategy(ProcessGroupStrategy):
     def verify(self, training: Training) -> None:
         """Raise InvalidTrainingError unless the sharded gradients are the mean over all ranks.
 
-        They are compared with the gradients of a plain backward pass on the gathered parameters.
-        Comparing parameters between ranks would prove nothing: all come from the same shards.
+        The gradients are compared with those of a plain backward pass on the gathered parameters.
+        To compare parameters between ranks would prove nothing: all come from the same shards.
         """
         off_by = self._gradient_error(training)
         if off_by > _TOLERANCE:
@@ -173,7 +172,7 @@ class _ReduceScatter(_Collective):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules to shard separately; each gathers all its parameters when it computes.
+    """Return the modules to shard separately; each one gathers its parameters when it computes.
 
     These are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
     member with more than half of all parameters is searched for smaller lists instead; a member

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: Lightning's Trainer makes the steps, using DistributedDataParallel."""
+"""PyTorch Lightning: Lightning's Trainer runs the steps, using DistributedDataParallel."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from gpuscale.measure.worker.data import Batch, Batches, on_device
 from gpuscale.measure.worker.phases import Phase
-from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.measure.worker.strategies.data_parallel import DistributedDataParallelStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
@@ -25,7 +25,7 @@ _ENDLESS = 2**40
 
 
 class LightningTraining(Training):
-    """A training whose steps are made by Lightning.
+    """A training whose steps are run by Lightning's Trainer.
 
     `Trainer.fit` cannot be called for a single step: it requests batches until training ends. It
     therefore runs as a coroutine, from one batch to the next. A thread would be woken late on a
@@ -69,13 +69,13 @@ class LightningTraining(Training):
         self.model = self.forward_model = self._trainer.strategy.model
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Have Lightning make one more step."""
+        """Let Lightning run one more step."""
         self._is_synchronized = synchronized
         self._fit.switch()
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """Yield the batches of each requested step; after each step, return to the measurement."""
+        """Yield the batches of each requested step; then switch back to the measuring code."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -91,7 +91,7 @@ class LightningTraining(Training):
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         """Compute the loss of a batch that is already on the device."""
         inputs, targets = batch
-        self.faults.begin_forward(1 / self._accumulate)
+        self.faults.begin_forward()
         loss = self.case.loss(self.case.forward(model, inputs), targets)
         self.faults.end_forward()
         self._losses.append(loss.detach())
@@ -115,7 +115,7 @@ class LightningTraining(Training):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """A context in which a step waits for no other rank, not even at Lightning's own broadcast.
+        """Enter a context in which a step does not wait for other ranks, even in Lightning itself.
 
         At each step, Lightning's rank 0 broadcasts whether it has received SIGTERM.
         """

@@ -1,29 +1,24 @@
 """Pipeline parallelism: each GPU holds one stage, and micro-batches pass through all stages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from gpuscale.base.errors import InvalidTrainingError
-from gpuscale.measure.worker.blocks import stages_of
-from gpuscale.measure.worker.data import Batch, example_batch, on_device
+from gpuscale.measure.worker.data import Batch, on_device
 from gpuscale.measure.worker.phases import Phase
 from gpuscale.measure.worker.precision import autocasting
 from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.strategies.model_parallel import stages_of
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
-_SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-}
 _CPU = torch.device("cpu")
 _SEED = 42
 _SAME_ON_GPUS = 0.01
@@ -35,18 +30,16 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
-        asked = request.configuration
-        self._micro_batches = (asked.micro_batches or 1) * request.gpus
-        self._schedule_name = asked.schedule or "gpipe"
-        self._precision = asked.precision
+        self._micro_batches = (request.configuration.micro_batches or 1) * request.gpus
+        self._precision = request.configuration.precision
         # Several GPUs cannot leave out the pipeline.
         self.can_pause = self.world_size == 1
-        self._schedule: PipelineScheduleSingle | None = None
+        self._schedule: ScheduleGPipe | None = None
         self._divides_alone = False
 
     @property
     def shares(self) -> int:
-        """Parts into which ranks split a batch: 1, since all samples pass through every stage."""
+        """Number of parts into which ranks split a batch: 1, as every stage needs all samples."""
         return 1
 
     @property
@@ -68,15 +61,14 @@ class PipelineStrategy(ProcessGroupStrategy):
         """Return this rank's stage on its device; the parameters of other stages are dropped."""
         if self.world_size == 1:
             return model.to(self.device)
-        inputs, _ = example_batch(case, case.size)
-        stages = stages_of(case.blocks(model), inputs, self.world_size)
+        stages = stages_of(case, model, self.world_size)
         for number, stage in enumerate(stages):
             stage.to(self.device if number == self.rank else "meta")
         return stages[self.rank]
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """A context in which a single GPU trains on one micro-batch after another."""
+        """Enter a context in which a single GPU trains on one micro-batch after another."""
         self._divides_alone = True
         yield
         self._divides_alone = False
@@ -84,7 +76,7 @@ class PipelineStrategy(ProcessGroupStrategy):
     def forward_backward(
         self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Compute gradients; return the mean loss of the micro-batches (0 on earlier stages)."""
+        """Compute gradients; return the micro-batches' mean loss (0 on all but the last stage)."""
         if self.world_size > 1:
             return self._through_pipeline(training, inputs, targets)
         if not self._divides_alone:
@@ -111,7 +103,7 @@ class PipelineStrategy(ProcessGroupStrategy):
             return torch.zeros((), device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum()
 
-    def _schedule_of(self, training: Training) -> PipelineScheduleSingle:
+    def _schedule_of(self, training: Training) -> ScheduleGPipe:
         def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             with training.autocast:
                 # Scaled here, so that the schedule need not scale gradients.
@@ -121,8 +113,8 @@ class PipelineStrategy(ProcessGroupStrategy):
 
         model = autocasting(training.model, self._precision, self.device.type)
         stage = _TimedStage(model, self.rank, self.world_size, self.device)
-        stage.watch(training, share=1 / self._micro_batches)
-        made = _SCHEDULES[self._schedule_name](stage, self._micro_batches, loss_fn=loss)
+        stage.watch(training)
+        made = ScheduleGPipe(stage, self._micro_batches, loss_fn=loss)
         # Versions of torch after 2.6 scale them by default.
         made.scale_grads = False
         return made
@@ -166,7 +158,7 @@ class PipelineStrategy(ProcessGroupStrategy):
             )
 
     def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Train on one micro-batch after another, passing each through all stages and back."""
+        """Train on the micro-batches one by one, each going through all stages and back."""
         divided = zip(self._divided(inputs), self._divided(targets), strict=True)
         for values, expected in divided:
             if not self._is_first:
@@ -197,14 +189,14 @@ class PipelineStrategy(ProcessGroupStrategy):
 class _TimedStage(PipelineStage):
     """A pipeline stage that times its computations; the time between them counts as waiting."""
 
-    def watch(self, training: Training, *, share: float) -> None:
-        """Mark phases on this training's clock; `share` is the micro-batch's share of a step."""
-        self._training, self._share = training, share
+    def watch(self, training: Training) -> None:
+        """Mark phases on this training's clock."""
+        self._training = training
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
         training = self._training
         training.clock.mark(Phase.WAIT)
-        training.faults.begin_forward(self._share)
+        training.faults.begin_forward()
         output = super().forward_one_chunk(*arguments, **more)
         training.faults.end_forward()
         training.clock.mark(Phase.FORWARD)

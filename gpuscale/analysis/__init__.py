@@ -1,1 +1,0 @@
-"""Analysis of runs: statistics, scaling, the efficiency budget, projections and histories."""

@@ -1,0 +1,105 @@
+"""Robust deviation, and the drift of a machine whose nodes are measured one after another."""
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+from gpuscale.analysis.estimates import DEVIATION_OF_MEDIAN
+from gpuscale.records.campaigns import NodeVisit
+
+EFFICIENCY = 0.82
+"""Degrees of freedom of a robust deviation, as a fraction of those of a standard deviation."""
+_OUTLYING = 3.5
+"""Distance from the median, in robust standard deviations, beyond which a value is ignored."""
+_CONTROL_WEIGHT = 4
+"""Weight of a visit to a control node, whose level is known from repeated visits; others have 1."""
+_NEAR, _OF_VISITS = (12, 40), 6
+"""Limits of the total weight of the nearest visits that determine a level; between the limits, this
+weight is the number of all visits divided by `_OF_VISITS`."""
+_ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
+"""A level is extrapolated only beyond both limits: distance of a time from the visits' mean time
+(1: that between the means of both halves), and rise between the halves, in standard errors."""
+_ROUNDS = 10
+
+
+def robust_deviation(values: Sequence[float]) -> float:
+    """Return a standard deviation that outliers hardly affect; 0 for a single value."""
+    middle = statistics.median(values)
+    far = _OUTLYING * DEVIATION_OF_MEDIAN * statistics.median(abs(v - middle) for v in values)
+    near = [value for value in values if abs(value - middle) <= far]
+    return statistics.stdev(near) if len(near) > 1 else 0.0
+
+
+def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
+    """Return the machine's level at the time of each visit: a trimmed mean over nearby visits.
+
+    The level of a control node is known from its other visits, so a visit to a control node weighs
+    more than one to a node visited once. Jobs repeated on suspicion are left out.
+    """
+    controls = {visit.node for visit in visits if visit.is_control}
+    usable = sorted(
+        (visit.measured_at_s, i, _CONTROL_WEIGHT if visit.node in controls else 1)
+        for i, visit in enumerate(visits)
+        if visit.is_control or not visit.job
+    )
+    times_s = [visit.measured_at_s for visit in visits]
+    wanted = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1])
+    near: list[list[int]] = []
+    counts = Counter(visits[i].node for _, i, _ in usable)
+    for visit in visits:
+        # Its own visits would draw the level towards the node, but a second job would not.
+        place, most = bisect_left(usable, (visit.measured_at_s,)), wanted + counts[visit.node]
+        before, after = (
+            [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
+            for part in (usable[max(0, place - most) : place], usable[place : place + most])
+        )
+        nearest = _nearest(visit.measured_at_s, before[-wanted:] + after[:wanted], wanted)
+        near.append(sorted(nearest, key=times_s.__getitem__))
+    own: dict[str, float] = {}
+    levels: list[float] = []
+    for _ in range(_ROUNDS):
+        rest = [value - own.get(at.node, 0.0) for at, value in zip(visits, values, strict=True)]
+        levels = [
+            _level(at_s, [times_s[i] for i in nearest], [rest[i] for i in nearest])
+            for at_s, nearest in zip(times_s, near, strict=True)
+        ]
+        left = [value - level for value, level in zip(values, levels, strict=True)]
+        own = {
+            node: statistics.fmean(left[i] for i, visit in enumerate(visits) if visit.node == node)
+            for node in controls
+        }
+    return levels
+
+
+def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
+    """Return the indices of the visits nearest in time, each repeated according to its weight."""
+    nearest: list[int] = []
+    for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
+        nearest += [index] * (weight if len(nearest) < wanted else 0)
+    return nearest
+
+
+def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
+    """Return the trimmed mean of values in the order of time, extrapolated to the time `at_s`.
+
+    The mean is extrapolated only if the second half of the values clearly differs from the first.
+    """
+    level, half = _trimmed_mean(values), len(values) // 2
+    if half > 1 and times_s[0] < times_s[-1]:
+        apart_s = statistics.fmean(times_s[-half:]) - statistics.fmean(times_s[:half])
+        lever = (at_s - statistics.fmean(times_s)) / apart_s
+        early, late = values[:half], values[-half:]
+        rise = _trimmed_mean(late) - _trimmed_mean(early)
+        # Not by statistics.stdev, whose exact fractions would take most of a sweep's judgement.
+        apart = (math.dist(part, [statistics.fmean(part)] * half) for part in (early, late))
+        error = math.hypot(*apart) / math.sqrt(half * (half - 1))
+        if abs(lever) > _ONE_SIDED and abs(rise) > _RISE_ERRORS * error:
+            level += max(-1.0, min(lever, 1.0)) * rise
+    return level
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    cut = len(values) // 5
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -1,0 +1,298 @@
+"""Nightly runs on one machine as time series: the level of each row, and what changed when."""
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gpuscale.analysis.estimates import exponential
+from gpuscale.analysis.level_changes import (
+    FEWEST_NIGHTS,
+    REMEMBERED,
+    Kind,
+    LevelChange,
+    departure,
+    is_far,
+    level_changes,
+    outlying,
+    stands_out,
+    step_size,
+    suspect_nights,
+    throughput_change,
+    unrecovered_loss,
+)
+from gpuscale.analysis.nights import (
+    Night,
+    NodeEffect,
+    date_texts,
+    environment_at,
+    left_out_of,
+    machine_of,
+    nights_of,
+    node_effects,
+    without_slow_nodes,
+)
+from gpuscale.analysis.scaling import level_of
+from gpuscale.base.text import counted
+from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """A lasting change in the step time of a row."""
+
+    point: PointKey
+    onset: int
+    """Index of the first night on the new level; for a drift, of the night that revealed it."""
+    kind: Kind
+    throughput: Estimate
+    """Relative change of throughput between the two levels; −0.03 means 3% less."""
+
+    @property
+    def is_loss(self) -> bool:
+        """True if the row became slower."""
+        return self.throughput.value < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLevel:
+    """A lasting loss of throughput of one case and strategy on one number of GPUs.
+
+    Successive losses, such as those of a slow drift, are combined unless the environment changed at
+    the same time.
+    """
+
+    kind: Kind
+    """Kind of the change; several changes combined count as a drift."""
+    since: int
+    """Onset of the first of the combined changes, as the index of a night."""
+    onset: int
+    """Index of the night on which the loss began; for several changes, of the last change."""
+    is_new: bool
+    """True if the loss became apparent only on the latest night."""
+    before: Scaling
+    """Level before the loss."""
+    throughput: Estimate
+    """Relative change of throughput from the level before the loss to the present level; it has no
+    confidence interval if a drift is involved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowHistory:
+    """The history of one row over the nights in which it was measured."""
+
+    point: PointKey
+    nights: tuple[int, ...]
+    """Indices of the nights in which the row was measured."""
+    changes: tuple[RowChange, ...]
+    level_nights: int
+    """Number of nights on the present level, including the latest night."""
+    outlying: tuple[int, ...]
+    """Indices of the outliers: nights that are far from the other nights on the same level."""
+    last: Scaling
+    """Mean step time and throughput, or the metric judged instead, on the latest night."""
+    departure: float | None
+    """Relative change of throughput from earlier nights to the latest night; None if there are too
+    few nights."""
+    stands_out: bool
+    """True if a second night like the latest one would prove a change of level."""
+    smallest_loss: float | None
+    """Smallest loss of throughput that two more nights would prove; None with too few nights."""
+    is_unclear: bool
+    """True if the latest night may differ but cannot be judged yet: it is far from earlier nights
+    that are too few to prove a change, or several of the latest nights may be slower."""
+    lost: LostLevel | None
+    """The most recent loss; None without a loss, if later changes recovered most of it, or if the
+    latest night is at least as near to the level before the loss as to the level after it."""
+
+    @property
+    def recent_loss(self) -> LostLevel | None:
+        """The loss in `lost`; None if the present level has lasted for more than 15 nights."""
+        return self.lost if self.level_nights <= REMEMBERED else None
+
+    @property
+    def nights_missing(self) -> int:
+        """Number of nights until an outlier can be detected; a change needs one night more."""
+        return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEvent:
+    """Rows that changed in the same direction on one night, with changes in the environment."""
+
+    night: int
+    changes: tuple[RowChange, ...]
+    environment: tuple[EnvironmentChange, ...]
+    """Environment changes since the previous night; empty for a drift, which starts gradually."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The nights of one machine, in chronological order, and the changes of its rows over time."""
+
+    machine: str
+    nights: tuple[Night, ...]
+    rows: tuple[RowHistory, ...]
+    events: tuple[HistoryEvent, ...]
+    left_out: tuple[str, ...] = ()
+    """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
+    nodes: tuple[NodeEffect, ...] = ()
+    """Effect of each node, the slowest first; empty if all nights ran on the same nodes. In `rows`,
+    nights on a slow node count as if that node were as fast as the others."""
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """The UTC date of each night, with the time if several nights share a date."""
+        return date_texts([night.began_at for night in self.nights])
+
+    @property
+    def label(self) -> str:
+        """Number of nights, and their machine if it is known: `24 nights of Tesla V100`."""
+        of_machine = f" of {self.machine}" if self.machine else ""
+        return f"{counted(len(self.nights), 'night')}{of_machine}"
+
+
+def history_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> History:
+    """Return the history of one machine's results, for the selected cases and numbers of GPUs.
+
+    Raise UsageError if the results come from several kinds of machines or have no valid run of the
+    selected cases.
+    """
+    results = list(results)
+    return history_of_nights(nights_of(results, cases=cases, gpus=gpus), left_out_of(results))
+
+
+def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:
+    """Return the history of nights in order; raise UsageError for no night or several machines."""
+    machine = machine_of(nights, left_out)
+    costs, places = [night.log_costs for night in nights], [night.nodes for night in nights]
+    effects = node_effects(costs, places)
+    corrected = [
+        replace(night, log_costs=cost)
+        for night, cost in zip(nights, without_slow_nodes(costs, places, effects), strict=True)
+    ]
+    points = dict.fromkeys(point for night in corrected for point in night.log_costs)
+    rows = tuple(
+        replace(row, last=_level(nights[row.nights[-1]], row.point))
+        for row in (_row(point, corrected) for point in points)
+    )
+    return History(
+        machine=machine,
+        nights=nights,
+        rows=rows,
+        events=tuple(_events(rows, corrected)),
+        left_out=left_out,
+        nodes=effects,
+    )
+
+
+def _level(night: Night, point: PointKey) -> Scaling:
+    return level_of(point, Estimate(value=exponential(night.log_costs[point])))
+
+
+def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
+    indices = [i for i, night in enumerate(nights) if point in night.log_costs]
+    values = [nights[i].log_costs[point] for i in indices]
+    found = level_changes(values)
+    levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
+    far = [
+        begin + i
+        for begin, end in levels
+        if end - begin > FEWEST_NIGHTS
+        for i in outlying(values[begin:end])
+    ]
+    begin = found[-1].onset if found else 0
+    level = values[begin:]
+    changes = tuple(
+        RowChange(
+            point=point,
+            onset=indices[change.onset],
+            kind=change.kind,
+            throughput=throughput_change(values, found, number, number),
+        )
+        for number, change in enumerate(found)
+    )
+    before = nights_before(indices[-1], point, nights, changes)
+    last = None
+    if len(values) > FEWEST_NIGHTS:
+        last = departure([nights[i].log_costs[point] for i in before], values[-1])
+    alone = last is not None and stands_out(values[begin:-1], last)
+    lost = unrecovered_loss(found)
+    if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
+        lost = None
+    return RowHistory(
+        point=point,
+        nights=tuple(indices),
+        changes=changes,
+        level_nights=len(level),
+        outlying=tuple(indices[i] for i in far),
+        last=_level(nights[indices[-1]], point),
+        departure=None if last is None else exponential(-last) - 1,
+        stands_out=alone,
+        smallest_loss=1 - exponential(-step_size(level)) if len(level) > FEWEST_NIGHTS else None,
+        is_unclear=(
+            last is not None
+            and len(level) <= REMEMBERED
+            and (is_far(values, last) or suspect_nights(level) > 1)
+            # In a slow drift, which is reported, tonight is always far from the nights before.
+            and not (alone or lost is not None)
+        ),
+        lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
+    )
+
+
+def nights_before(
+    night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
+) -> tuple[int, ...]:
+    """Return up to 15 earlier nights, on the same level, with which a night of a row is compared.
+
+    The latest nights are omitted if they may already be slower. A drift starts no new level.
+    """
+    steps = (change.onset for change in changes if change.kind == "step")
+    begun = max(night - REMEMBERED, *steps, 0)
+    before = tuple(i for i in range(begun, night) if point in nights[i].log_costs)
+    suspect = suspect_nights([nights[i].log_costs[point] for i in before])
+    return before[: len(before) - suspect]
+
+
+def _lost_level(
+    values: Sequence[float],
+    found: Sequence[LevelChange],
+    changes: Sequence[RowChange],
+    nights: Sequence[Night],
+    last: int,
+) -> LostLevel:
+    """Combine a loss with the losses before it, back to the latest change in the environment."""
+    first = last
+    while first and found[first - 1].change > 0:
+        if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
+            break
+        first -= 1
+    return LostLevel(
+        kind=changes[last].kind if first == last else "drift",
+        since=changes[first].onset,
+        onset=changes[last].onset,
+        is_new=found[last].seen == len(values) - 1,
+        before=level_of(changes[0].point, Estimate(value=exponential(found[first].before))),
+        throughput=throughput_change(values, found, first, len(found) - 1),
+    )
+
+
+def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
+    """Group the changes of all rows by night, kind and direction, in chronological order."""
+    together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
+    for row in rows:
+        for change in row.changes:
+            alike = (change.onset, change.kind, change.throughput.value < 0)
+            together.setdefault(alike, []).append(change)
+    for (night, kind, _), changed in sorted(together.items()):
+        yield HistoryEvent(
+            night=night,
+            changes=tuple(changed),
+            environment=environment_at(nights, night) if kind == "step" else (),
+        )

@@ -1,0 +1,300 @@
+"""Distinguish real changes of level in a series of nights from scatter.
+
+Values are logarithms. A single night proves nothing, so a change is reported only if two successive
+nights are off the level and agree, or are far off it, or three are off it on the same side; or if
+at least three nights differ from all earlier ones by a t test; or if the median of the latest week
+has moved away from the best or worst week since the last change, which finds slow drifts whose
+steps are too small for the other rules. docs/evidence/rates.md has the simulated rates.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuscale.analysis.estimates import (
+    Sample,
+    are_few,
+    difference,
+    exponential,
+    log_sample,
+    usual_values,
+)
+from gpuscale.analysis.probabilities import t_quantile
+from gpuscale.records import Estimate
+
+Kind = Literal["step", "drift"]
+
+REMEMBERED = 15
+"""Maximum number of preceding nights whose median is taken as the level."""
+FEWEST_NIGHTS = 4
+"""Minimum number of nights on a level before a change from it can be detected."""
+_SMALLEST_STEP = math.log(1.015)
+_STEP_ALARMS = 0.002
+"""Tail probability of the test of two nights, divided by the number of nights before them, so that
+a long series adds few false alarms."""
+_FAR = 5 / 3
+"""Factor by which a change of level must be larger if the two nights that show it disagree, since
+one of them may be an outlier."""
+_FEW_NIGHTS = 9
+"""Minimum number of nights for which mean and deviation are used; medians are used for fewer, since
+a change among few nights would hide in their deviation."""
+_FEW_DEVIATIONS = 2.42
+_OF_FEW_NIGHTS = 6.5
+"""Coefficient of the smallest change of level that is accepted among few nights. In standard
+deviations, this change is `_FEW_DEVIATIONS` * (1 + coefficient / nights)."""
+_FEWEST_LASTING = 3
+"""Minimum number of nights on a new level for the t test."""
+_LASTING_CONFIDENCE = 1 - 1e-5
+"""One-sided confidence of the t test; high, since every night tests each possible onset again."""
+_SUSPECT_CONFIDENCE = 0.99
+"""One-sided confidence needed to exclude slower nights from the reference of later nights."""
+_SUSPECT_LOSS = math.log(1.02)
+_WEEK = 7
+_SMALLEST_DRIFT = math.log(1.025)
+_DRIFT_DEVIATIONS = 3.0
+_OUTLYING_DEVIATIONS = 4.0
+_OF_DEVIATION = 60
+"""Maximum number of recent nights from which the deviation between nights is estimated."""
+_DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
+"""Median absolute difference between successive values of normal noise, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelChange:
+    """A lasting change in the level of a time series of nights."""
+
+    kind: Kind
+    onset: int
+    """Index of the first night on the new level; for a drift, of the night that revealed it."""
+    seen: int
+    """Index of the night that revealed the change."""
+    before: float
+    """The former level."""
+    change: float
+    """New level minus former level."""
+
+
+def night_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of nights about their level; 0 for fewer than two nights.
+
+    Single outliers and slow drifts hardly affect the result.
+    """
+    differences = [abs(now - before) for before, now in itertools.pairwise(values)]
+    return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
+
+
+def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
+    """Return the level changes of a series in the order in which the nights revealed them.
+
+    Later nights never alter earlier findings, so a change that was once reported stays reported.
+    """
+    ends = range(1, len(values) + 1)
+    # Each week ends with the night of its index.
+    weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
+    found: list[LevelChange] = []
+    begin, extremes, next_week = 0, list[float](), _WEEK - 1
+    for tonight in range(len(values)):
+        # No week starts before the last change or has a night of the present week.
+        if (end := tonight + 1 - _WEEK) > next_week:
+            past = [*extremes, *weeks[next_week:end]]
+            extremes, next_week = [min(past), max(past)], end
+        if tonight - 1 - begin < FEWEST_NIGHTS:
+            continue
+        change = (
+            _step(values, begin, tonight)
+            or _lasting_step(values, begin, tonight)
+            or _drift(values, begin, tonight, weeks[tonight], extremes)
+        )
+        if change is not None:
+            found.append(change)
+            begin, extremes, next_week = change.onset, [], change.onset + _WEEK - 1
+    return tuple(found)
+
+
+def departure(before: Sequence[float], night: float) -> float | None:
+    """Return `night` minus the mean of `before` without outliers; None if `before` is empty."""
+    return night - statistics.fmean(usual_values(before)) if before else None
+
+
+def stands_out(level: Sequence[float], departure: float) -> bool:
+    """Return True if one more night that departs as far would prove a change of level."""
+    return len(level) >= FEWEST_NIGHTS and abs(departure) > step_size(level)
+
+
+def is_far(values: Sequence[float], departure: float) -> bool:
+    """Return True if a departure is large compared with the scatter of the latest nights.
+
+    Unlike `stands_out`, this makes no allowance for a small number of nights.
+    """
+    return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
+
+
+def outlying(values: Sequence[float]) -> tuple[int, ...]:
+    """Return the indices of outliers among the nights of one level; empty if there are too many."""
+    level, far = statistics.median(values), _nearest_outlying(values)
+    found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
+    return found if are_few(found, values) else ()
+
+
+def _nearest_outlying(values: Sequence[float]) -> float:
+    return max(_SMALLEST_STEP, _OUTLYING_DEVIATIONS * night_deviation(values))
+
+
+def step_size(before: Sequence[float]) -> float:
+    """Return how far the mean of two nights must depart from the earlier level to count as a step.
+
+    For few nights, the median of differences is used: it needs no exclusion of outliers, but varies
+    as much as the standard deviation of a third as many nights.
+    """
+    nights = min(len(before), REMEMBERED)
+    if len(before) < _FEW_NIGHTS:
+        few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)
+        return max(_SMALLEST_STEP, few * night_deviation(before))
+    usual = usual_values(before[-_OF_DEVIATION:])
+    quantile = t_quantile(1 - _STEP_ALARMS / len(usual), len(usual) - 1)
+    middle = statistics.fmean(usual)
+    variance = math.fsum((value - middle) ** 2 for value in usual) / (len(usual) - 1)
+    error = math.sqrt(variance * (1 / 2 + 1 / nights))
+    return max(_SMALLEST_STEP, quantile * error)
+
+
+def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
+    """Return a step from the level begun at `begin` if the last two or three nights show one."""
+    first = max(begin, tonight - 1 - REMEMBERED)
+    before = values[first : tonight - 1]
+    is_few = len(before) < _FEW_NIGHTS
+    level = statistics.median(before) if is_few else statistics.fmean(usual_values(before))
+    last = [value - level for value in values[max(begin, tonight - 2) : tonight + 1]]
+    departed = abs(statistics.fmean(last[-2:])) if not is_few else min(map(abs, last[-2:]))
+    if departed <= _SMALLEST_STEP:
+        return None
+    beyond = step_size(values[max(begin, tonight - 1 - _OF_DEVIATION) : tonight - 1])
+    agree = abs(last[-1] - last[-2]) <= beyond
+    if not (
+        (agree and departed > beyond)
+        or _all_beyond(last[-2:], _FAR * beyond)
+        or _all_beyond(last, beyond)
+    ):
+        return None
+
+    def left_over(onset: int) -> float:
+        parts = (values[first:onset], values[onset : tonight + 1])
+        return math.fsum(abs(v - statistics.median(part)) for part in parts for v in part)
+
+    # Two nights are enough to start a level, so a level may also end after two nights.
+    onset = min(range(first + 2, tonight), key=left_over)
+    reached = values[onset : tonight + 1]
+    # If two nights differ, the one further away may be outlying.
+    is_sure = agree or len(reached) > 2
+    after = statistics.median(reached) if is_sure else min(reached, key=lambda v: abs(v - level))
+    return LevelChange(kind="step", onset=onset, seen=tonight, before=level, change=after - level)
+
+
+def _all_beyond(departures: Sequence[float], limit: float) -> bool:
+    """True if all departures are larger than the limit, on the same side of the level."""
+    return min(departures) > limit or max(departures) < -limit
+
+
+def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
+    """Find a step by a t test between two successive groups of nights up to `tonight`."""
+    first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
+    level = values[first : tonight + 1]
+    splits = [
+        (spread, split)
+        for split, change, spread, error in _splits(level, _FEWEST_LASTING, _SMALLEST_STEP)
+        if abs(change) > error * t_quantile(_LASTING_CONFIDENCE, len(level) - 2)
+    ]
+    if not splits:
+        return None
+    _, split = min(splits)
+    before, after = statistics.median(level[:split]), statistics.median(level[split:])
+    onset = first + split
+    return LevelChange(kind="step", onset=onset, seen=tonight, before=before, change=after - before)
+
+
+def suspect_nights(level: Sequence[float]) -> int:
+    """Return how many of the latest nights are probably slower than the nights before them.
+
+    The next night must not be compared with such nights, or a gradual loss would hide itself.
+    """
+    splits = [
+        (spread, len(level) - split)
+        for split, change, spread, error in _splits(level, 1, _SUSPECT_LOSS)
+        if change > error * t_quantile(_SUSPECT_CONFIDENCE, len(level) - 2)
+    ]
+    return min(splits)[1] if splits else 0
+
+
+def _splits(
+    level: Sequence[float], fewest: int, smallest: float
+) -> Iterator[tuple[int, float, float, float]]:
+    """Yield each split in two: index, difference of means, residual sum of squares, standard error.
+
+    Splits whose means differ by at most `smallest` are left out.
+    """
+    count = len(level)
+    if count < FEWEST_NIGHTS + fewest:
+        return
+    middle = statistics.fmean(level)
+    sums = list(itertools.accumulate(value - middle for value in level))
+    squares = math.fsum((value - middle) ** 2 for value in level)
+    for split in range(FEWEST_NIGHTS, count - fewest + 1):
+        before, after = sums[split - 1] / split, -sums[split - 1] / (count - split)
+        if abs(after - before) <= smallest:
+            continue
+        spread = max(0.0, squares - before**2 * split - after**2 * (count - split))
+        error = math.sqrt(spread / (count - 2) * (1 / split + 1 / (count - split)))
+        yield split, after - before, spread, error
+
+
+def _drift(
+    values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
+) -> LevelChange | None:
+    """Find a slow change from the best or worst week of the present level to the latest week."""
+    if not earlier:
+        return None
+    before = max(earlier, key=lambda level: abs(week - level))
+    change = week - before
+    if abs(change) <= _SMALLEST_DRIFT:
+        return None
+    deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight + 1])
+    if abs(change) <= _DRIFT_DEVIATIONS * deviation:
+        return None
+    return LevelChange(kind="drift", onset=tonight, seen=tonight, before=before, change=change)
+
+
+def unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
+    """Return the index of the last loss; None without one or if it was mostly recovered later."""
+    last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
+    if last is None:
+        return None
+    reached = found[-1].before + found[-1].change
+    return last if found[last].change < 2 * (reached - found[last].before) else None
+
+
+def throughput_change(
+    values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
+) -> Estimate:
+    """Return the change of throughput from before the change `first` to after the change `last`.
+
+    `first` and `last` are indices of level changes. At most 15 nights on either side are used.
+    """
+    left, reached = found[first], found[last]
+    if "drift" in (left.kind, reached.kind):
+        # The levels of a drift are weeks apart, and the nights in between are samples of neither.
+        change = reached.before + reached.change - left.before
+        return Estimate(value=exponential(-change) - 1, low=None, high=None)
+    begin = found[first - 1].onset if first else 0
+    end = found[last + 1].onset if last + 1 < len(found) else len(values)
+    before = _usual_sample(values[max(begin, left.onset - REMEMBERED) : left.onset])
+    after = _usual_sample(values[reached.onset : min(end, reached.onset + REMEMBERED)])
+    return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
+
+
+def _usual_sample(level: Sequence[float]) -> Sample:
+    """Sample of the values on one level, without outliers."""
+    far = outlying(level)
+    return log_sample([value for i, value in enumerate(level) if i not in far])

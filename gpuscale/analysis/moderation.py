@@ -1,0 +1,300 @@
+"""Moderated variances: the spread between a row's few runs, estimated with runs of other rows."""
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpuscale.analysis.estimates import (
+    Sample,
+    Term,
+    grouped_log_sample,
+    log_sample,
+    outlying_allocations,
+    welch_term,
+)
+from gpuscale.analysis.probabilities import chi_squared_median, normal_quantile
+
+_Row = TypeVar("_Row")
+
+MINIMUM_ALLOCATIONS = 4
+"""Minimum number of allocations in a baseline for estimating the spread between them."""
+_PRIOR_DF = 3.0
+"""Largest weight, in degrees of freedom, of a prior derived from other entries."""
+_MEDIAN_EFFICIENCY = 0.37
+"""Degrees of freedom of a median of deviations, as a fraction of those of a pooled variance."""
+EXCLUDED = 0.1
+"""Probability of wrongly lowering the prior of a row that is as noisy as the other rows."""
+EXCLUDED_BY_NIGHTS = 0.01
+"""Value of `EXCLUDED` for allocations of one run each; larger values cause many false alarms."""
+_WIDE = 10.0
+"""Multiple of the median row's variance above which a row gets less weight."""
+_SMALLEST_SPREAD = 1e-8
+"""Smallest variance assumed for a row; no measurement is more precise than 0.01%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moderated:
+    """A sample whose variance is shrunk towards a prior, so that a few runs are enough.
+
+    The variance becomes (d0·s0² + df·s²) / (d0 + df); d0 and s0² belong to the prior.
+    """
+
+    sample: Sample
+    prior: Term | None
+
+    @property
+    def prior_part(self) -> float:
+        """The prior's contribution to the moderated variance; 0 without a prior."""
+        if self.prior is None:
+            return 0.0
+        return self.prior.variance * self.prior.df / (self.prior.df + self.sample.df)
+
+    @property
+    def own_part(self) -> float:
+        """The sample's contribution to the moderated variance; 0 if the sample has no variance."""
+        if self.sample.variance is None:
+            return 0.0
+        prior_df = 0.0 if self.prior is None else self.prior.df
+        return self.sample.variance * self.sample.df / (prior_df + self.sample.df)
+
+    @property
+    def variance(self) -> float | None:
+        """Moderated variance of one value; None if sample and prior both lack a variance."""
+        if self.sample.variance is None and self.prior is None:
+            return None
+        return self.own_part + self.prior_part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSample(Moderated):
+    """The judged values of one row on one side of a comparison, by allocation."""
+
+    values: Mapping[str, tuple[float, ...]]
+    """Logarithms of the judged values, such as step times, by allocation; at least one value."""
+    holds_allocations: bool = False
+    """True if the variance also includes effects of allocations that are specific to this row."""
+
+    @property
+    def mean(self) -> float:
+        """Mean of the logarithms of all runs."""
+        return self.sample.mean
+
+    @property
+    def count(self) -> int:
+        """The number of runs, including hypothetical further runs."""
+        return self.sample.count
+
+    @property
+    def own_variance(self) -> float:
+        """The variance between the sample's own runs; 0 if there are too few."""
+        return self.sample.variance or 0.0
+
+    @property
+    def allocation_share(self) -> float:
+        """Fraction of the variance between allocations that remains in the mean of all runs.
+
+        With A allocations that have equally many runs, it is 1/A.
+        """
+        total = sum(len(values) for values in self.values.values())
+        return math.fsum((len(values) / total) ** 2 for values in self.values.values())
+
+    def with_further_runs(self, count: int) -> "RunSample":
+        """Return the sample as if `count` more runs in the same allocation left its mean unchanged.
+
+        These runs are assumed to have the moderated variance, which therefore stays the same.
+        """
+        sample, of_run = self.sample, self.variance
+        if count == 0 or of_run is None:
+            return self
+        df = sample.df + count
+        squares = (sample.variance or 0.0) * sample.df + of_run * count
+        grown = replace(sample, variance=squares / df, count=sample.count + count, df=df)
+        return replace(self, sample=grown)
+
+
+def moderated_samples(
+    baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+    current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
+    """Build the samples of both sides of a whole comparison, by row.
+
+    Each variance is shrunk towards that of all other samples. This target is raised to the variance
+    of the same row on the other side if that is larger. If a row's own runs rule out the variance
+    of the other rows, only the row's two sides moderate each other.
+    """
+    sides = [*baseline.values(), *current.values()]
+    samples = [grouped_log_sample(values.values()) for values in sides]
+    beside = samples
+    hold_allocations = all(sample.variance is None for sample in samples)
+    if hold_allocations:
+        # One run a night. With several rows, enough nights separate the spread of runs from that
+        # of nights; too few show only both together, and the declared deviation is added.
+        of_baseline = zip(baseline.values(), samples, strict=False)
+        beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        for i, values in enumerate(sides):
+            if len(values) < MINIMUM_ALLOCATIONS:
+                samples[i] = beside[i] = log_sample([*_only_runs(values)])
+    priors = priors_of(beside)
+    # Runs of one night differ by no more than runs of different nights.
+    own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
+    excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
+    then = {key: i for i, key in enumerate(baseline)}
+    for i, key in enumerate(current, start=len(baseline)):
+        if (other := then.get(key)) is not None:
+            lone = priors_of((samples[i], samples[other]))
+            for at, without_others in zip((i, other), lone, strict=True):
+                lowered = not_above(priors[at], own[i], own[other], excluded=excluded)
+                is_alone = lowered != priors[at] and None not in lone
+                priors[at] = without_others if is_alone else lowered
+            priors[i] = not_below(priors[i], samples[i], samples[other])
+            priors[other] = not_below(priors[other], samples[other], samples[i])
+    moderated = [
+        RunSample(values=values, sample=own, prior=prior, holds_allocations=hold_allocations)
+        for values, own, prior in zip(sides, samples, priors, strict=True)
+    ]
+    of_current = moderated[len(baseline) :]
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, of_current, strict=True))
+
+
+def _runs_beside_others(
+    rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
+) -> list[Sample]:
+    """Return each row's sample after removing the effects of allocations that all rows share.
+
+    Each row must have one run per allocation. The residuals contain the variation between runs and
+    the interaction of allocation and row (Searle, Casella and McCulloch 1992, section 4.3). The
+    effect of an allocation on a row is estimated from the other rows, each weighted by its
+    precision, so that an outlier in one row hardly affects other rows.
+    """
+    spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
+    wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
+    weights = [1 / max(spread, wide) for spread in spreads]
+    apart: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for (values, sample), weight in zip(rows, weights, strict=True):
+        for name, (run,) in values.items():
+            apart[name].append((weight, weight**2, weight * (run - sample.mean)))
+    sums = {
+        name: [math.fsum(column) for column in zip(*parts, strict=True)]
+        for name, parts in apart.items()
+    }
+
+    def residual(departure: float, weight: float, name: str) -> float:
+        total, squares, weighted = sums[name]
+        others = total - weight
+        of_night = (weighted - weight * departure) / others
+        return (departure - of_night) / math.sqrt(1 + (squares - weight**2) / others**2)
+
+    residual_samples = []
+    for (values, sample), weight in zip(rows, weights, strict=True):
+        residuals = {
+            name: residual(run - sample.mean, weight, name)
+            for name, (run,) in values.items()
+            if len(apart[name]) > 1
+        }
+        far = outlying_allocations(residuals)
+        usual = log_sample([value for name, value in residuals.items() if name not in far] or [0.0])
+        residual_samples.append(replace(sample, variance=usual.variance, df=usual.df))
+    return residual_samples
+
+
+def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
+    """Yield the single run of each allocation."""
+    return (run for (run,) in values.values())
+
+
+def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
+    """Return each sample's prior variance, derived from all other samples; None if unknown.
+
+    The prior is the squared median of the other samples' deviations. Including the sample itself
+    would add degrees of freedom that were not measured. The median of a chi-squared variable is
+    31% below the mean at 2 degrees of freedom, so each deviation is made median-unbiased first.
+    """
+    variances = [_median_unbiased(sample) for sample in samples]
+    deviations = sorted(math.sqrt(variance) for variance in variances if variance is not None)
+    all_df = math.fsum(sample.df for sample in samples)
+    priors: list[Term | None] = []
+    for sample, variance in zip(samples, variances, strict=True):
+        median = _median_without(deviations, None if variance is None else math.sqrt(variance))
+        df = min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df))
+        priors.append(None if median is None else Term(variance=median**2, df=df))
+    return priors
+
+
+def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
+    """Median of sorted numbers without one occurrence of the value `one`; None if none is left."""
+    # Called for each of thousands of entries: nothing is copied or sorted.
+    left_out = len(ordered) if one is None else bisect_left(ordered, one)
+    count = len(ordered) - (one is not None)
+    if count == 0:
+        return None
+    low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
+
+
+def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
+    """Return the prior, or the row's variance on the other side of the comparison if it is larger.
+
+    The prior assumes equally noisy rows; in a noisier row, a few runs that agree by chance would be
+    trusted too much (error rates: docs/evidence/rates.md). If the other side has fewer runs, the
+    prior is returned as it is: a few noisy runs cast no doubt on many quiet ones.
+    """
+    variance = _median_unbiased(other_side)
+    if prior is None or variance is None or other_side.df < own.df:
+        return prior
+    return replace(prior, variance=max(prior.variance, variance))
+
+
+def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
+    """Return the prior, lowered to an upper bound on the variance of the row's own samples.
+
+    This protects a row with enough runs from the noise of other rows. Identical values set no
+    bound, since they may have been rounded.
+    """
+    df = math.fsum(sample.df for sample in of_row)
+    squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
+    if prior is None or squares == 0:
+        return prior
+    # The quantile of a chi-squared variable, after Wilson and Hilferty (1931).
+    share = 2 / (9 * df)
+    root = 1 - share + normal_quantile(excluded) * math.sqrt(share)
+    if root <= 0:
+        return prior
+    return replace(prior, variance=min(prior.variance, squares / (df * root**3)))
+
+
+def _median_unbiased(sample: Sample) -> float | None:
+    if sample.variance is None:
+        return None
+    return sample.variance * sample.df / chi_squared_median(sample.df)
+
+
+def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
+    """Return the contribution of several moderated samples to the variance of a difference.
+
+    Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
+    priors come from nearly the same runs, so they count as one contribution. Counted as
+    independent, they would add degrees of freedom that were not measured: in simulations, 2 runs
+    then differed from 2 other runs of the same entry at p < 0.01 in 2.3% of cases.
+
+    A prior that raises the variance does not lower `df`, or noise of other rows would count twice.
+    """
+    used = [(sample, share) for sample, share in parts if share]
+    if any(sample.variance is None for sample, _ in used):
+        return None
+    own = [Term(variance=sample.own_part * share, df=sample.sample.df) for sample, share in used]
+    prior = math.fsum(sample.prior_part * share for sample, share in used)
+    prior_df = min(
+        (sample.prior.df for sample, _ in used if sample.prior is not None), default=math.inf
+    )
+    merged = welch_term([*own, Term(variance=prior, df=prior_df)])
+    if any(sample.sample.df == 0 for sample, _ in used):
+        return merged
+    without_prior = welch_term(
+        Term(variance=(sample.variance or 0.0) * share, df=sample.sample.df)
+        for sample, share in used
+    )
+    return replace(merged, df=max(merged.df, without_prior.df))

@@ -1,0 +1,247 @@
+"""Nights: the valid runs of each allocation in results files, and the nodes that they ran on.
+
+A night that ran on a slow node is slower than the nights before *and after* it on other nodes; a
+change of the machine affects all following nights, whichever nodes they ran on.
+"""
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpuscale.analysis.estimates import Term, difference
+from gpuscale.analysis.level_changes import night_deviation
+from gpuscale.base.errors import UsageError
+from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
+from gpuscale.records.environment import UNRECORDED
+from gpuscale.records.environment_diff import environment_changes, host_changes
+from gpuscale.records.run import nodes_of
+
+FEWEST_VISITS = 3
+"""Minimum number of nights on a node that are needed to judge the node."""
+_NEAR = 7
+"""Maximum number of nights without the node, on either side, with which a night is compared."""
+_FEWEST_NEAR = 2
+"""Minimum number of nights without the node after its first slow night, and before its last."""
+_EACH, _EACH_DEVIATIONS = 0.01, 1.5
+"""Minimum slowdown of each slow night: as a fraction, and in standard deviations of nights."""
+_MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
+"""Minimum mean slowdown of the slow nights: as a fraction, and in standard errors."""
+
+Costs = Sequence[Mapping[PointKey, float]]
+"""For each night, the logarithm of each row's step time."""
+Places = Sequence[Mapping[PointKey, frozenset[str]]]
+"""For each night, the names of the nodes that each row ran on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """One night: the runs executed in one allocation, and the mean step time of each row."""
+
+    allocation: str
+    began_at: datetime
+    environment: Environment
+    runs: tuple[Run, ...]
+    """Valid runs of the selected rows."""
+    log_costs: Mapping[PointKey, float]
+    """Mean logarithm of the step time of each row."""
+    nodes: Mapping[PointKey, frozenset[str]]
+    """Nodes that each row ran on, as far as known."""
+
+
+def nights_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> tuple[Night, ...]:
+    """Return one night for each allocation in the results, in chronological order.
+
+    Results with injected faults and results excluded on purpose are ignored.
+    """
+    placed: dict[str, list[tuple[Run, Results]]] = {}
+    for result in results:
+        for run in () if result.injections or result.left_out else result.runs:
+            if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
+                placed.setdefault(result.allocation_of(run), []).append((run, result))
+    # Most rows of most nights ran on the same nodes, which are kept once.
+    known: dict[frozenset[str], frozenset[str]] = {}
+    nights = (_night(allocation, made, known) for allocation, made in placed.items())
+    return tuple(sorted(nights, key=lambda night: night.began_at))
+
+
+def _night(
+    allocation: str,
+    made: Sequence[tuple[Run, Results]],
+    known: dict[frozenset[str], frozenset[str]],
+) -> Night:
+    logs: dict[PointKey, list[float]] = {}
+    nodes: dict[PointKey, frozenset[str]] = {}
+    for run, result in made:
+        point, hosts = PointKey.of(run), _hosts(run, result)
+        if point in logs:
+            hosts |= nodes[point]
+        logs.setdefault(point, []).append(run.log_cost)
+        nodes[point] = known.setdefault(hosts, hosts)
+    return Night(
+        allocation=allocation,
+        began_at=min(_run_began(run, result) for run, result in made),
+        environment=made[0][1].environment,
+        runs=tuple(run for run, _ in made),
+        log_costs={point: statistics.fmean(values) for point, values in logs.items()},
+        nodes=nodes,
+    )
+
+
+def _hosts(run: Run, result: Results) -> frozenset[str]:
+    """Return a run's hosts from its ranks, else from its nodes, else from its file's header."""
+    named = run.ranks or run.nodes or result.environment.nodes
+    hosts = frozenset(each.host for each in named)
+    return hosts or frozenset(filter(None, [result.environment.host]))
+
+
+def _run_began(run: Run, result: Results) -> datetime:
+    if run.started_at_s is None:
+        return datetime.fromisoformat(result.created_at).astimezone(UTC)
+    return datetime.fromtimestamp(run.started_at_s, UTC)
+
+
+def began(result: Results) -> datetime:
+    """Return the start time of a file's first run, or the file's creation time if it has no run."""
+    created = datetime.fromisoformat(result.created_at).astimezone(UTC)
+    return min((_run_began(run, result) for run in result.runs), default=created)
+
+
+def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
+    """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first."""
+    found = sorted((began(result), result.left_out) for result in results if result.left_out)
+    names = date_texts([moment for moment, _ in found])
+    return tuple(f"{name} ({reason})" for name, (_, reason) in zip(names, found, strict=True))
+
+
+def date_texts(moments: Sequence[datetime]) -> list[str]:
+    """Return the date of each moment, with its time if several moments share a date."""
+    dates = [f"{moment:%Y-%m-%d}" for moment in moments]
+    shared = Counter(dates)
+    dated = zip(dates, moments, strict=True)
+    return [day if shared[day] == 1 else f"{at:%Y-%m-%d %H:%M}" for day, at in dated]
+
+
+def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
+    """Return the name of the nights' machine; raise UsageError for several or for no night."""
+    machines: dict[str, str] = {}
+    for night in nights:
+        machine = night.environment
+        of_cpu = "" if machine.device == UNRECORDED else "CPU"
+        name = ", ".join(machine.gpu_names) or machine.cpu_model or machine.system or of_cpu
+        machines.setdefault(name, f"{night.began_at:%Y-%m-%d}")
+    if len(machines) > 1:
+        found = "; ".join(f"{name} since {first}" for name, first in machines.items())
+        raise UsageError(f"the nights are of several machines: {found}; give those of one")
+    if not machines:
+        beside = f"; left out: {', '.join(left_out)}" if left_out else ""
+        raise UsageError(f"the results hold no valid run of what was asked for{beside}")
+    return next(iter(machines))
+
+
+def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+    """Return the changes in the environment from the previous night to the given night."""
+    before, now = nights[night - 1].environment, nights[night].environment
+    nodes = (nodes_of(nights[at].runs) for at in (night - 1, night))
+    hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
+    return (*environment_changes([before], [now], *nodes), *hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEffect:
+    """Effect of one node: nights with the node, compared with neighbouring nights without it."""
+
+    node: str
+    nights: tuple[int, ...]
+    slow: tuple[int, ...]
+    """Nights on which the node, not the machine, was slow; three or more successive visits."""
+    speed: Estimate | None
+    """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
+    without it; None if too few nights can be compared."""
+
+    @property
+    def slowdown(self) -> float:
+        """Logarithm of the node's step time relative to that of other nodes; 0 if unknown."""
+        return -math.log1p(self.speed.value) if self.speed else 0.0
+
+
+def node_effects(costs: Costs, places: Places) -> tuple[NodeEffect, ...]:
+    """Return the effect of each node, slowest first; empty if all nights ran on the same nodes."""
+    sets = {nodes for night in places for nodes in night.values()}
+    names = sorted(frozenset().union(*sets)) if len(sets) > 1 else []
+    effects = [_effect(name, costs, places) for name in names]
+    return tuple(sorted(effects, key=lambda each: each.speed.value if each.speed else math.inf))
+
+
+def without_slow_nodes(costs: Costs, places: Places, effects: Sequence[NodeEffect]) -> Costs:
+    """Return the log step times as they would be if slow nodes were as fast as the others."""
+    if not any(effect.slow for effect in effects):
+        return costs
+    slower = [dict[str, float]() for _ in costs]
+    for effect in effects:
+        for night in effect.slow:
+            slower[night][effect.node] = effect.slowdown
+    return [
+        {
+            point: cost - max((slow.get(node, 0.0) for node in nodes[point]), default=0.0)
+            for point, cost in night.items()
+        }
+        for night, nodes, slow in zip(costs, places, slower, strict=True)
+    ]
+
+
+def _effect(node: str, costs: Costs, places: Places) -> NodeEffect:
+    nights = [i for i, night in enumerate(places) if any(node in on for on in night.values())]
+    by_night: dict[int, list[float]] = {}
+    deviations = []
+    for point in dict.fromkeys(p for i in nights for p, on in places[i].items() if node in on):
+        others = [
+            (i, night[point])
+            for i, night in enumerate(costs)
+            if point in night and node not in places[i][point]
+        ]
+        deviations.append(night_deviation([value for _, value in others]))
+        for night in nights:
+            level = _level_around(night, others) if node in places[night].get(point, ()) else None
+            if level is not None:
+                by_night.setdefault(night, []).append(costs[night][point] - level)
+    deviation = statistics.median(deviations)
+    apart = {night: statistics.median(values) for night, values in sorted(by_night.items())}
+    slow = [*_slow_nights(apart, deviation, len(costs), nights)]
+    shown, speed = slow or [*apart], None
+    if len(shown) >= FEWEST_VISITS:
+        mean = statistics.fmean(apart[night] for night in shown)
+        error = Term(variance=deviation**2 / len(shown), df=max(1, len(costs) - 1))
+        speed = difference(-mean, [error]).relative_change()
+    return NodeEffect(node=node, nights=tuple(nights), slow=tuple(slow), speed=speed)
+
+
+def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:
+    """Return the slower of the levels before and after a night; None without enough nights."""
+    before = [value for i, value in others if i < night][-_NEAR:]
+    after = [value for i, value in others if i > night][:_NEAR]
+    sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)
+    return max(sides, default=None)
+
+
+def _slow_nights(
+    apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
+) -> Iterator[int]:
+    """Yield the node's successive slow nights, if nights without the node show that it is slow."""
+    each = max(_EACH, _EACH_DEVIATIONS * deviation)
+    for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):
+        found = [*group]
+        least = max(_MEAN, _MEAN_DEVIATIONS * deviation / math.sqrt(len(found)))
+        mean = statistics.fmean(apart[night] for night in found)
+        around = ({*range(found[0], count)}, {*range(found[-1])})
+        others = min(len(part.difference(nights)) for part in around)
+        if is_slow and len(found) >= FEWEST_VISITS and mean > least and others >= _FEWEST_NEAR:
+            yield from found

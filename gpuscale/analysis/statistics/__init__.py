@@ -1,1 +1,0 @@
-"""Statistics of log step times, without access to files or GPUs."""

@@ -1,0 +1,260 @@
+"""A table of all GPU counters: how gpuscale reads, reduces, checks and shows them.
+
+docs/format.md explains what the counters mean. A `Reading` holds the values read at one time.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class CounterQuantity:
+    """Unit and inclusive bounds of a counter's values, and whether they are whole numbers."""
+
+    what: str
+    unit: str
+    low: float
+    high: float
+    whole: bool = False
+
+
+SHARE = CounterQuantity("a share of time", "0 to 1", 0, 1)
+BYTES = CounterQuantity("a whole number of bytes", "bytes", 0, 2**60, whole=True)
+WATTS = CounterQuantity("a power in watts", "W", 0, 1e6)
+JOULES = CounterQuantity("an energy in joules", "J", 0, 1e15)
+MHZ = CounterQuantity("a clock in MHz", "MHz", 0, 1e6)
+CELSIUS = CounterQuantity("a temperature in °C", "°C", -273.15, 1000)
+COUNT = CounterQuantity("a whole number", "", 0, 1e9, whole=True)
+ERRORS = CounterQuantity("a whole number", "", 0, 2**64, whole=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A call that reads a counter through the Python bindings of NVML or AMD SMI."""
+
+    call: str
+    """Name of an NVML or AMD SMI function, or of a field ID for nvmlDeviceGetFieldValues."""
+    arguments: tuple[str, ...] = ()
+    """Names of the binding's constants to pass to the function after the device."""
+    member: str | None = None
+    """Dotted path to the number within the answer; None if the answer is the number itself."""
+    take: Callable[[Any], Any] = lambda answer: answer
+    """Function that extracts the number from AMD SMI's answer, or from its `member` if set."""
+    divisor: int = 1
+    """Number by which the driver's value is divided to convert it to gpuscale's unit."""
+
+    @property
+    def is_of_amd(self) -> bool:
+        """True if the query is for AMD SMI, False if it is for NVML."""
+        return self.call.startswith("amdsmi_")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A GPU counter: how it is read, reduced and shown."""
+
+    name: str
+    """Name of the counter in the records of a run."""
+    moment: str
+    """Key under which a `Reading` stores the driver's answer; several counters may share a key."""
+    label: str
+    """Name shown to people; counters with the same label share a line of output."""
+    quantity: CounterQuantity
+    when: Literal["windows", "load", "run"]
+    """When the counter is read. `windows`: at each tick inside timed windows. `load`: once a second
+    from the start of the first window to the end of the last. `run`: once a second from warm-up to
+    the end of the run."""
+    reduce: Literal["mean", "max", "min", "increase", "shares"]
+    queries: tuple[Query, ...] = ()
+    """Queries of NVML and of AMD SMI, newest first; none if a method of the device reads the
+    counter, or if the vendor has no such counter."""
+    take: Callable[[Any], float | None] = lambda answer: answer
+    """Function that extracts the number from an answer that is not a number itself."""
+    meaning: str = ""
+    """Explanation in docs/format.md; empty if the name is clear enough."""
+    shown: str | None = "{}"
+    """Format string for number and unit in `gpuscale doctor`; None to omit the counter there."""
+
+    @property
+    def is_number(self) -> bool:
+        """True if the counter is reduced to a single number."""
+        return self.reduce != "shares"
+
+    def number(self, answer: Any) -> float | None:
+        """Extract the number from an answer; None if there is no answer."""
+        return None if answer is None else self.take(answer)
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver's answers about one device at one time, keyed by `Field.moment`."""
+
+    answers: dict[str, Any] = {}
+    """Answer for each key: a number, the active clock event reasons, or a flag for each link that
+    is true if the link is active."""
+    absent: dict[str, str] = {}
+    """The driver's reason for each missing answer."""
+
+    def __contains__(self, moment: str) -> bool:
+        return moment in self.answers or moment in self.absent
+
+
+_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
+"""PCIe generation for each transfer rate in megatransfers per second."""
+
+
+def _microjoules(count: Mapping[str, Any]) -> Any:
+    return count["energy_accumulator"] * count["counter_resolution"]
+
+
+# A table is read by its rows, which the formatter would break up.
+# fmt: off
+FIELDS = (
+    # name in a run, name at a moment, label, quantity, what counts, how it becomes one number
+    Field("utilization_mean", "utilization", "utilization", SHARE, "windows", "mean",
+          (Query("nvmlDeviceGetUtilizationRates", member="gpu", divisor=100),
+           Query("amdsmi_get_gpu_activity", member="gfx_activity", divisor=100)),
+          meaning="share of time with a kernel running"),
+    # Version 2 leaves out what the driver itself reserves (up to about 1 GiB), as nvidia-smi
+    # does; drivers before R510 only have the first version, which counts it.
+    Field("memory_used_peak_bytes", "memory_used_bytes", "memory", BYTES, "windows", "max",
+          (Query("nvmlDeviceGetMemoryInfo", ("nvmlMemory_v2",), member="used"),
+           Query("nvmlDeviceGetMemoryInfo", member="used"),
+           Query("amdsmi_get_gpu_memory_usage", ("AmdSmiMemoryType.VRAM",))), shown="{} in use",
+          meaning="that processes had allocated, of other jobs too"),
+    # From Ampere on, the older call answers with the mean over the last second, most of which
+    # may lie before the window that the sample is put into, and the buffer is smoothed as well.
+    Field("power_mean_w", "power_w", "power", WATTS, "windows", "mean",
+          (Query("NVML_FI_DEV_POWER_INSTANT", divisor=1000),
+           Query("nvmlDeviceGetPowerUsage", divisor=1000),
+           # From MI300 on, and before.
+           Query("amdsmi_get_power_info", member="current_socket_power"),
+           Query("amdsmi_get_power_info", member="average_socket_power"))),
+    Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",
+          (Query("nvmlDeviceGetTotalEnergyConsumption", divisor=1000),
+           Query("amdsmi_get_energy_count", take=_microjoules, divisor=10**6)),
+          shown="counted by the device",
+          meaning="of all windows together, from the device's own counter"),
+    Field("sm_clock_mean_mhz", "sm_clock_mhz", "SM clock", MHZ, "windows", "mean",
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",)),
+           Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="clk"))),
+    Field("memory_clock_mean_mhz", "memory_clock_mhz", "memory clock", MHZ, "windows", "mean",
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",)),
+           Query("amdsmi_get_clock_info", ("AmdSmiClkType.MEM",), member="clk"))),
+    Field("temperature_max_c", "temperature_c", "temperature", CELSIUS, "windows", "max",
+          (Query("nvmlDeviceGetTemperatureV", ("NVML_TEMPERATURE_GPU",)),
+           Query("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)),
+           Query("amdsmi_get_temp_metric",
+                 ("AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureMetric.CURRENT")))),
+    Field("clock_event_reasons", "clock_event_reasons", "clock events", SHARE, "windows", "shares",
+          (Query("nvmlDeviceGetCurrentClocksEventReasons"),
+           Query("nvmlDeviceGetCurrentClocksThrottleReasons"))),
+    Field("pcie_generation", "pcie_generation", "PCIe", COUNT, "load", "min",
+          (Query("nvmlDeviceGetCurrPcieLinkGeneration"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_speed", take=_GENERATIONS.get)),
+          meaning="lowest between the first window's begin and the last one's end"),
+    Field("pcie_max_generation", "pcie_max_generation", "PCIe", COUNT, "load", "max",
+          (Query("nvmlDeviceGetMaxPcieLinkGeneration"),
+           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_speed",
+                 take=_GENERATIONS.get)), shown=None,
+          meaning="the most in this slot"),
+    Field("pcie_width", "pcie_width", "PCIe", COUNT, "load", "min",
+          (Query("nvmlDeviceGetCurrPcieLinkWidth"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_width")),
+          meaning="lanes, lowest in the same time"),
+    Field("pcie_max_width", "pcie_max_width", "PCIe", COUNT, "load", "max",
+          (Query("nvmlDeviceGetMaxPcieLinkWidth"),
+           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_width")), shown=None,
+          meaning="the most lanes in this slot"),
+    Field("pcie_replays", "pcie_replays", "PCIe replays", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetPcieReplayCounter"),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_replay_count"),
+           Query("amdsmi_get_gpu_pci_replay_counter")),
+          meaning="new ones, from warm-up to the run's end"),
+    Field("power_limit_w", "power_limit_w", "power limit", WATTS, "load", "min",
+          (Query("nvmlDeviceGetEnforcedPowerLimit", divisor=1000),
+           Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6)),
+          meaning="the lowest in the same time"),
+    *(Field(f"{link}_active_min", f"{link}_active", label, COUNT, "run", "min", take=sum,
+            meaning="the fewest links that were active during the run")
+      for link, label in (("nvlink", "NVLink"), ("xgmi", "XGMI"))),
+    Field("nvlink_errors", "nvlink_errors", "NVLink errors", ERRORS, "run", "increase",
+          meaning="new ones over all links, from warm-up to the run's end, like all errors below"),
+    Field("xgmi_errors", "xgmi_errors", "XGMI errors", ERRORS, "run", "increase",
+          meaning="checks, one a second, that found new ones"),
+    Field("ecc_corrected", "ecc_corrected", "ECC errors", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetTotalEccErrors",
+                 ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC")),
+           Query("amdsmi_get_gpu_total_ecc_count", member="correctable_count")),
+          shown="{} corrected",
+          meaning="new memory errors that ECC corrected"),
+    Field("ecc_uncorrected", "ecc_uncorrected", "ECC errors", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetTotalEccErrors",
+                 ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")),
+           Query("amdsmi_get_gpu_total_ecc_count", member="uncorrectable_count")),
+          shown="{} not, since the last reset",
+          meaning="new memory errors that it could not correct"),
+)
+# fmt: on
+
+NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
+"""Counters that are reduced to a single number, by name: possible keys of `GpuSummary.values`."""
+
+MOMENTS: Mapping[str, Field] = {
+    moment: next(field for field in FIELDS if field.moment == moment)
+    for moment in dict.fromkeys(field.moment for field in FIELDS)
+}
+"""The first counter for each key of a `Reading`; its queries serve all counters with that key."""
+
+_FOLDS: Mapping[str, Callable[[list[float]], float]] = {
+    "mean": lambda numbers: math.fsum(numbers) / len(numbers),
+    "max": max,
+    "min": min,
+    "increase": sum,
+}
+
+_CLOCK_EVENTS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+    "board_limit",
+    "reliability",
+)
+"""Names of the clock event reasons, in the order of the bits in NVML's mask; nvidia-smi shows most
+of them as `clocks_event_reasons.*`."""
+
+
+def fold(name: str, numbers: Iterable[float | None]) -> float | None:
+    """Reduce a counter's values from samples, runs or devices to one; None if all are unknown."""
+    known = [number for number in numbers if number is not None]
+    return _FOLDS[NUMBERS[name].reduce](known) if known else None
+
+
+def values_problem(values: Mapping[str, float]) -> str | None:
+    """Return a message about the first unknown counter or invalid number; None if all are valid."""
+    for name, value in values.items():
+        if name not in NUMBERS:
+            return f"values: unknown counter {name[:60]!r}; known are {', '.join(NUMBERS)}"
+        quantity = NUMBERS[name].quantity
+        if not quantity.low <= value <= quantity.high or (quantity.whole and value % 1):
+            expected = f"{quantity.what} between {quantity.low:.12g} and {quantity.high:.12g}"
+            return f"values.{name}: expected {expected}, found {value:.12g}"
+    return None
+
+
+def clock_events(bits: int) -> tuple[str, ...]:
+    """Return the clock event reasons in NVML's bit mask; an unknown bit becomes `reason_0x800`."""
+    return tuple(
+        _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
+        for bit in range(bits.bit_length())
+        if bits >> bit & 1
+    )

@@ -1,0 +1,185 @@
+"""Text for people and files: numbers with their units, and text that is safe to print."""
+
+import codecs
+import io
+import math
+import re
+from collections.abc import Callable
+from typing import TextIO
+
+_MOST_MORE_DIGITS = 3
+LINE_LIMIT = 10_000
+"""Maximum length of a one-line string, in characters."""
+DETAIL_LIMIT = 200_000
+"""Maximum length of a multi-line string, such as a traceback, in characters."""
+_LONGEST_SHOWN = 40
+
+# Control characters (terminal escapes among them), line and paragraph separators,
+# bidirectional overrides, and lone surrogates, which no terminal or file can encode.
+_UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
+UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
+"""Unprintable characters, except line breaks and tabs, for the `[…]` of a regular expression."""
+# No replacement contains quotes or backslashes, since the text may be JSON.
+_IN_ASCII = {
+    **dict.fromkeys("−–—━", "-"),
+    **dict.fromkeys("█▌", "#"),
+    **dict.fromkeys("°✅\ufe0f", ""),
+    "\u00a0": " ",
+    "·": "*",
+    "×": "x",
+    "⁹": "^9",
+    "₂": "2",
+    "²": "^2",
+    "±": "+-",
+    "→": "->",
+    "…": "...",
+    "µ": "u",
+    "░": ".",
+    "⚠": "!",
+    "❌": "x",
+}
+SPELT_OUT = "gpuscale-spelt-out"
+"""Name of the codec error handler that `spell_out` sets for streams."""
+_LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
+
+
+def counted(count: int, word: str) -> str:
+    """Return a count and its noun, in the plural if needed: `1 run`, `2 runs`, `2 entries`."""
+    if count != 1:
+        word = f"{word[:-1]}ies" if word.endswith("ry") else f"{word}s"
+    return f"{count} {word}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration to three digits: `41.2 ms`, `4.12 s`, `6 min 52 s`, `19 h 49 min`."""
+    if round(seconds) >= 36000:
+        hours, rest = divmod(round(seconds / 60), 60)
+        return f"{hours} h {rest} min"
+    if round(seconds) >= 120:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    # The rounded number decides the unit: 0.9996 s are 1.00 s, not 1000 ms.
+    rounded = float(f"{seconds:.3g}")
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if rounded * factor >= 1:
+            return f"{significant(seconds * factor)} {unit}"
+    return f"{significant(seconds * 1e6)} µs"
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in binary units: `512 MiB`, `1.50 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(count) < 1024:
+            return f"{significant(count)} {unit}"
+        count /= 1024
+    return f"{significant(count)} TiB"
+
+
+def format_percent(fraction: float, *, signed: bool = False, decimals: int = 1) -> str:
+    """Format a fraction as a percentage, by default with one decimal: `−9.1 %`."""
+    text = f"{abs(fraction) * 100:.{decimals}f} %"
+    if fraction < 0 and text.strip("0. %"):
+        return f"−{text}"
+    return f"+{text}" if signed else text
+
+
+def whole_percent(fraction: float) -> str:
+    """Format a fraction as a percentage without decimals: `83 %`."""
+    return f"{round(fraction * 100)} %"
+
+
+def rough_percent(fraction: float, more: int = 0) -> str:
+    """Format a fraction as a percentage with two significant digits: `7.0 %`, `12 %`.
+
+    `more` is the number of extra digits. A fraction just below 1 gets as many as are needed to
+    avoid 100 %: `99.7 %`.
+    """
+    if fraction > 10:
+        return "over 1000 %"
+    text = significant(fraction * 100, 2 + more)
+    if float(text) == 100 and fraction < 1 and more < _MOST_MORE_DIGITS:
+        return rough_percent(fraction, more + 1)
+    return f"{text} %"
+
+
+def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
+    """Format values with as few digits as suffice to tell different values apart.
+
+    `form` is called with a value and the number of extra digits, and returns text.
+    """
+    for more in range(_MOST_MORE_DIGITS):
+        texts = [form(value, more) for value in values]
+        if len(set(texts)) == len({round(value, 5) for value in values}):
+            break
+    return texts
+
+
+def significant(number: float, digits: int = 3) -> str:
+    """Format a positive number to `digits` significant digits, without an exponent: `0.0412`."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    # The rounded number decides: 99.96 has three digits as 100, not as 100.0.
+    exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
+    decimals = max(0, digits - 1 - exponent)
+    return f"{number:.{decimals}f}"
+
+
+def text_problem(text: str) -> str | None:
+    """Return a message with a remedy if a line of text is not allowed in files; else None."""
+    if len(text) > LINE_LIMIT:
+        return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
+    found = re.search(f"[{UNPRINTABLE}]", text)
+    return found and f"text with the unprintable character {_escape(found)}; remove it"
+
+
+def clean(text: str, *, multiline: bool = False) -> str:
+    """Return the text in a form that is allowed in a file; allowed text is returned unchanged.
+
+    Line breaks become spaces (unless `multiline`), other unprintable characters become visible
+    escapes, and the middle of a text that is too long is cut out.
+    """
+    text = re.sub(r"\r\n?", "\n", text) if multiline else _LINE_BREAK.sub(" ", text)
+    text = visible(text, multiline=multiline)
+    limit = DETAIL_LIMIT if multiline else LINE_LIMIT
+    if len(text) <= limit:
+        return text
+    half = limit // 2 - 50
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
+
+def visible(text: str, *, multiline: bool = False) -> str:
+    r"""Escape the unprintable characters in the text, as in `\x1b`."""
+    return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
+
+
+def escaped(text: str) -> str:
+    r"""Escape all characters that have no glyph, as in `\ufeff`."""
+    signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(signs)
+
+
+def shown(text: str) -> str:
+    """Return a text quoted for use in an error message; long texts are shortened."""
+    return f"text {text[:_LONGEST_SHOWN]!r}{'…' if len(text) > _LONGEST_SHOWN else ''}"
+
+
+def spell_out(*streams: TextIO | None) -> None:
+    r"""Have streams replace characters that they cannot encode: `µ` with `u`, `Ж` with `\u0416`."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=SPELT_OUT)
+
+
+def _spelt_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    return _IN_ASCII.get(sign, ascii(sign)[1:-1]), error.start + 1
+
+
+codecs.register_error(SPELT_OUT, _spelt_out)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

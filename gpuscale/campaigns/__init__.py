@@ -1,1 +1,0 @@
-"""Work across jobs or sessions: nightly runs, cluster profiles, job scripts and trials."""

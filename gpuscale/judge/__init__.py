@@ -1,1 +1,0 @@
-"""Verdicts on results, and the causes of losses; nothing here reads or writes a file."""

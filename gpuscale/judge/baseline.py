@@ -1,0 +1,289 @@
+"""Create baselines from measured runs, and update them with approved later runs."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from gpuscale.analysis.nights import left_out_of
+from gpuscale.base.errors import UsageError
+from gpuscale.base.text import counted
+from gpuscale.judge.hardware import common_hardware
+from gpuscale.records import Configuration, Environment, Results, Run
+from gpuscale.records.baseline import Baseline, BaselineChange
+from gpuscale.records.configuration import OfRow
+from gpuscale.records.run import without_windows
+
+MINIMUM_RUNS = 3
+"""Minimum number of valid runs of each entry in a baseline file."""
+TOO_WEAK = 0.2
+"""Loss above which the smallest detectable loss makes a baseline or a history too weak."""
+EVERYTHING = "all"
+"""Selector that chooses every proposal that can be accepted."""
+_IN_HISTORY = (
+    *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
+    "measured",
+)
+"""Fields of a run that are kept in a baseline's history: all except the evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryId(OfRow):
+    """Identity of a baseline entry: the properties that all its runs share."""
+
+    configuration: Configuration
+    gpus: int
+
+
+def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
+    """Group runs by entry, without changing their order."""
+    entries: dict[EntryId, list[Run]] = {}
+    for run in runs:
+        entries.setdefault(EntryId(run.configuration, run.gpus), []).append(run)
+    return entries
+
+
+def baseline_from_results(
+    results: Sequence[Results],
+    *,
+    name: str,
+    cluster: str,
+    minimum_runs: int = MINIMUM_RUNS,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> Baseline:
+    """Make a baseline from the valid runs in `results`, which are in the order of measurement.
+
+    The runs of one scheduler job, or of one invocation without a scheduler, form one allocation.
+    `cases`, such as `mnist_cnn` or `mnist_cnn/ddp`, and `gpus` select entries; None selects all.
+    """
+    valid = entries_of(_valid_runs(results))
+    if not valid:
+        raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
+    hardware = common_hardware([result.environment for result in results])
+    measured = entries_of(run for result in results for run in result.runs)
+    entries = _chosen({entry: valid.get(entry, []) for entry in measured}, cases, gpus)
+    short = [
+        f"{_entry_label(entry, entries)} has {len(runs)}"
+        for entry, runs in entries.items()
+        if len(runs) < minimum_runs
+    ]
+    if short:
+        raise UsageError(
+            f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
+            f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
+        )
+    for entry, runs in entries.items():
+        _validate_workload(entry, runs, entries)
+    taken = tuple(run for runs in entries.values() for run in runs)
+    return Baseline(
+        name=name,
+        cluster=cluster,
+        hardware=hardware,
+        runs=taken,
+        environments=_environments(results, taken),
+        recorded_at=max((each.created_at for each in results), key=datetime.fromisoformat),
+        gpuscale_version=", ".join(dict.fromkeys(each.gpuscale_version for each in results)),
+        probes=tuple(probe for result in results for probe in result.probes),
+    )
+
+
+def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
+    """Return advice for an entry that has too few valid runs."""
+    return (
+        "give the results of all nights together, or measure as before with '--runs "
+        f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "
+        "included"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A proposed change to one baseline entry: replace its runs, add runs, or create the entry."""
+
+    label: str
+    """Row label, with the options that distinguish the entry from others of the same name."""
+    entry: EntryId
+    old: tuple[Run, ...]
+    """Runs of the entry in the baseline; empty if the baseline lacks the entry."""
+    new: tuple[Run, ...]
+    obstacle: str = ""
+    """Reason why the proposal cannot be accepted; empty if it can be."""
+
+    @property
+    def remark(self) -> str:
+        """Remark shown to the user before the proposal is accepted; may be empty."""
+        if self.obstacle:
+            return f"cannot be accepted, it {self.obstacle}"
+        if not self.old:
+            return "new"
+        before, now = ([*{run.allocation for run in runs}] for runs in (self.old, self.new))
+        counts = (("runs", len(self.old), len(self.new)), ("allocations", len(before), len(now)))
+        fewer = [f"{name} {then} → {left}" for name, then, left in counts if left < then]
+        return f"warning: fewer than before, so it finds less: {', '.join(fewer)}" if fewer else ""
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Names that select this proposal on the command line, most specific first."""
+        gpus, case = self.entry.gpus, self.entry.configuration.case
+        label = self.entry.configuration.label
+        return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
+
+
+def proposals(
+    baseline: Baseline, results: Sequence[Results], *, beside: bool = False
+) -> tuple[Proposal, ...]:
+    """Propose a change to each baseline entry whose runs differ from those in the results.
+
+    New runs replace or, if `beside` is true, join the baseline's runs. New entries come last.
+    """
+    entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
+    found = []
+    for entry in [entry for entry in {**known, **entries} if entry in entries]:
+        old = tuple(known.get(entry, ()))
+        new = (*(old if beside else ()), *entries[entry])
+        _validate_workload(entry, new, entries)
+        if _identities(old) != _identities(new):
+            label, obstacle = _entry_label(entry, {**entries, **known}), ""
+            if len(new) < MINIMUM_RUNS:
+                obstacle = (
+                    f"has {counted(len(new), 'valid run')}, and an entry needs {MINIMUM_RUNS}"
+                )
+            found.append(Proposal(label=label, entry=entry, old=old, new=new, obstacle=obstacle))
+    return tuple(found)
+
+
+def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
+    """Return the proposals that match a selector; the selector `all` skips unacceptable ones."""
+    chosen = []
+    for selector in selectors:
+        named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
+        refused = [proposal for proposal in named if proposal.obstacle]
+        if selector != EVERYTHING and not named:
+            choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
+            raise UsageError(f"--accept {selector}: no such change; there is {choice}")
+        if selector != EVERYTHING and refused:
+            why = f"{refused[0].label} {refused[0].obstacle}"
+            raise UsageError(f"--accept {selector}: {why}; nothing was written")
+        chosen += [proposal for proposal in named if not proposal.obstacle]
+    return tuple(proposal for proposal in found if proposal in chosen)
+
+
+def revised(
+    baseline: Baseline,
+    changes: Sequence[Proposal],
+    results: Sequence[Results],
+    *,
+    reason: str,
+    at: str,
+    by: str | None = None,
+) -> Baseline:
+    """Return the baseline with these proposals applied; replaced runs move to its history."""
+    entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
+    runs = tuple(run for made in entries.values() for run in made)
+    gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
+    replaced = tuple(run for change in gone_from for run in change.old)
+    kept = [Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced]
+    added = tuple(change.label for change in changes if not change.old)
+    change = BaselineChange(at=at, reason=reason, by=by, replaced=tuple(kept), added=added)
+    used = {run.allocation for run in runs}
+    left = {name: where for name, where in baseline.environments.items() if name in used}
+    known = (baseline.gpuscale_version or "").split(", ")
+    versions = dict.fromkeys([*known, *(result.gpuscale_version for result in results)])
+    moments = filter(None, [baseline.recorded_at, *(result.created_at for result in results)])
+    probes = tuple(probe for result in results for probe in result.probes)
+    return replace(
+        baseline,
+        probes=probes or baseline.probes,
+        runs=runs,
+        environments={**left, **_environments(results, runs)},
+        gpuscale_version=", ".join(filter(None, versions)),
+        recorded_at=max(moments, key=datetime.fromisoformat),
+        history=(*baseline.history, change),
+    )
+
+
+def _chosen(
+    entries: Mapping[EntryId, list[Run]],
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> dict[EntryId, list[Run]]:
+    chosen = {
+        entry: runs
+        for entry, runs in entries.items()
+        if (gpus is None or entry.gpus in gpus) and entry.key.is_of(cases)
+    }
+    where = "" if gpus is None else " on what --gpus names"
+    held = f"they hold {', '.join(dict.fromkeys(entry.label for entry in entries))}"
+    for case in cases or ():
+        if not any(entry.key.is_of((case,)) for entry in chosen):
+            raise UsageError(f"the results hold no '{case}'{where}; {held}")
+    for count in sorted({*(gpus or ())} - {entry.gpus for entry in chosen}):
+        raise UsageError(f"the results have no row on {count}; {held}")
+    return chosen
+
+
+def _valid_runs(results: Sequence[Results]) -> list[Run]:
+    """Return the valid runs in the form that baselines keep.
+
+    Raises UsageError if the results contain excluded nights or injected faults.
+    """
+    if left_out := ", ".join(left_out_of(results)):
+        raise UsageError(
+            f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
+            "leave-out --undo NIGHT' takes it back"
+        )
+    injections = dict.fromkeys(text for result in results for text in result.injections)
+    if injections:
+        raise UsageError(
+            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
+            "made of real ones, measured without --inject"
+        )
+    return [
+        replace(without_windows(run), allocation=result.allocation_of(run))
+        for result in results
+        for run in result.runs
+        if run.is_valid
+    ]
+
+
+def _validate_workload(entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]) -> None:
+    workloads = {f"batch {run.batch_per_gpu} of shape {run.sample_shape}": run for run in runs}
+    if len(workloads) > 1:
+        raise UsageError(
+            f"{_entry_label(entry, entries)} was measured with different samples "
+            f"({', '.join(workloads)}); make one baseline for each"
+        )
+
+
+def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
+    """The entry's name, with the options that distinguish it from entries of the same name."""
+    alike = (other for other in entries if other.gpus == entry.gpus)
+    namesakes = [other.configuration for other in alike if other.key == entry.key]
+    apart = [
+        f"{name} {getattr(entry.configuration, name)}"
+        for name in Configuration.__struct_fields__
+        if len({getattr(namesake, name) for namesake in namesakes}) > 1
+    ]
+    return f"{entry.label} ({', '.join(apart)})" if apart else entry.label
+
+
+def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
+    """Return the environment of each allocation in which these runs were measured.
+
+    Jobs that resumed a results file share the file's environment, except for job and host.
+    """
+    used = {run.allocation for run in runs}
+    found = {result.allocation: result.environment for result in results}
+    for result in results:
+        for run in result.runs:
+            if (name := result.allocation_of(run)) not in found:
+                host = run.ranks[0].host if run.ranks else result.environment.host
+                found[name] = replace(result.environment, job_id=run.allocation, host=host)
+    return {allocation: where for allocation, where in found.items() if allocation in used}
+
+
+def _identities(runs: Sequence[Run]) -> Counter[object]:
+    return Counter((r.log_cost, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)

@@ -1,0 +1,284 @@
+"""The changes that are judged: of step times, speedups and other metrics, from paired runs."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscale.analysis.estimates import Difference, exponential
+from gpuscale.analysis.moderation import RunSample, moderated_samples
+from gpuscale.analysis.scaling import Entry, References, level_of
+from gpuscale.judge.compare.matching import MatchedRow, usual_logs
+from gpuscale.judge.compare.spread import SideSample, estimates_allocations, gain_of
+from gpuscale.judge.compare.verdict import (
+    OTHER_WEIGHT,
+    TIME_WEIGHT,
+    ErrorRates,
+    Quantities,
+    Quantity,
+    loss_in_points,
+    relative_fall,
+    relative_rise,
+)
+from gpuscale.judge.sides import Sides
+from gpuscale.records import (
+    METRICS_BY_NAME,
+    EntryVerdict,
+    Estimate,
+    Limits,
+    MetricSpec,
+    MetricVerdict,
+    PointKey,
+    QuantityName,
+    Statement,
+    Tolerances,
+    Verdict,
+)
+from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Both sides of one row, with the runs on 1 GPU if both sides have them."""
+
+    row: MatchedRow
+    before: SideSample
+    after: SideSample
+    without_speedup: Statement | None = None
+    """Reason why the speedup cannot be judged; None if it can, or if the row is on 1 GPU."""
+    batches: float | None = None
+    """Ratio of the baseline's global batches on n GPUs and 1 GPU; None if no speedup is judged."""
+    beside: Sequence[tuple[SideSample, SideSample]] = ()
+    """Both sides' step-time ratios to further GPU counts that have the same 1-GPU reference."""
+
+    def quantities(
+        self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
+    ) -> Quantities:
+        """Return changes, without p-values, as if `further_runs` more runs had the same means."""
+        key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
+        on_1 = QuantityName.THROUGHPUT_ON_1
+        of_time = tolerances.limits(key, THROUGHPUT)
+        name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
+        time = _change(name, before.of_row, after.of_row, of_time, rates)
+        if len(before.ends) == 1:
+            return Quantities(time=time)
+        of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
+        of_speedup = tolerances.limits(key, SPEEDUP)
+        apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
+
+        def ratio(then: SideSample, now: SideSample) -> Quantity:
+            return _change(QuantityName.EFFICIENCY, then, now, of_speedup, rates, apart)
+
+        return Quantities(
+            time=time,
+            speedup=ratio(before, after),
+            reference=_change(on_1, before.of_reference, after.of_reference, of_one, rates),
+            beside=tuple(
+                ratio(then, now.with_further_runs(further_runs)) for then, now in self.beside
+            ),
+        )
+
+    def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
+        """Return an entry with this verdict and the baseline values underlying the change."""
+        entry = self.row.verdict_of(verdict, reason)
+        assert self.row.before is not None, "a row of measured runs has them on both sides"
+        level = level_of(self.row.before.key, _usual(self.before.of_row, self.after.of_row))
+        shown = replace(
+            entry.baseline,
+            value=level.value,
+            unit=level.unit,
+            step_time_s=level.step_time_s,
+            samples_per_s=level.samples_per_s,
+        )
+        if self.batches is not None:
+            speedup = _usual(self.before, self.after).inverse(self.batches)
+            efficiency = speedup.scaled(1 / self.row.key.gpus)
+            shown = replace(shown, speedup=speedup, efficiency=efficiency)
+        return replace(entry, baseline=shown)
+
+
+def _change(
+    name: QuantityName,
+    before: SideSample,
+    after: SideSample,
+    limits: Limits,
+    rates: ErrorRates,
+    deviation_apart: float = 0.0,
+) -> Quantity:
+    deviation = limits.allocation_deviation
+    gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
+    weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
+    return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
+
+
+def _usual(before: SideSample, after: SideSample) -> Estimate:
+    """Estimate the baseline value relative to which the change is computed."""
+    return before.own_estimate(estimates_allocations(before, after)).exponential()
+
+
+def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
+    """Pair the baseline and current samples of each row; all rows have valid runs on both sides.
+
+    Each sample's variance is moderated by all other samples, even those of rows that are not
+    judged, since all of them show how much runs differ. Outlying runs are excluded from the
+    baseline only: in the results, they may be the loss.
+    """
+    before, after = sides.before.by_point, sides.after.by_point
+    configurations = {entry.key.configuration for entry in sides.before.entries}
+    then, now = moderated_samples(
+        {key: usual_logs(entry, after.get(key)) for key, entry in before.items()},
+        {key: entry.logs for key, entry in after.items() if key.configuration in configurations},
+    )
+    references = References(before), References(after)
+    points, same_ones = [], defaultdict(list)
+    for row in rows:
+        assert row.before is not None, "a row of measured runs has them on both sides"
+        assert row.after is not None, "a row of measured runs has them on both sides"
+        keys = row.before.key, row.after.key
+        ones = references[0].of(keys[0]), references[1].of(keys[1])
+        points.append((row, keys, ones))
+        if row.key.gpus > 1:
+            same_ones[ones].append(keys)
+    pairings = []
+    for row, keys, ones in points:
+        # Tests of other tools often have the number of GPUs in their name, so T(1) is elsewhere.
+        is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
+        is_alone |= keys[0].configuration.metric is not None and ones == (None, None)
+        why = None if is_alone else _why_without_speedup(*ones)
+        old: tuple[RunSample, ...] = (then[keys[0]],)
+        new: tuple[RunSample, ...] = (now[keys[1]],)
+        beside = [
+            (SideSample((*old, then[other[0]])), SideSample((*new, now[other[1]])))
+            for other in same_ones[ones]
+            if other != keys
+        ]
+        batches = None
+        if not is_alone and ones[0] is not None and ones[1] is not None and why is None:
+            old, new = (*old, then[ones[0]]), (*new, now[ones[1]])
+            batches = keys[0].global_batch / ones[0].global_batch
+        pairings.append(
+            Pairing(
+                row=row,
+                before=SideSample(old),
+                after=SideSample(new),
+                without_speedup=why,
+                batches=batches,
+                beside=beside,
+            )
+        )
+    return pairings
+
+
+def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
+    if before is None and now is None:
+        return Statement.of("neither_on_1_gpu")
+    if before is None:
+        return Statement.of("baseline_not_on_1_gpu")
+    if now is None:
+        return Statement.of("results_not_on_1_gpu")
+    then, today = before.batch_per_gpu, now.batch_per_gpu
+    return None if then == today else Statement.of("other_batch_on_1_gpu", before=then, now=today)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricChange:
+    """A row's values of one metric on both sides, in the metric's unit, and the tested change."""
+
+    spec: MetricSpec
+    before: Estimate
+    after: Estimate
+    quantity: Quantity
+
+    @property
+    def verdict(self) -> MetricVerdict:
+        """The verdict on the metric, independent of the verdict on the row."""
+        quantity = self.quantity
+        if quantity.is_worse:
+            verdict = Verdict.REGRESSED
+        elif quantity.is_better:
+            verdict = Verdict.IMPROVED
+        else:
+            verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
+        rise = quantity.gain if self.spec.more_is_better else -quantity.gain
+        return MetricVerdict(
+            metric=self.spec,
+            verdict=verdict,
+            baseline=self.before,
+            current=self.after,
+            change=_in_points(rise) if self.spec.in_points else rise.relative_change(),
+            loss_bound=None if quantity.loss_bound is None else quantity.stated_bound,
+        )
+
+
+def metric_changes(
+    rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
+) -> list[list[MetricChange]]:
+    """Return, for each row, the changes of metrics that both sides measured, without p-values.
+
+    As for step times, the variance of a sample is moderated by all other samples of the metric.
+    """
+    found: list[list[MetricChange]] = [[] for _ in rows]
+    limits = sides.baseline.tolerances.limits
+    # Exposed communication is judged as a part of the baseline's step time.
+    before, after = sides.before.by_point, sides.after.by_point
+    steps_s = {key: exponential(entry.sample.mean) for key, entry in before.items()}
+    for spec in (metric for metric in METRICS_BY_NAME.values() if metric.limits is not None):
+        then, now = (
+            {
+                key: values
+                for key, entry in side.items()
+                if key in steps_s and (values := _values(spec, entry, steps_s[key]))
+            }
+            for side in (before, after)
+        )
+        samples = moderated_samples(
+            then, {key: values for key, values in now.items() if key in then}
+        )
+        for row, changes in zip(rows, found, strict=True):
+            key = None if row.before is None else row.before.key
+            if key in samples[1]:
+                old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
+                by_allocation = estimates_allocations(old, new)
+                change = MetricChange(
+                    spec=spec,
+                    before=_in_unit(spec, old.own_estimate(by_allocation), steps_s[key]),
+                    after=_in_unit(spec, new.own_estimate(), steps_s[key]),
+                    quantity=_quantity(spec, old, new, limits(row.key, spec.name), rates),
+                )
+                changes.append(change)
+    return found
+
+
+def _in_unit(spec: MetricSpec, mean: Difference, step_s: float) -> Estimate:
+    return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
+
+
+def _quantity(
+    spec: MetricSpec, before: SideSample, after: SideSample, limits: Limits, rates: ErrorRates
+) -> Quantity:
+    fall = gain_of(before, after, deviation=limits.allocation_deviation)
+    loss_of = relative_fall if spec.more_is_better else relative_rise
+    return Quantity(
+        name=spec.name,
+        gain=-fall if spec.more_is_better else fall,
+        limits=limits,
+        rates=rates,
+        loss_of=loss_in_points if spec.in_points else loss_of,
+    )
+
+
+def _in_points(value: Difference) -> Estimate:
+    low, high = value.interval() or (None, None)
+    return Estimate(value=value.value, low=low, high=high)
+
+
+def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple[float, ...]]:
+    found = {}
+    for night, runs in entry.runs.items():
+        known = [run.measured[spec.name] for run in runs if spec.name in run.measured]
+        if spec.in_points:
+            found[night] = tuple(value / step_s for value in known)
+        else:
+            # A counter at 0 measured nothing.
+            found[night] = tuple(math.log(value) for value in known if value > 0)
+    return {night: values for night, values in found.items() if values}

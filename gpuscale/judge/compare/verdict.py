@@ -1,0 +1,277 @@
+"""Rules that turn a row's tested changes into a verdict, and the number of runs still needed."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gpuscale.analysis.estimates import (
+    CONFIDENCE,
+    FURTHER_RUNS,
+    SIGNIFICANCE,
+    Difference,
+    exponential,
+)
+from gpuscale.analysis.probabilities import normal_quantile
+from gpuscale.judge.compare.matching import MatchedRow
+from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRates:
+    """The nominal error rates of one analysis."""
+
+    significance: float = SIGNIFICANCE
+    """One-sided p-value, adjusted for multiple testing, below which a change is significant."""
+    confidence: float = CONFIDENCE
+    """Confidence of the upper bound of the loss, which decides whether the verdict is `ok`."""
+
+
+TIME_WEIGHT = 1.0
+OTHER_WEIGHT = 0.1
+"""Weight of a speedup or metric test in the p-value adjustment; a step-time test has weight 1.
+
+Only step-time tests can show a slowdown on every number of GPUs, and step times vary more from
+night to night than speedups, so these tests get more weight. Speedup tests need less: a lost
+speedup counts only if the step time supports it, and its p-value is then far below the limit.
+"""
+
+
+def relative_fall(gain: float) -> float:
+    """Return 1 - now / then of a quantity that should be large; `gain` is log(now / then)."""
+    return 1 - exponential(gain)
+
+
+def relative_rise(gain: float) -> float:
+    """Return now / then - 1 of a quantity that should be small; `gain` is log(then / now)."""
+    return exponential(-gain) - 1
+
+
+def loss_in_points(gain: float) -> float:
+    """Return the loss, positive if worse, of a quantity that is compared by plain difference."""
+    return -gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """The tested change in one quantity, such as step time; a positive gain is an improvement."""
+
+    name: str
+    """A `QuantityName`, or the name of a metric."""
+    gain: Difference
+    limits: Limits
+    rates: ErrorRates
+    weight: float = OTHER_WEIGHT
+    """Weight of this quantity's test when p-values are adjusted for multiple testing."""
+    loss_of: Callable[[float], float] = relative_fall
+    """Function that converts a gain to a loss, which is then compared with the margin."""
+    p_worse: float | None = None
+    """One-sided p-value of a loss, adjusted for multiple testing; None if the spread is unknown."""
+    p_better: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The observed loss, as a fraction; negative for a gain."""
+        return self.loss_of(self.gain.value)
+
+    @property
+    def loss_bound(self) -> float | None:
+        """Upper confidence bound on the true loss; None if the spread is unknown."""
+        bound = self.gain.lower_bound(self.rates.confidence)
+        return None if bound is None else self.loss_of(bound)
+
+    @property
+    def stated_bound(self) -> float:
+        """Upper bound of the loss as stated in reports; it covers the whole reported interval."""
+        low, _ = self.gain.interval() or (0.0, 0.0)
+        return max(self.loss_of(low), self.loss_bound or 0.0)
+
+    @property
+    def excess_loss(self) -> float:
+        """Observed loss minus the margin; negative if the loss is within the margin."""
+        return self.loss - self.limits.margin
+
+    @property
+    def ok_bound(self) -> float:
+        """Loss that must be ruled out for the verdict `ok`; never less than the margin."""
+        return max(self.limits.ok_bound, self.limits.margin)
+
+    @property
+    def is_ok(self) -> bool:
+        """True if a loss as large as `ok_bound` is ruled out."""
+        return self.loss_bound is not None and self.loss_bound < self.ok_bound
+
+    @property
+    def is_worse(self) -> bool:
+        """True if the quantity is significantly worse, and by more than the margin."""
+        return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
+
+    @property
+    def is_better(self) -> bool:
+        """True if the quantity is significantly better, and by more than the margin."""
+        return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
+
+    def moved_worse(self, significance: float) -> bool:
+        """True if an unadjusted one-sided test at this level finds a loss beyond the margin.
+
+        Once the adjusted test has shown that a ratio changed, this test shows which term changed.
+        """
+        return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
+
+    def moved_better(self, significance: float) -> bool:
+        """True if an unadjusted one-sided test at this level finds a gain beyond the margin."""
+        return _below(self.gain.p_above_zero(), significance) and -self.loss > self.limits.margin
+
+
+def _below(probability: float | None, limit: float) -> bool:
+    return probability is not None and probability < limit
+
+
+LIKELIER = 8.0
+"""Likelihood ratio above which a drop in speedup is attributed to a slowdown on n GPUs.
+
+Otherwise, faster runs on 1 GPU may explain the drop.
+"""
+_SMALLEST_TAIL = 1e-12
+NAMING_SIGNIFICANCE = 0.05
+"""One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantities:
+    """The quantities that are judged together for one row."""
+
+    time: Quantity
+    """Step time on the number of GPUs of the row."""
+    speedup: Quantity | None = None
+    reference: Quantity | None = None
+    """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
+    beside: tuple[Quantity, ...] = ()
+    """Ratio of the row's step time to the step time on each other number of GPUs."""
+
+    @property
+    def tests(self) -> tuple[Quantity, ...]:
+        """The quantities that decide the verdict: the step time and, if known, the speedup."""
+        return (self.time,) if self.speedup is None else (self.time, self.speedup)
+
+    def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
+        """Return a copy with the quantities of the `tests` property replaced by new ones."""
+        time = next(tests)
+        return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
+
+
+class Decision(NamedTuple):
+    """A verdict, the finding that explains it, and the quantity that decided it."""
+
+    verdict: Verdict
+    finding: Finding | None
+    quantity: Quantity
+
+
+def decide(quantities: Quantities) -> Decision:
+    """Decide the verdict on one row.
+
+    The speedup also falls if 1 GPU gets faster, so a lost speedup is a regression only if training
+    on n GPUs got slower: either significantly, or by more than the margin with support from other
+    numbers of GPUs or from a likelihood ratio. Otherwise the row passes if faster runs on 1 GPU
+    explain the lost speedup, and is inconclusive if they do not.
+    """
+    time, speedup = quantities.time, quantities.speedup
+    if speedup is not None and speedup.is_worse:
+        return _decide_lost_speedup(quantities, speedup)
+    if time.is_worse:
+        return Decision(Verdict.REGRESSED, _slowdown(quantities), time)
+    if time.is_better:
+        return Decision(Verdict.IMPROVED, Finding.FASTER, time)
+    if speedup is not None and speedup.is_better and time.moved_better(time.rates.significance):
+        return Decision(Verdict.IMPROVED, Finding.FASTER, speedup)
+    if all(quantity.is_ok for quantity in quantities.tests):
+        return Decision(Verdict.OK, None, speedup or time)
+    # Reversed, so that the speedup is chosen if both are equally doubtful.
+    doubtful = max(quantities.tests[::-1], key=lambda test: (not test.is_ok, _doubt(test)))
+    return Decision(Verdict.INCONCLUSIVE, None, doubtful)
+
+
+def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
+    time, reference = quantities.time, quantities.reference
+    significance = time.rates.significance
+    # If 1 GPU got faster, n GPUs lost nothing relative to other numbers, whatever the night.
+    lost_beside = any(quantity.moved_worse(significance) for quantity in quantities.beside)
+    is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
+    if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):
+        return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)
+    reference_is_faster = reference is not None and reference.moved_better(NAMING_SIGNIFICANCE)
+    if reference_is_faster and (time.is_ok or time.is_better):
+        verdict = Verdict.IMPROVED if time.is_better else Verdict.OK
+        return Decision(verdict, Finding.REFERENCE_FASTER, time)
+    return Decision(Verdict.INCONCLUSIVE, None, speedup)
+
+
+def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
+    """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
+
+    All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
+    show only this shift; if 1 GPU got faster, those on n GPUs do. The likelihood ratio decides.
+    """
+    p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
+    if p_of_time is None or p_of_reference is None:
+        return False
+    of_time, of_reference = map(_normal_deviate, (p_of_time, p_of_reference))
+    return of_time < 0 and of_time**2 - of_reference**2 > 2 * math.log(LIKELIER)
+
+
+def _normal_deviate(probability: float) -> float:
+    return normal_quantile(min(max(probability, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL))
+
+
+def _slowdown(quantities: Quantities) -> Finding:
+    if quantities.time.name == QuantityName.THROUGHPUT_ON_1:
+        return Finding.SINGLE_GPU_SLOWDOWN
+    reference, speedup = quantities.reference, quantities.speedup
+    reference_is_slower = reference is not None and reference.moved_worse(NAMING_SIGNIFICANCE)
+    # The stricter bound of an interim analysis would name the same runs differently.
+    rates = replace(quantities.time.rates, confidence=CONFIDENCE)
+    if reference_is_slower and speedup is not None and replace(speedup, rates=rates).is_ok:
+        return Finding.SINGLE_GPU_SLOWDOWN
+    return Finding.SLOWER_TRAINING
+
+
+def _doubt(quantity: Quantity) -> float:
+    return math.inf if quantity.loss_bound is None else quantity.loss_bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judgement on one row, against measured runs or a published figure."""
+
+    row: MatchedRow
+    entry: EntryVerdict
+    excess_losses: Mapping[str, float] = field(default_factory=dict)
+    """Observed loss minus the margin, by name of the quantity."""
+    decided_by: str | None = None
+    """Key in `excess_losses` of the quantity that decided the verdict."""
+    is_suspect: bool = False
+    """True if a test without multiple-testing adjustment finds a loss beyond the margin."""
+
+
+CREDIBLE = 3
+"""Largest ratio of predicted further runs to completed runs at which the prediction is trusted."""
+
+
+def required_runs(
+    settles: Callable[[int], bool], *, made: int
+) -> tuple[int | None, Statement | None]:
+    """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
+
+    Returns the number (None if unknown or too large to be trusted) and advice for the user (None if
+    none of `FURTHER_RUNS` is enough). A binary search suffices: if some number of runs settles a
+    row, larger numbers almost always do.
+    """
+    if not settles(FURTHER_RUNS[-1]):
+        return None, None
+    place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
+    needed = FURTHER_RUNS[place]
+    if needed > CREDIBLE * made:
+        return None, Statement.of("unknown_further_runs", too_few=made)
+    return needed, Statement.of("further_runs", needed=needed)

@@ -1,0 +1,206 @@
+"""Divide training steps into parts, and find out how much each part changed.
+
+The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
+communication, the slowest rank's pace and a rest. The slowest rank's pace is the sum of the median
+rank's data and computing times and the skew. A slow rank makes the others wait inside their
+all-reduce, so the phases of single ranks do not show communication: it is measured as the
+difference between steps with and without synchronisation.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpuscale.analysis.estimates import Term, grouped_log_sample
+from gpuscale.analysis.moderation import Moderated
+from gpuscale.analysis.probabilities import t_quantile
+from gpuscale.records import Phases, Run
+
+NAMED_SHARE = 0.1
+"""Smallest share of the lost time for which a part of the step is named as a cause."""
+_NAMED_CONFIDENCE = 0.95
+"""One-sided confidence needed to say that a part of the step got longer."""
+_PRIOR_DF = 3.0
+"""Weight of the step time's variance as the prior of a part's variance, in degrees of freedom."""
+_UNKNOWN_DEVIATION = 0.05
+"""Relative standard deviation assumed for the step time if each side has only one run."""
+
+
+class Part(StrEnum):
+    """The parts of a step."""
+
+    COMMUNICATION = "communication"
+    DATA = "data"
+    COMPUTING = "computing"
+    SKEW = "skew"
+    REST = "rest"
+
+
+class Rank(NamedTuple):
+    """A rank's step time without synchronisation (its pace) and its phases, in seconds per step."""
+
+    rank: int
+    host: str
+    device_uuids: tuple[str, ...]
+    pace_s: float
+    phases: Phases
+
+    @property
+    def data_s(self) -> float:
+        """Seconds per step for which the rank waits for batches and copies them to the device."""
+        return self.phases.data_s + self.phases.h2d_s
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds per step for which the rank computes: its pace without data loading."""
+        return self.pace_s - self.data_s
+
+    @property
+    def backward_s(self) -> float:
+        """Computing time outside the forward pass and the optimizer, in seconds per step."""
+        return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An average step of one run, divided into parts that add up to the step time."""
+
+    time_s: float
+    communication_s: float | None
+    """Communication time that does not overlap with computing; None for a single rank."""
+    ranks: tuple[Rank, ...]
+    """All ranks, fastest first."""
+    run: Run
+
+    @property
+    def median(self) -> Rank:
+        """The rank of median pace; with an even number of ranks, the faster of the middle two."""
+        return self.ranks[(len(self.ranks) - 1) // 2]
+
+    @property
+    def slowest(self) -> Rank:
+        """The rank that the others wait for."""
+        return self.ranks[-1]
+
+    @property
+    def skew_s(self) -> float:
+        """Seconds per step by which the slowest rank lags behind the median rank."""
+        return self.slowest.pace_s - self.median.pace_s
+
+    @property
+    def parts(self) -> Mapping[Part, float]:
+        """Seconds spent in each part of a step; with one rank, only data loading and computing."""
+        own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
+        if self.communication_s is None:
+            return own
+        return own | {
+            Part.COMMUNICATION: self.communication_s,
+            Part.SKEW: self.skew_s,
+            Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
+        }
+
+
+def step_of(run: Run) -> Step | None:
+    """Divide the average step of a valid run into parts; None if evidence is missing."""
+    ranks = [
+        Rank(report.rank, report.host, report.device_uuids, report.pace_s, report.phases)
+        for report in run.ranks
+        if report.pace_s is not None and report.phases is not None
+    ]
+    exposed_s = run.measured.get("exposed_communication_s")
+    if not ranks or len(ranks) < len(run.ranks) or (len(ranks) > 1 and exposed_s is None):
+        return None
+    return Step(
+        time_s=run.step_time_s,
+        communication_s=exposed_s if len(ranks) > 1 else None,
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.pace_s)),
+        run=run,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChange:
+    """The change of one part of a step: means over runs, in seconds per step."""
+
+    part: Part
+    before_s: float
+    after_s: float
+    lost_s: float
+    """`after_s - before_s`, without time that only moved between parts; negative for a gain."""
+    noise_s: float
+    """Largest change that noise could explain, in seconds per step."""
+    share: float = 0.0
+    """Fraction of the time lost in all parts that was lost in this part; 0 for a gain."""
+
+    @property
+    def is_longer(self) -> bool:
+        """True if the part takes longer than in the baseline by more than the noise."""
+        return self.lost_s > self.noise_s
+
+    @property
+    def stands_out(self) -> bool:
+        """True if the part got longer and accounts for enough of the loss to be named."""
+        return self.is_longer and self.share >= NAMED_SHARE
+
+
+def changes_of(
+    before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
+) -> dict[Part, PartChange]:
+    """Compute the change of each part that is known on both sides, for one number of GPUs.
+
+    Changes are differences of means over runs, as in the verdict, so they add up: a part that is
+    slow in one run of three accounts for the loss of that run. From one job to the next, a part may
+    differ by the fraction `allocation_deviation`.
+    """
+    if not before or not after:
+        return {}
+    times = [[step.time_s for step in steps] for steps in (before, after)]
+    # A few runs estimate the variance of a part poorly, so it is drawn towards that of the whole
+    # step, which no part exceeds by much. Seconds are used, not logarithms, since parts add up.
+    known = grouped_log_sample(times).variance
+    unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    prior = Term(variance=unknown if known is None else known, df=_PRIOR_DF)
+    old, new = ([step.parts for step in steps] for steps in (before, after))
+    found = {}
+    for part in old[0]:
+        olds, news = ([parts[part] for parts in side if part in parts] for side in (old, new))
+        if not olds or not news:
+            continue
+        before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
+        runs = Moderated(sample=grouped_log_sample((olds, news)), prior=prior)
+        of_means = (runs.own_part + runs.prior_part) * (1 / len(olds) + 1 / len(news))
+        of_allocations = (allocation_deviation * before_s) ** 2
+        found[part] = PartChange(
+            part=part,
+            before_s=before_s,
+            after_s=after_s,
+            lost_s=after_s - before_s,
+            noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
+            * math.sqrt(of_means + of_allocations),
+        )
+    changes = _without_hidden_communication(found)
+    lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
+    return {
+        part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
+        for part, change in changes.items()
+    }
+
+
+def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part, PartChange]:
+    """Undo the apparent shift of time from communication to computing if communication was hidden.
+
+    Anything that slows ranks on their own, such as late batches, hides their communication. Steps
+    without synchronisation then take as long as steps with it: communication seems to have
+    vanished, and the pace (and with it computing) to have grown by the same amount.
+    """
+    computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
+    if computing is None or communication is None:
+        return changes
+    hidden_s = max(0.0, min(computing.lost_s, -communication.lost_s))
+    return changes | {
+        Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
+        Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
+    }

@@ -1,0 +1,281 @@
+"""Find symptoms of GPUs and network ports, by comparison with the baseline or with similar ones."""
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple
+
+from gpuscale.base.gpu_counters import NUMBERS, fold
+from gpuscale.judge.diagnose.slow_links import NodeFinding
+from gpuscale.judge.diagnose.step_parts import Step
+from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe
+from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom, PortSymptom
+from gpuscale.records.ports import PORT_COUNTERS, Port
+
+_CLOCK_DROP = 0.03
+"""Smallest relative drop in clock frequency that counts as a symptom; usual drops are smaller."""
+_REASON_SHARE = 0.1
+"""Increase in the share of samples with a clock event reason that counts as a symptom."""
+_HARMLESS_REASONS = frozenset({"gpu_idle"})
+
+_EXPLAINS = 0.5
+"""Fraction of a slowdown that lower clocks must account for to explain it."""
+
+
+class _Low(NamedTuple):
+    """A counter that indicates a fault if its value is lower than usual."""
+
+    counter: str
+    kind: CauseKind
+    drop: float = 0.0
+    """Fraction by which the counter must be below the usual value."""
+    most: str | None = None
+    """Counter with the hardware's maximum, the reference if the usual value is unknown."""
+
+
+_LOW_CLOCKS = (
+    _Low("sm_clock_mean_mhz", CauseKind.CLOCKS, _CLOCK_DROP),
+    _Low("memory_clock_mean_mhz", CauseKind.CLOCKS, _CLOCK_DROP),
+    _Low("power_limit_w", CauseKind.CLOCKS),
+)
+_LOW_LINKS = (
+    _Low("pcie_width", CauseKind.PCIE, most="pcie_max_width"),
+    _Low("pcie_generation", CauseKind.PCIE, most="pcie_max_generation"),
+    _Low("nvlink_active_min", CauseKind.NVLINK),
+    _Low("xgmi_active_min", CauseKind.XGMI),
+)
+_ERRORS = {
+    "nvlink_errors": CauseKind.NVLINK,
+    "xgmi_errors": CauseKind.XGMI,
+    "ecc_uncorrected": CauseKind.MEMORY_ERRORS,
+}
+"""Kind of symptom reported if a counter shows more errors than before."""
+_SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
+"""Clock counters; computing speed is assumed to be proportional to each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """The combined state of one or more devices over several runs."""
+
+    values: Mapping[str, float]
+    """Known counters by name."""
+    clock_event_reasons: Mapping[str, float]
+    """Mean fraction of samples with each clock event reason, by reason."""
+
+    @classmethod
+    def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
+        folded = {name: fold(name, (s.values.get(name) for s in summaries)) for name in NUMBERS}
+        values = {name: value for name, value in folded.items() if value is not None}
+        reasons = [s.clock_event_reasons for s in summaries if s.clock_event_reasons is not None]
+        return cls(
+            values=values,
+            clock_event_reasons={
+                name: statistics.fmean(shares.get(name, 0.0) for shares in reasons)
+                for name in sorted({name for shares in reasons for name in shares})
+            },
+        )
+
+
+_NO_ERRORS = _State.of(())
+
+
+def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
+    """Find the symptoms of each device in the results.
+
+    A device is compared with itself in the baseline; if the baseline lacks the device, with all
+    devices of the baseline; and if these have no samples, with the other devices in the results.
+    """
+    old, new = _summaries(before), _summaries(after)
+    hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
+    known = _State.of([s for summaries in old.values() for s in summaries]) if old else None
+    beside = Beside.BASELINE if old else Beside.OTHER_GPUS
+    found: list[DeviceSymptom] = []
+    for uuid, summaries in new.items():
+        state, itself = _State.of(summaries), _State.of(old[uuid]) if uuid in old else None
+        others = [s for other in new if other != uuid for s in new[other]]
+        usual = itself or known or (_State.of(others) if others else None)
+        symptom = partial(DeviceSymptom, uuid=uuid, host=hosts.get(uuid), beside=beside)
+        found += _low(_LOW_CLOCKS, symptom, state, usual)
+        found += _clock_events(symptom, state, usual)
+        found += _low(_LOW_LINKS, symptom, state, usual)
+        found += _errors(symptom, state, itself or _NO_ERRORS)
+    return tuple(found)
+
+
+def explaining_clocks(
+    symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
+) -> tuple[DeviceSymptom, ...]:
+    """Return the given devices' clock symptoms if lower clocks explain the slowdown; else empty."""
+    clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
+    if not clocks:
+        return ()
+    drops = dict.fromkeys(uuids, 0.0)
+    for symptom in clocks:
+        if symptom.counter in _SLOWING and symptom.usual is not None:
+            drops[symptom.uuid] = max(drops[symptom.uuid], symptom.usual / symptom.now - 1)
+    slowdown = lost_s / of_s if of_s > 0 else math.inf
+    return tuple(clocks) if statistics.median(drops.values()) >= _EXPLAINS * slowdown else ()
+
+
+def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
+    """Return the device summaries of all runs, by device UUID; omit summaries without samples."""
+    found: dict[str, list[GpuSummary]] = {}
+    for step in steps:
+        for summary in step.run.gpu_summaries:
+            if summary.samples:
+                found.setdefault(summary.uuid, []).append(summary)
+    return found
+
+
+_Symptom = partial[DeviceSymptom]
+
+
+def _low(
+    watched: Sequence[_Low], symptom: _Symptom, state: _State, usual: _State | None
+) -> Iterator[DeviceSymptom]:
+    for counter, kind, drop, most in watched:
+        now = state.values.get(counter)
+        # No GPU that computes has a clock or a power limit of 0.
+        if now is None or (now == 0 and kind is CauseKind.CLOCKS):
+            continue
+        found = partial(symptom, kind=kind, counter=counter, now=now)
+        then = None if usual is None else usual.values.get(counter)
+        if then is None and most is not None:
+            found, then = partial(found, beside=Beside.MOST), state.values.get(most)
+        if then is not None and now < (1 - drop) * then:
+            yield found(usual=then)
+
+
+def _clock_events(
+    symptom: _Symptom, state: _State, usual: _State | None
+) -> Iterator[DeviceSymptom]:
+    if usual is None:
+        return
+    for reason, share in state.clock_event_reasons.items():
+        then = usual.clock_event_reasons.get(reason, 0.0)
+        if reason not in _HARMLESS_REASONS and share - then >= _REASON_SHARE:
+            yield symptom(
+                kind=CauseKind.CLOCKS,
+                counter="clock_event_reasons",
+                now=share,
+                usual=then,
+                reason=reason,
+                temperature_max_c=state.values.get("temperature_max_c"),
+            )
+
+
+def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[DeviceSymptom]:
+    for counter, kind in _ERRORS.items():
+        if (now := state.values.get(counter, 0)) > before.values.get(counter, 0):
+            yield symptom(kind=kind, counter=counter, now=now)
+
+
+_MORE = 2
+"""A counter is a symptom if it grew this many times as much as in any run of the baseline."""
+_FACTS = {
+    "rate_gbit_s": "runs at {:g} Gb/s, its neighbours at {:g}",
+    "width": "has {} lanes, its neighbours {}",
+    "pcie_gt_s": "is on PCIe at {:g} GT/s, its neighbours at {:g}",
+    "pcie_width": "is on PCIe x{}, its neighbours on x{}",
+}
+"""Fields of a port, with the message if the value is lower than that of the port's neighbours."""
+_Ports = dict[tuple[str, str], list[Port]]
+"""States of each port, one for each run, keyed by host and port name."""
+
+
+def port_symptoms(
+    nodes_before: Sequence[NodeEvidence], nodes_after: Sequence[NodeEvidence]
+) -> Iterator[PortSymptom]:
+    """Yield symptoms of ports that are slower than in the baseline or have more errors.
+
+    A port is compared with itself in the baseline, or else with ports of the same name on other
+    hosts.
+    """
+    before, after = _ports_of(nodes_before), _ports_of(nodes_after)
+    for (host, name), ports in after.items():
+        namesakes = [port for (_, other), them in before.items() if other == name for port in them]
+        if usual := before.get((host, name), namesakes):
+            yield from _changes(partial(PortSymptom, host=host, port=name), ports, usual)
+    for host, name in before.keys() - after.keys():
+        gone = before[host, name][-1]
+        if gone.pci_address is not None and any(host == other for other, _ in after):
+            yield PortSymptom(host=host, port=name, fact="state", now="absent", usual=gone.state)
+
+
+def find_port_faults(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
+    """Yield faults: ports that are down or slow, and GPUs far from the CPUs of their ranks."""
+    for node in nodes:
+        for port in node.ports:
+            for fault in _faults(node, port, nodes):
+                text = f"{node.host} {port.name} {fault}: check cable, switch port and adapter"
+                yield NodeFinding("port", (node.host,), 1.0, text)
+        own, gpus = node.cpu_numa_nodes, enumerate(node.gpu_numa_nodes)
+        far = [str(gpu) for gpu, place in gpus if own and place is not None and place not in own]
+        if far:
+            text = (
+                f"{node.host}: ranks run on CPUs of NUMA node {', '.join(map(str, own))}, far from "
+                f"GPU {', '.join(far)}: see how the scheduler binds tasks to CPUs"
+            )
+            yield NodeFinding("binding", (node.host,), 1.0, text)
+
+
+def _ports_of(nodes: Sequence[NodeEvidence]) -> _Ports:
+    found: _Ports = {}
+    for node in nodes:
+        for port in node.ports:
+            found.setdefault((node.host, port.name), []).append(port)
+    return found
+
+
+def _changes(
+    symptom: partial[PortSymptom], ports: Sequence[Port], usual: Sequence[Port]
+) -> Iterator[PortSymptom]:
+    down = [port.state for port in ports if not port.is_usable]
+    if down and all(port.is_usable for port in usual):
+        yield symptom(fact="state", now=down[-1], usual=usual[-1].state)
+    for fact, now, then in _lower_facts(ports, usual, min):
+        yield symptom(fact=fact, now=now, usual=then)
+    for counter in PORT_COUNTERS:
+        growth = methodcaller("growth_of", counter.name)
+        grown, before = _known(ports, growth), _known(usual, growth)
+        if grown and before:
+            mean = statistics.fmean(grown)
+            if mean >= max(counter.least, _MORE * max(before)):
+                yield symptom(
+                    fact=counter.name,
+                    now=round(mean),
+                    usual=round(statistics.fmean(before)),
+                    is_floor=any(counter.name in port.at_least for port in ports),
+                )
+
+
+def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
+    """Yield a port's faults, compared with namesakes on other nodes or else ports of its node."""
+    alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
+    namesakes = [each for other, each in alike if other is not node and each.name == port.name]
+    neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
+    working = [each for each in neighbours if each.is_usable]
+    if port.is_usable:
+        for fact, now, usual in _lower_facts([port], working, statistics.median_high):
+            yield _FACTS[fact].format(now, usual)
+    # Ethernet without a cable is normal, unless the other nodes have one.
+    elif 2 * len(working) > len(neighbours) if namesakes else port.kind != "ethernet":
+        yield f"is {port.state}"
+
+
+def _lower_facts(
+    ports: Sequence[Port], usual: Sequence[Port], typical: Callable[[list[Any]], Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each field whose lowest value is below the typical one of `usual`, with both values."""
+    for fact in _FACTS:
+        now, then = _known(ports, attrgetter(fact)), _known(usual, attrgetter(fact))
+        if now and then and min(now) < typical(then):
+            yield fact, min(now), typical(then)
+
+
+def _known(ports: Sequence[Port], of: Callable[[Port], Any]) -> list[Any]:
+    return [value for port in ports if (value := of(port)) is not None]

@@ -1,1 +1,0 @@
-"""Make runs: ranks, launchers, schedulers, telemetry, and the search for the largest batch."""

@@ -1,0 +1,272 @@
+"""Collect the evidence of a node: its settings, the load from other processes, and its network.
+
+Nothing in this folder imports torch or touches CUDA, since the keeper forks ranks that do. Paths
+below `/proc` and `/sys` are relative to a `root`, which tests replace by a tree of files.
+"""
+
+import os
+import re
+import signal
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from uuid import UUID
+
+from msgspec import json
+
+from gpuscale.base.process_ends import die_with_parent
+from gpuscale.measure.evidence.nccl_log import log_variables, read_logs
+from gpuscale.measure.evidence.network import NetworkMeter
+from gpuscale.measure.run_directory import SAMPLER_VARIABLE, RecordFile, RunDirectory
+from gpuscale.measure.telemetry.sampler import serve
+from gpuscale.records import HostLoad, NodeEvidence
+
+_PATIENCE_S = 10.0
+"""Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
+_Reader = Callable[[Path], str | None]
+
+_READ_BYTES = 16384
+# Any other option may hold a secret.
+_KERNEL_OPTIONS = re.compile(
+    r"(amd|intel)_(iommu|pstate)|iommu(\.passthrough|\.strict)?|swiotlb|pci|pcie_aspm|"
+    r"mitigations|nopti|spectre_v2|nospectre_v2|nosmt|numa|numa_balancing|transparent_hugepage|"
+    r"(default_)?hugepagesz|hugepages|isolcpus|nohz|nohz_full|rcu_nocbs|irqaffinity|preempt|"
+    r"(intel_idle|processor)\.max_cstate|idle|clocksource|tsc"
+)
+_IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+_SIF_MAGIC, _SIF_ID = slice(32, 41), slice(48, 64)
+"""Byte ranges of the format's name and of the image's ID in an Apptainer image file."""
+
+
+class DriverProcess:
+    """A process that samples the GPUs of runs, since ranks must not inherit an open driver.
+
+    The process is forked once, before its parent imports torch: to fork after that would take tens
+    of milliseconds for each run, because of the memory that torch maps.
+    """
+
+    def __init__(self) -> None:
+        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe.settimeout(_PATIENCE_S)
+        self.is_usable = True
+        """False once the driver has hung or failed."""
+        # The child must not write signals into the pipe that wakes the keeper.
+        blocked = signal.valid_signals() - {signal.SIGALRM}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        self.number = os.fork()
+        if not self.number:
+            with suppress(BaseException):
+                die_with_parent()
+                self._pipe.close()
+                serve(theirs)
+            os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
+        """Sample these GPUs into a file until `stop` is called.
+
+        Return the number of processes that already use these GPUs; None if unknown. `addresses`
+        maps the UUID of each GPU to its PCI address.
+        """
+        answer = self._answer(json.encode({"addresses": addresses, "output": str(output)}))
+        return int(answer) if answer.isdigit() else None
+
+    def stop(self) -> None:
+        """Take a last sample, and end the sampling."""
+        self._answer(b"stop")
+
+    def _answer(self, message: bytes) -> bytes:
+        with suppress(OSError):
+            self._pipe.send(message)
+            if answer := self._pipe.recv(100):
+                return answer
+        # A later answer would be taken for that of another run.
+        self.is_usable = False
+        self._pipe.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.number, signal.SIGKILL)
+        return b""
+
+
+def host_load(gpu_processes: int | None = None) -> HostLoad:
+    """Return the load of this host over the last minute."""
+    # All cores of the host, like its load, even if this process may use only some.
+    cores = os.cpu_count() or 1
+    return HostLoad(load_average=os.getloadavg()[0], cores=cores, gpu_processes=gpu_processes)
+
+
+class NodeWatch:
+    """Samples the GPUs of this node and collects evidence about the node, for one run at a time.
+
+    `scratch` is a folder on this node for NCCL's logs.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = self._logs = scratch
+        self._driver: DriverProcess | None = None
+        self._is_sampling = False
+        self._file: RecordFile[NodeEvidence] | None = None
+        """The file for the evidence of the current run; None between runs."""
+        self._cost_s = 0.0
+
+    def prepare(self) -> None:
+        """Fork the process that reads GPUs, before this process imports torch."""
+        self._driver = DriverProcess()
+
+    @property
+    def driver_number(self) -> int | None:
+        """The ID of the process that reads GPUs; None if there is none."""
+        return self._driver.number if self._driver else None
+
+    def begin(
+        self,
+        directory: RunDirectory,
+        host: str,
+        addresses: Mapping[str, str | None],
+        *,
+        is_everywhere: bool,
+    ) -> dict[str, str]:
+        """Start watching a run; return environment variables to set for the run's ranks.
+
+        `addresses` maps the UUIDs of the GPUs to sample to their PCI addresses. `is_everywhere` is
+        True if processes on all nodes get the variables that this node returns.
+        """
+        began_s = time.monotonic()
+        self._logs, variables, others = self._scratch, dict[str, str](), None
+        if is_everywhere:
+            self._logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
+        # Before the ranks start, so that all processes on the GPUs are others'.
+        if addresses:
+            if self._driver is None or not self._driver.is_usable:
+                self._driver = DriverProcess()
+            self._is_sampling = True
+            variables[SAMPLER_VARIABLE] = str(self._driver.number)
+            others = self._driver.start(addresses, directory.samples(host))
+        self._load, self._network = host_load(others), NetworkMeter()
+        with suppress(OSError):
+            self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._file = directory.node_evidence(host)
+        self._cost_s = time.monotonic() - began_s
+        return variables | log_variables(self._logs, os.environ)
+
+    def end(self) -> None:
+        """Write the evidence of the run, and stop sampling."""
+        if self._file is not None:
+            # If the launcher has ended, so has the folder.
+            with suppress(OSError):
+                self._file.write(self._evidence())
+            self._file = None
+        if self._driver is not None and self._is_sampling:
+            self._driver.stop()
+            self._is_sampling = False
+
+    def _evidence(self) -> NodeEvidence:
+        began_s = time.monotonic()
+        settings, absent = read_settings()
+        host = socket.gethostname()
+        connections, problem = read_logs(self._logs, host)
+        with suppress(OSError):
+            self._logs.rmdir()
+        return NodeEvidence(
+            host=host,
+            load=self._load,
+            settings=settings,
+            ports=self._network.read(),
+            connections=connections,
+            absent=absent if problem is None else {**absent, "nccl": problem},
+            cost_s=round(self._cost_s + time.monotonic() - began_s, 6),
+        )
+
+
+def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the node's settings, and the reasons why others cannot be read, both keyed by name."""
+    found: dict[str, str] = {}
+    absent: dict[str, str] = {}
+    for name, read in SETTINGS.items():
+        try:
+            if value := read(root):
+                found[name] = value
+        except (OSError, ValueError) as error:
+            absent[name] = getattr(error, "strerror", None) or str(error)
+    return found, absent
+
+
+def _in_files(files: str, pattern: str) -> _Reader:
+    """Return a function that summarises the values in several files: `a`, or `a on 3, b on 1`."""
+
+    def read(root: Path) -> str:
+        counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
+        values = sorted(counts.items())
+        return ", ".join(f"{v} on {n}" if len(values) > 1 else v for v, n in values)
+
+    return read
+
+
+def _matched(path: Path, pattern: str) -> str:
+    """Return the match of the pattern's group in a file; raise ValueError if none."""
+    with path.open("rb") as file:
+        text = file.read(_READ_BYTES).decode(errors="replace")
+    if (found := re.match(pattern, text, re.DOTALL)) is None:
+        raise ValueError(f"unexpected content of {path.name}: {text[:40]!r}")
+    return found[1] or ""
+
+
+def _iommu(root: Path) -> str:
+    groups = root / "sys/kernel/iommu_groups"
+    if groups.is_dir() and not any(groups.iterdir()):
+        return "off"
+    return ", ".join(sorted({_matched(path, r"(\S+)") for path in groups.glob("*/type")}))
+
+
+def _kernel_options(root: Path) -> str:
+    # What follows two dashes is for the init process.
+    words = f"{_matched(root / 'proc/cmdline', r'(.*)')} ".partition(" -- ")[0].split()
+    named = ((word, word.partition("=")[0].replace("-", "_")) for word in words)
+    return " ".join(w for w, name in named if _KERNEL_OPTIONS.fullmatch(name)) or "none"
+
+
+def _container_image(root: Path) -> str:
+    """Return Apptainer's image, Enroot's container name, `docker`, `podman` or `none`."""
+    if image := next(filter(None, map(os.environ.get, _IMAGE_VARIABLES)), None):
+        return image
+    # Enroot leaves this file in its containers; only the mounted folder has the name.
+    if (root / ".lock").exists():
+        pattern = r"(?:.*\n)?\S+ \S+ \S+ \S*?([^/\s]+) / "
+        name = _matched(root / "proc/self/mountinfo", pattern)
+        return re.sub(r"^pyxis_\d+(\.\d+$|(?=_))", "pyxis", name)
+    others = {"docker": ".dockerenv", "podman": "run/.containerenv"}
+    return next((name for name, file in others.items() if (root / file).exists()), "none")
+
+
+def _container_build(root: Path) -> str | None:
+    """Return the ID in the header of Apptainer's image file; None if there is none."""
+    for image in filter(None, map(os.environ.get, _IMAGE_VARIABLES)):
+        # Containers need not see the file that they were started from.
+        with suppress(OSError), (root / image.lstrip("/")).open("rb") as file:
+            header = file.read(_SIF_ID.stop)
+            if header[_SIF_MAGIC] == b"SIF_MAGIC":
+                return str(UUID(bytes=header[_SIF_ID]))
+    return None
+
+
+_CPUS = "sys/devices/system/cpu"
+# A name is shown with spaces for underscores.
+SETTINGS: Mapping[str, _Reader] = {
+    "governor": _in_files(f"{_CPUS}/cpufreq/policy*/scaling_governor", r"(\S+)"),
+    "frequency_boost": _in_files(f"{_CPUS}/cpufreq/boost", r"(\d+)"),
+    "SMT": _in_files(f"{_CPUS}/smt/control", r"(\S+)"),
+    "microcode": _in_files("proc/cpuinfo", r"(?:.*?\nmicrocode\s*: (\S+))?"),
+    "kernel_options": _kernel_options,
+    "transparent_hugepages": _in_files(
+        "sys/kernel/mm/transparent_hugepage/enabled", r".*\[(\w+)\]"
+    ),
+    "NUMA_balancing": _in_files("proc/sys/kernel/numa_balancing", r"(\d+)"),
+    "IOMMU": _iommu,
+    "container_image": _container_image,
+    "container_build": _container_build,
+}

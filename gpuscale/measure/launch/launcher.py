@@ -1,0 +1,288 @@
+"""The launcher, which starts ranks through keepers: a process on each node that forks ranks."""
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.base.devices import SITE
+from gpuscale.base.process_ends import RUN_S
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.measure.launch import process_starter, terminations_raised
+from gpuscale.measure.launch.collect import (
+    collect_run,
+    job_environment,
+    left_by_ranks,
+    probes_left,
+)
+from gpuscale.measure.launch.failures import failure_of
+from gpuscale.measure.launch.orders import Keepers, Outcome
+from gpuscale.measure.launch.rendezvous import rank_variables
+from gpuscale.measure.run_directory import (
+    RunDirectory,
+    scratch_folder,
+    wait_for,
+    write_atomically,
+)
+from gpuscale.measure.schedulers.placement import Placement, place_run
+from gpuscale.records import (
+    Environment,
+    Failure,
+    Node,
+    NodeProbe,
+    Run,
+    RunRequest,
+    pci_addresses,
+)
+from gpuscale.records.campaigns import OverheadOutcome
+from gpuscale.records.probes import NodeProbeRequest
+
+_DESCRIBE_S = 180.0
+
+
+class Launcher:
+    """Starts the ranks of each run on as few nodes as possible, one run at a time.
+
+    The folder of a run across nodes lies next to the results, because all nodes must see it. Across
+    nodes the ranks of a user's command are always new tasks, because they may need the environment
+    of Slurm or MPI. A command that starts such tasks by itself inherits this session's environment.
+
+    Args:
+        name: One of `LAUNCHERS`.
+        device: `auto`, or one of `DEVICES`.
+        folder: The folder of the results.
+        fresh_tasks: Across nodes, start a new task for each rank of each run, instead of a fork.
+        preloads: Import torch before ranks are forked; False if only a command is measured.
+    """
+
+    running: RunDirectory | None = None
+    """The folder of the run in progress; None between runs."""
+    last: RunDirectory
+    """The folder of the last run, kept until the next run."""
+
+    def __init__(
+        self,
+        name: str = "local",
+        *,
+        device: str,
+        folder: Path,
+        fresh_tasks: bool = False,
+        preloads: bool = True,
+    ) -> None:
+        self._starter, self._device = process_starter(name), device
+        self._is_across, self._folder = name != "local", folder
+        self._fresh_tasks, self._preloads = fresh_tasks, preloads
+        self._keepers: Keepers | None = None
+        self._session, self._kept = contextlib.ExitStack(), contextlib.ExitStack()
+
+    @cached_property
+    def _each_host(self) -> Placement:
+        """Placement of one process on each usable host."""
+        hosts = self._starter.hosts()
+        return Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1)
+
+    @cached_property
+    def environment(self) -> Environment:
+        """Environment of this machine or of the job's nodes, reported by a process on each node."""
+        placement = self._each_host
+        with self._scratch_folder("run-") as folder:
+            directory = RunDirectory(path=folder)
+            # Processes that may touch CUDA, as this one may not.
+            keepers, outcome = self._perform(
+                "describe", directory, placement, _DESCRIBE_S, device=self._device
+            )
+            found = job_environment(
+                placement.hosts,
+                directory,
+                self._device,
+                reached=[placement.hosts[number] for number in keepers.started],
+                timed_out=outcome.timed_out,
+            )
+        nodes = found.nodes if self._is_across else ()
+        return replace(found, launcher=self._starter.name, nodes=nodes)
+
+    def run(self, request: RunRequest) -> Run:
+        """Execute a run and return the result. If a rank fails, `Run.failure` has the reason.
+
+        All ranks have ended when this method returns.
+        """
+        self.last = directory = self._prepared(request)
+        started_at_s, started = time.time(), time.monotonic()
+        failure = self._launched(request, directory)
+        wall_s = time.monotonic() - started
+        return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
+
+    def compare_with_bare_loop(self, request: RunRequest) -> list[OverheadOutcome] | Failure:
+        """Return times of windows in one fp32 run, timed in turn by gpuscale and by a bare loop."""
+        directory = self._prepared(request)
+        failure = self._launched(request, directory)
+        if isinstance(ranks := failure or left_by_ranks(request, directory.overheads), Failure):
+            return ranks
+        node_s = sum(node.cost_s or 0.0 for node in directory.nodes())
+        return [replace(rank, evidence_s=rank.evidence_s + node_s) for rank in ranks]
+
+    def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
+        """Measure how fast each node's devices compute and copy, and how fast nodes communicate."""
+        hosts, each = self._each_host.hosts, request.ranks_per_node
+        placement = Placement(hosts=hosts, ranks=len(hosts) * each, ranks_per_host=each)
+        with self._scratch_folder("run-") as folder, terminations_raised():
+            directory = RunDirectory(path=folder)
+            directory.probe_request.write(request)
+            _, outcome = self._perform("probe", directory, placement, request.timeout_s)
+            return probes_left(directory, hosts, each, timed_out=outcome.timed_out)
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """Return the current run's progress as (stage, done, total); None if unknown.
+
+        This method may be called from a different thread than `run`.
+        """
+        directory = self.running
+        return None if directory is None else directory.read_progress()
+
+    def close(self) -> None:
+        """End the processes that fork ranks (keepers), and delete the files of the last run."""
+        self._kept.close()
+        self._session.close()
+
+    def _scratch_folder(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        if not self._is_across:
+            return scratch_folder(f"gpuscale-{name}")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return scratch_folder(f".{name}", within=self._folder)
+
+    def _prepared(self, request: RunRequest) -> RunDirectory:
+        """Create and return the folder of a run; ensure that its nodes have keepers ready."""
+        self._kept.close()
+        directory = RunDirectory(path=self._kept.enter_context(self._scratch_folder("run-")))
+        placement = self._placement(request)
+        directory.request.write(request)
+        self._list_gpus(directory, request, placement)
+        if not self._is_fresh(request):
+            self._keepers_on(placement.hosts)
+        return directory
+
+    def _launched(self, request: RunRequest, directory: RunDirectory) -> Failure | None:
+        """Run the processes of a request; return the failure, or None on success."""
+        # The process that watches a command ends it by itself at the timeout.
+        patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
+        placement = self._placement(request)
+        self.running = directory
+        try:
+            with terminations_raised():
+                _, outcome = self._perform(
+                    request.job,
+                    directory,
+                    placement,
+                    patience_s,
+                    request,
+                    is_whole_environment=self._is_across and request.launch == "once",
+                    package=STRATEGIES[request.configuration.strategy].package,
+                )
+        finally:
+            self.running = None
+        has_lost = len(outcome.exit_codes) < request.processes
+        return failure_of(
+            request,
+            directory,
+            outcome.exit_codes,
+            timed_out=outcome.timed_out,
+            launcher=self._starter.name if has_lost else None,
+        )
+
+    def _is_fresh(self, request: RunRequest | None) -> bool:
+        """True if ranks need new tasks; the site's core binding applies only to new tasks."""
+        is_special = request and (request.command is not None or request.cpu_bind == SITE)
+        return self._is_across and bool(self._fresh_tasks or is_special)
+
+    def _variables(self, request: RunRequest | None, placement: Placement) -> dict[str, str]:
+        if not self._is_across:
+            return rank_variables(placement.ranks)
+        variables = {**os.environ} if request and request.launch == "once" else {}
+        return variables | rank_variables(placement.ranks, placement.hosts[0])
+
+    def _placement(self, request: RunRequest) -> Placement:
+        return place_run(request, self.environment, self._each_host.hosts)
+
+    def _list_gpus(
+        self, directory: RunDirectory, request: RunRequest, placement: Placement
+    ) -> None:
+        """Write the list of the run's GPUs on each host, which the keepers will sample."""
+        here = Node(host=socket.gethostname(), gpus=self.environment.gpus)
+        nodes = dict(zip(self._each_host.hosts, self.environment.nodes or (here,), strict=True))
+        gpus_per_process = math.ceil(request.gpus / request.processes)
+        per_host = placement.ranks_per_host * gpus_per_process
+        gpus = {}
+        for position, name in enumerate(placement.hosts):
+            node = nodes[name]
+            used = request.devices[: min(per_host, request.gpus - per_host * position)]
+            if addresses := pci_addresses(gpu for gpu in node.gpus if gpu.index in used):
+                gpus[node.host] = addresses
+        directory.gpus.write(gpus)
+
+    def _perform(
+        self,
+        job: str,
+        directory: RunDirectory,
+        placement: Placement,
+        timeout_s: float,
+        request: RunRequest | None = None,
+        **details: object,
+    ) -> tuple[Keepers, Outcome]:
+        """Run a job on all ranks; on success, wait until their files are visible on this node."""
+        if self._is_across or job == "describe":
+            write_atomically(directory.hosts, "\n".join(placement.hosts))
+        is_fresh = self._is_fresh(request)
+        if is_fresh:
+            keepers = Keepers.on(self._starter, placement, directory.path, preloads=False)
+        else:
+            keepers = self._keepers_on(placement.hosts)
+        is_bound = self._starter.limits_cores and not is_fresh and not placement.oversubscribed
+        outcome = Outcome()
+        try:
+            seats = keepers.seats(placement, is_fresh=is_fresh)
+            if self._is_across:
+                directory.launched.write(keepers.ranks_in(seats))
+            if keepers.is_usable:
+                outcome = keepers.perform(
+                    job,
+                    directory,
+                    seats,
+                    timeout_s=timeout_s,
+                    variables=self._variables(request, placement),
+                    cores_per_rank=placement.cores_per_rank if is_bound else None,
+                    **details,
+                )
+        finally:
+            if is_fresh:
+                keepers.close()
+        if len(outcome.exit_codes) < placement.ranks:
+            write_atomically(directory.launcher_log, keepers.output)
+        elif self._is_across and not any(outcome.exit_codes.values()):
+            wait_for(directory.left_by(job, placement.hosts, placement.ranks))
+        return keepers, outcome
+
+    def _keepers_on(self, hosts: Sequence[str]) -> Keepers:
+        """Return the processes that fork ranks (keepers), after ensuring that each host has one.
+
+        At first, keepers start on all hosts; once a keeper is lost, only on the hosts needed.
+        """
+        known, needed = self._keepers, {*hosts}
+        if known is None:
+            needed = {*self._each_host.hosts}
+        elif known.is_usable:
+            needed |= {*known.placement.hosts}
+            if needed == {*known.placement.hosts}:
+                return known
+        self._session.close()
+        chosen = tuple(host for host in self._each_host.hosts if host in needed)
+        everywhere = Placement(hosts=chosen, ranks=len(chosen), ranks_per_host=1)
+        folder = self._session.enter_context(self._scratch_folder("keepers-"))
+        self._keepers = Keepers.on(self._starter, everywhere, folder, preloads=self._preloads)
+        self._session.callback(self._keepers.close)
+        return self._keepers

@@ -1,1 +1,0 @@
-"""Telemetry of the GPUs during a run, sampled by a separate process."""

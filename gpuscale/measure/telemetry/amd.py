@@ -1,0 +1,261 @@
+"""AMD's driver and GPUs; the only module that imports the Python binding of AMD SMI."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import cache, reduce
+from importlib import import_module
+from io import StringIO
+from operator import attrgetter, getitem
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DriverAbsentError,
+    DriverBrokenError,
+    NeverOfferedError,
+    QueryError,
+)
+from gpuscale.base.gpu_counters import JOULES, MOMENTS, WATTS, Query
+from gpuscale.measure.telemetry.device import Device
+
+NAME = "AMD SMI"
+_NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
+"""Errors whose cause is permanent, by their names without `AMDSMI_STATUS_`."""
+_NOT_COUNTED = 2**64 - 1
+_UNKNOWN = (None, "N/A", 2**32 - 1, _NOT_COUNTED)
+"""Values that AMD SMI returns for an unknown quantity."""
+_HALVES = ("0x7408", "0x740c")
+"""PCI device IDs of MI250 and MI250X, whose modules are two devices each."""
+_PARTITION = "AMD SMI counts for the whole GPU, which other partitions ({}) share"
+_MODULE = "AMD SMI measures it for both devices of a module together"
+_REASONS = {
+    "prochot": (0xC000_0000_0000, "prochot_residency_acc"),
+    "ppt": (0xFFFF, "ppt_residency_acc"),
+    "tdc": (0xFFFF_0000, None),
+    "socket_thermal": (0x0C3B_0000_0000, "socket_thm_residency_acc"),
+    "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
+    "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
+}
+"""Reasons for reduced clocks: the bits that report them before MI300, in the order of the kernel's
+`SMU_THROTTLER_*_BIT`, and the time counters from MI300 on; None if there is no counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmdGpu:
+    """A GPU, or one of its partitions: its handle, PCI address and partition modes."""
+
+    handle: Any
+    address: str
+    """PCI address without the function number, which differs between partitions."""
+    partition: str | None
+    """Compute and memory partition modes, such as `CPX/NPS4`; None if there are none."""
+
+
+@cache
+def _binding() -> Any:
+    """Import the binding, preferably the one that ROCm ships with the library."""
+    root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
+    sys.path.insert(0, str(root / "share" / "amd_smi"))
+    try:
+        # Without the library it prints a line, and then fails on what it did not load.
+        with redirect_stdout(StringIO()):
+            return import_module("amdsmi")
+    except ImportError:
+        why = "AMD SMI's Python binding is not installed; pip install 'gpuscale[amd]'"
+    except KeyError:
+        why = "no AMD driver: libamd_smi.so not found in $ROCM_PATH/lib or by the loader"
+    except AttributeError as error:
+        why = f"AMD SMI's binding and library are of different releases: {error}"
+    finally:
+        sys.path.pop(0)
+    raise DriverAbsentError(why)
+
+
+def start() -> None:
+    """Open AMD SMI; raise DriverAbsentError if that is impossible."""
+    binding = _binding()
+    try:
+        binding.amdsmi_init()
+    except binding.AmdSmiException as error:
+        broken = f"AMD SMI does not start: {_reason(error)}"
+        is_absent = _status(error) == "DRIVER_NOT_LOADED"
+        raise (DriverAbsentError if is_absent else DriverBrokenError)(broken) from None
+
+
+def stop() -> None:
+    """Close AMD SMI."""
+    _gpus.cache_clear()
+    with suppress(QueryError):
+        _ask("amdsmi_shut_down")
+
+
+def driver_version() -> str | None:
+    """Return the driver's version; None if unknown."""
+    query = Query("amdsmi_get_gpu_driver_info", member="driver_version")
+    with suppress(QueryError):
+        return next((_known(query, gpu.handle) for gpu in _gpus()), None)
+    return None
+
+
+def _ask(call: str, *arguments: Any) -> Any:
+    binding = _binding()
+    try:
+        return _named(call)(*arguments)
+    except binding.AmdSmiException as error:
+        kind = NeverOfferedError if _status(error) in _NEVER_OFFERED else QueryError
+        raise kind(_reason(error), getattr(error, "err_code", None)) from None
+
+
+def _answer(query: Query, handle: Any) -> Any:
+    """Return the answer to a query, in AMD SMI's unit."""
+    found = _ask(query.call, handle, *map(_named, query.arguments))
+    with suppress(KeyError, TypeError):
+        found = query.take(reduce(getitem, query.member.split(".") if query.member else (), found))
+        if found not in _UNKNOWN:
+            return found
+    raise NeverOfferedError("not reported")
+
+
+def _known(query: Query, handle: Any) -> Any:
+    with suppress(QueryError):
+        return _answer(query, handle)
+    return None
+
+
+def _metrics(gpu: AmdGpu) -> Any:
+    """Return the driver's own table of a GPU's metrics, which has bits that the binding omits."""
+    wrapper = _named("amdsmi_interface.amdsmi_wrapper")
+    table = wrapper.amdsmi_gpu_metrics_t()
+    code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))
+    if code:
+        raise NeverOfferedError(_reason(_binding().AmdSmiLibraryException(code)), code)
+    return table
+
+
+def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
+    """Find a GPU by PCI address, because its UUID and index differ between AMD SMI and HIP.
+
+    `addresses` maps the UUIDs of all devices of the run to their PCI addresses.
+    """
+    if (address := addresses[uuid]) is None:
+        raise DeviceAbsentError(
+            f"torch does not report the PCI address of {uuid}, by which AMD SMI would find it; "
+            "torch 2.8 does"
+        )
+    for gpu in _gpus():
+        if gpu.address == _without_function(address):
+            if gpu.partition is not None and not gpu.partition.startswith("SPX"):
+                raise DeviceAbsentError(_PARTITION.format(gpu.partition))
+            return AmdDevice(gpu)
+    raise DeviceAbsentError(f"AMD SMI knows no device at {address}")
+
+
+def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
+    """Yield AMD SMI's index of every GPU, and the device."""
+    return enumerate(map(AmdDevice, _gpus()))
+
+
+class AmdDevice(Device):
+    """An AMD GPU, or one of its partitions."""
+
+    is_of_amd = True
+    limits: ClassVar[Mapping[str, Query]] = {
+        "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
+        "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
+    }
+
+    def __init__(self, gpu: AmdGpu) -> None:
+        self._gpu = gpu
+        self.name = _known(Query("amdsmi_get_gpu_asic_info", member="market_name"), gpu.handle)
+        self.uuid = _known(Query("amdsmi_get_gpu_device_uuid"), gpu.handle)
+        self.key, self.pci_address = gpu.address, f"{gpu.address}.0"
+        self.partition = gpu.partition
+        super().__init__(
+            {
+                "clock_event_reasons": self._held_back_by,
+                "xgmi_active": self._xgmi_active,
+                "xgmi_errors": self._xgmi_errors,
+            }
+        )
+        if _known(Query("amdsmi_get_gpu_asic_info", member="device_id"), gpu.handle) in _HALVES:
+            power = (name for name, field in MOMENTS.items() if field.quantity in (WATTS, JOULES))
+            self.never_offered = dict.fromkeys(power, _MODULE)
+        self._counted: list[int] = []
+        self._at = self._errors = 0
+        self._reasons: tuple[str, ...] = ()
+        # Reasons are those since the previous reading.
+        with suppress(QueryError):
+            self._held_back_by()
+
+    def compute_processes(self) -> int:
+        """Return the number of processes that are computing on the device."""
+        return len(_ask("amdsmi_get_gpu_process_list", self._gpu.handle))
+
+    def answer(self, query: Query) -> Any:
+        """Return the answer to a query, in AMD SMI's unit."""
+        return _answer(query, self._gpu.handle)
+
+    def _held_back_by(self) -> tuple[str, ...]:
+        """Return the reasons for reduced clocks since the last call or, before MI300, right now."""
+        table = _metrics(self._gpu)
+        counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
+        now = [int(getattr(table, name, _NOT_COUNTED)) for name in counted.values()]
+        if _NOT_COUNTED in now:
+            bits = int(table.indep_throttle_status)
+            if bits == _NOT_COUNTED:
+                raise NeverOfferedError("not reported")
+            return tuple(reason for reason, (mask, _) in _REASONS.items() if bits & mask)
+        if (at := int(table.accumulation_counter)) != self._at:
+            pairs = zip(counted, now, self._counted or now, strict=True)
+            self._reasons = tuple(reason for reason, count, before in pairs if count > before)
+            self._at, self._counted = at, now
+        return self._reasons
+
+    def _xgmi_active(self) -> tuple[bool, ...]:
+        """Return, for each enabled XGMI link to another GPU, whether the link is up."""
+        states = _ask("amdsmi_get_gpu_xgmi_link_status", self._gpu.handle)["status"]
+        if not (used := [state for state in states if state in ("U", "D")]):
+            raise NeverOfferedError("no links between GPUs")
+        return tuple(state == "U" for state in used)
+
+    def _xgmi_errors(self) -> int:
+        """Return the XGMI errors since the first call; each reading resets the driver's count."""
+        self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle)
+        return self._errors
+
+
+def _named(name: str) -> Any:
+    try:
+        return attrgetter(name)(_binding())
+    except AttributeError:
+        raise NeverOfferedError(f"this AMD SMI has no {name}") from None
+
+
+def _status(error: Any) -> str:
+    return str(getattr(error, "err_info", "")).partition(" - ")[0].removeprefix("AMDSMI_STATUS_")
+
+
+def _reason(error: Any) -> str:
+    """Return the human-readable text of the binding's error, without the error's code and name."""
+    return str(getattr(error, "err_info", error)).rpartition(" - ")[2].strip()
+
+
+def _without_function(address: str) -> str:
+    return address.lower().partition(".")[0]
+
+
+@cache
+def _gpus() -> Sequence[AmdGpu]:
+    return [_gpu(handle) for handle in _ask("amdsmi_get_processor_handles")]
+
+
+def _gpu(handle: Any) -> AmdGpu:
+    calls = ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition")
+    modes = filter(None, (_known(Query(call), handle) for call in calls))
+    address = _without_function(_ask("amdsmi_get_gpu_device_bdf", handle))
+    return AmdGpu(handle, address, "/".join(modes) or None)

@@ -1,0 +1,202 @@
+"""Examine a machine: describe its GPUs and libraries, and find problems."""
+
+import os
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+
+from gpuscale.base.devices import cpu_numa_nodes, gpu_numa_node
+from gpuscale.base.environment import cpu_model
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DriverAbsentError,
+    DriverBrokenError,
+    QueryError,
+)
+from gpuscale.base.gpu_counters import Reading
+from gpuscale.measure.evidence.network import read_ports
+from gpuscale.measure.evidence.node import host_load, read_settings
+from gpuscale.measure.telemetry.device import Device, Smi, open_smi
+from gpuscale.records import NodeEvidence
+
+_BUSY_UTILIZATION = 0.5
+"""Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
+
+_Links = Counter[tuple[str, str | None]]
+_LINKS = {"nvlink_active": "NVLink", "xgmi_active": "XGMI"}
+_TOO_HOT = "slows itself because it is too hot: check fans, air flow and heat sink"
+_SLOWDOWNS = {
+    "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
+    "hw_thermal_slowdown": _TOO_HOT,
+    **dict.fromkeys(("prochot", "socket_thermal", "vr_thermal", "hbm_thermal"), _TOO_HOT),
+    "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
+    "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
+}
+"""Clock event reasons that a healthy GPU never reports, the most specific first.
+
+`sw_power_cap` and `ppt` are not among them: many healthy GPUs always train at their power limit.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedGpu:
+    """The state of one GPU at one moment."""
+
+    number: int
+    """The driver's index among all GPUs of the machine; the CUDA index may differ."""
+    name: str | None = None
+    uuid: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    firmware: str | None = None
+    numa_node: int | None = None
+    """NUMA node of the GPU; None if unknown, or if the machine has only one."""
+    unreachable: str | None = None
+    """The reason why the driver cannot reach the GPU; None if it can."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if the GPU is not idle and is used for at least half of the time."""
+        answers = self.reading.answers
+        idle = "gpu_idle" in answers.get("clock_event_reasons", ())
+        return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The state of one machine at one moment; unknown values are None."""
+
+    node: NodeEvidence
+    """The load, settings and network ports of the machine."""
+    python_version: str
+    torch_version: str | None
+    """Version of the installed torch, even if importing torch would fail."""
+    cpu_model: str | None
+    cpu_count: int
+    """The number of cores that this process may use."""
+    cpu_numa_nodes: tuple[int, ...]
+    """The NUMA nodes of the cores that this process may use; empty if unknown."""
+    shared_memory_bytes: int | None
+    """The size of /dev/shm, through which loader processes and NCCL pass data."""
+    smi: str | None = None
+    """The driver's interface that answered, NVML or AMD SMI; None without a driver."""
+    driver_version: str | None = None
+    driver_absent: str | None = None
+    """The reason why there is no usable GPU driver; None if there is one."""
+    driver_broken: bool = False
+    """True if a driver is installed but does not work."""
+    gpus: tuple[ExaminedGpu, ...] = ()
+
+
+def examine() -> Machine:
+    """Examine this machine, in less than a second, without torch or a CUDA context."""
+    torch_version = shared_memory_bytes = None
+    with suppress(metadata.PackageNotFoundError):
+        torch_version = metadata.version("torch")
+    with suppress(OSError):
+        shared_memory_bytes = shutil.disk_usage("/dev/shm").total
+    settings, absent = read_settings()
+    machine = Machine(
+        node=NodeEvidence(
+            host=platform.node(),
+            load=host_load(),
+            settings=settings,
+            ports=read_ports(),
+            absent=absent,
+        ),
+        python_version=platform.python_version(),
+        torch_version=torch_version,
+        cpu_model=cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
+        shared_memory_bytes=shared_memory_bytes,
+    )
+    try:
+        with open_smi() as smi:
+            gpus = tuple(_examined_gpus(smi))
+            version = smi.driver_version()
+            return replace(machine, smi=smi.NAME, driver_version=version, gpus=gpus)
+    except DriverAbsentError as error:
+        is_broken = isinstance(error, DriverBrokenError)
+        return replace(machine, driver_absent=str(error), driver_broken=is_broken)
+
+
+def _examined_gpus(smi: Smi) -> Iterator[ExaminedGpu]:
+    try:
+        yield from (_examined(*numbered) for numbered in smi.all_devices())
+    except QueryError as error:
+        reason = f"{smi.NAME} cannot list the GPUs: {error}"
+        yield ExaminedGpu(number=0, unreachable=reason)
+
+
+def _examined(number: int, device: Device | DeviceAbsentError) -> ExaminedGpu:
+    if isinstance(device, DeviceAbsentError):
+        return ExaminedGpu(number=number, unreachable=str(device))
+    return ExaminedGpu(
+        number=number,
+        name=device.name,
+        uuid=device.uuid,
+        reading=device.inspect(device.read()),
+        firmware=device.firmware,
+        numa_node=gpu_numa_node(device.pci_address) if device.pci_address else None,
+    )
+
+
+def find_problems(machine: Machine) -> tuple[str, ...]:
+    """Return the problems of the driver and the GPUs that would disturb a measurement."""
+    found: list[str] = []
+    if machine.driver_broken:
+        remedy = "reload it, or reboot after an update"
+        found.append(f"the driver of the GPUs does not work ({machine.driver_absent}): {remedy}")
+    # Compared within a model: the number of links in use differs between healthy machines.
+    most_links: _Links = Counter()
+    for gpu in machine.gpus:
+        for moment in _LINKS:
+            most_links |= Counter({(moment, gpu.name): sum(gpu.reading.answers.get(moment, ()))})
+    for gpu in machine.gpus:
+        found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
+    return tuple(found)
+
+
+def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
+    answers, absent = gpu.reading.answers, gpu.reading.absent.values()
+    if gpu.unreachable is not None:
+        remedy = "look for XID messages in the kernel's log, then reset it or reboot"
+        yield f"cannot be reached ({gpu.unreachable}): {remedy}"
+    for lost in ("GPU is lost", "GPU requires restart"):
+        if lost in absent:
+            yield f"does not answer ({lost}): reset it or reboot"
+    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
+    if width is not None and most_lanes is not None and width < most_lanes:
+        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
+    # To save power an idle GPU lowers the generation, but not the width.
+    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
+    if gpu.is_busy and now is not None and most is not None and now < most:
+        remedy = "reseat it, check the riser and the slot's setting in the firmware"
+        yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
+    yield from _inactive_links(gpu, most_links)
+    if uncorrected := answers.get("ecc_uncorrected"):
+        errors = "memory error" if uncorrected == 1 else "memory errors"
+        yield (
+            f"had {uncorrected} {errors} that ECC could not correct since its last reset: "
+            "drain the node and reset the GPU, and have it replaced if they come back"
+        )
+    for reason, sentence in _SLOWDOWNS.items():
+        if reason in answers.get("clock_event_reasons", ()):
+            heat = answers.get("temperature_c")
+            yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
+            break  # hw_slowdown comes with its own specific reason
+
+
+def _inactive_links(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
+    for moment, links in _LINKS.items():
+        active, most = gpu.reading.answers.get(moment, ()), most_links[moment, gpu.name]
+        if active and sum(active) < most:
+            down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
+            yield (
+                f"has {sum(active)} of {len(active)} {links} links active, another {gpu.name} here "
+                f"has {most}: check bridge or baseboard at link {down}"
+            )

@@ -1,0 +1,225 @@
+"""NVIDIA's driver and GPUs; the only module that imports the Python binding of NVML."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import pynvml  # type: ignore[import-untyped]
+
+from gpuscale.base.errors import (
+    DeviceAbsentError,
+    DeviceGoneError,
+    DriverAbsentError,
+    DriverBrokenError,
+    NeverOfferedError,
+    QueryError,
+)
+from gpuscale.base.gpu_counters import Query
+from gpuscale.measure.telemetry.device import Device, Forms
+
+NAME = "NVML"
+_NO_SUCH_LINK = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+_KINDS = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceGoneError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: DeviceGoneError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NeverOfferedError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NeverOfferedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: NeverOfferedError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: NeverOfferedError,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NeverOfferedError,
+}
+"""Exception class for each NVML code with a permanent cause; other codes raise QueryError."""
+_MIG = "in MIG mode, in which NVML counts for the whole GPU"
+_FIELD, _COUNTER = "NVML_FI_DEV_NVLINK", "NVML_NVLINK_ERROR_DL"
+_NVLINK_ERRORS = (
+    # On Hopper, on Blackwell, and before: fields, other fields, and counters.
+    [f"{_FIELD}_ERROR_DL_{kind}" for kind in ("REPLAY", "RECOVERY", "CRC")],
+    # Effective errors are those that error correction, which always has some to do, has left.
+    [f"{_FIELD}_COUNT_{kind}" for kind in ("LINK_RECOVERY_EVENTS", "EFFECTIVE_ERRORS")],
+    [f"{_COUNTER}_{kind}" for kind in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")],
+)
+"""Names of the kinds of errors that a link counts, for each generation of GPUs."""
+
+
+def start() -> None:
+    """Open NVML; raise DriverAbsentError if that is impossible."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        raise DriverAbsentError("no NVIDIA driver: libnvidia-ml.so.1 not found") from None
+    except pynvml.NVMLError_DriverNotLoaded:
+        raise DriverAbsentError("no NVIDIA driver: its kernel module is not loaded") from None
+    except pynvml.NVMLError as error:
+        raise DriverBrokenError(f"NVML does not start: {error}") from None
+
+
+def stop() -> None:
+    """Close NVML."""
+    # A driver that fails to shut down has nothing more to report.
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+
+
+def driver_version() -> str | None:
+    """Return the driver's version; None if unknown."""
+    version: str | None = _ask_or_none("nvmlSystemGetDriverVersion")
+    return version
+
+
+def _failure(code: int) -> QueryError:
+    return _KINDS.get(code, QueryError)(str(pynvml.NVMLError(code)), code)
+
+
+def _named(name: str) -> Any:
+    """Return a function or constant of the binding; raise NeverOfferedError if missing."""
+    found = getattr(pynvml, name, None)
+    if found is None:
+        raise _failure(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    return found
+
+
+def _ask(call: str, *arguments: Any) -> Any:
+    try:
+        return _named(call)(*arguments)
+    except pynvml.NVMLError as error:
+        raise _failure(error.value) from None
+
+
+def _ask_or_none(call: str, *arguments: Any) -> Any:
+    with suppress(QueryError):
+        return _ask(call, *arguments)
+    return None
+
+
+def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
+    """Return the GPU with this UUID (the prefix `GPU-` is optional), or raise DeviceAbsentError.
+
+    A run's device is never looked up by number: NVML counts physical devices, while
+    CUDA_VISIBLE_DEVICES renumbers them.
+    """
+    reason = f"NVML knows no device with UUID {uuid}"
+    for prefix in ("",) if uuid.startswith(("GPU-", "MIG-")) else ("", "GPU-", "MIG-"):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(prefix + uuid)
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            continue
+        except pynvml.NVMLError as error:
+            reason = f"NVML cannot reach device {uuid}: {error}"
+            continue
+        is_instance = _ask_or_none("nvmlDeviceIsMigDeviceHandle", handle)
+        if is_instance or (_ask_or_none("nvmlDeviceGetMigMode", handle) or [0])[0]:
+            # An old CUDA gives the UUID of the whole GPU for one of its instances.
+            raise DeviceAbsentError(_MIG)
+        return NvmlDevice(handle)
+    raise DeviceAbsentError(reason)
+
+
+def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
+    """Yield NVML's index of every GPU of this job, with the device or the error."""
+    for number in range(_ask("nvmlDeviceGetCount")):
+        try:
+            yield number, NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(number))
+        except pynvml.NVMLError_NoPermission:
+            # NVML also counts GPUs that a scheduler has given to other jobs.
+            continue
+        except pynvml.NVMLError as error:
+            yield number, DeviceAbsentError(str(error))
+
+
+class NvmlDevice(Device):
+    """An NVIDIA GPU."""
+
+    limits: ClassVar[Mapping[str, Query]] = {
+        "power_limit_w": Query("nvmlDeviceGetEnforcedPowerLimit", divisor=1000),
+        "application_clock_mhz": Query("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",)),
+        "max_clock_mhz": Query("nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_SM",)),
+    }
+
+    def __init__(self, handle: Any) -> None:
+        self._handle, self._links = handle, 0
+        self.name = _ask_or_none("nvmlDeviceGetName", handle)
+        self.uuid = _ask_or_none("nvmlDeviceGetUUID", handle)
+        self.key = str(self.uuid).removeprefix("GPU-")
+        self.firmware = _firmware(handle)
+        place = _ask_or_none("nvmlDeviceGetPciInfo", handle)
+        self.pci_address = None if place is None else str(place.busId)
+        self._errors = Forms(*(partial(self._errors_of_kinds, names) for names in _NVLINK_ERRORS))
+        super().__init__(
+            {"nvlink_active": self._nvlink_active, "nvlink_errors": self._nvlink_errors}
+        )
+
+    def compute_processes(self) -> int:
+        """Return the number of processes that are computing on the device."""
+        call = "nvmlDeviceGetComputeRunningProcesses"
+        # On a driver before R510 the call without a version raises something else than NVMLError.
+        versions = (partial(_ask, call + version, self._handle) for version in ("_v3", "_v2"))
+        return len(Forms(*versions)())
+
+    def answer(self, query: Query) -> Any:
+        """Return the answer to a query, in NVML's unit."""
+        if query.call.startswith("NVML_FI_"):
+            (answered,) = _ask("nvmlDeviceGetFieldValues", self._handle, [_named(query.call)])
+            return _field_value(answered)
+        answered = _ask(query.call, self._handle, *map(_named, query.arguments))
+        return answered if query.member is None else attrgetter(query.member)(answered)
+
+    def _nvlink_active(self) -> tuple[bool, ...]:
+        """Return, for each NVLink in the order of link numbers, whether the link is active."""
+        states: list[bool] = []
+        for link in range(_named("NVML_NVLINK_MAX_LINKS")):
+            try:
+                states.append(bool(_ask("nvmlDeviceGetNvLinkState", self._handle, link)))
+            except QueryError as error:
+                # The first number that no link has; without link 0 there is no NVLink.
+                if not states or error.code not in _NO_SUCH_LINK:
+                    raise
+                break
+        self._links = len(states)
+        return tuple(states)
+
+    def _nvlink_errors(self) -> int:
+        if not self._links:
+            self._nvlink_active()
+        errors: int = self._errors()
+        return errors
+
+    def _errors_of_kinds(self, names: Sequence[str]) -> int:
+        """Return the errors of these kinds on all links; not every link counts every kind."""
+        errors = 0
+        for name in names:
+            counts: list[int] = []
+            for link in range(self._links):
+                with suppress(NeverOfferedError):
+                    counts.append(self._errors_of(link, name))
+            if not counts:
+                raise _failure(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            errors += sum(counts)
+        return errors
+
+    def _errors_of(self, link: int, name: str) -> int:
+        kind = _named(name)
+        if name.startswith("NVML_FI_"):
+            (answered,) = _ask("nvmlDeviceGetFieldValues", self._handle, [(kind, link)])
+            return int(_field_value(answered))
+        return int(_ask("nvmlDeviceGetNvLinkErrorCounter", self._handle, link, kind))
+
+
+def _firmware(handle: Any) -> str | None:
+    """Return a GPU's firmware versions, such as `VBIOS 96.00.74, GSP 575.57`; None if unknown."""
+    calls = {"VBIOS": "nvmlDeviceGetVbiosVersion", "GSP": "nvmlDeviceGetGspFirmwareVersion"}
+    found = {part: _ask_or_none(call, handle) for part, call in calls.items()}
+    # The binding leaves some texts as bytes.
+    texts = {p: v.decode() if isinstance(v, bytes) else v for p, v in found.items() if v}
+    return ", ".join(map(" ".join, texts.items())) or None
+
+
+def _field_value(field: Any) -> float:
+    """Return the number in a result of nvmlDeviceGetFieldValues, or raise QueryError."""
+    if field.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise _failure(field.nvmlReturn)
+    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    number: float = getattr(field.value, members[field.valueType])
+    return number

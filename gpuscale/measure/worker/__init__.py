@@ -1,1 +1,0 @@
-"""Code that runs in the processes of ranks. No other package imports this package."""

@@ -1,0 +1,184 @@
+"""Describe the machine as a rank sees it: its GPUs, libraries and settings.
+
+These functions initialise CUDA, so they must be called in a separate process.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpuscale.base.devices import gpu_numa_node, is_gpu
+from gpuscale.base.environment import JOB_VARIABLES
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, GpuscaleError, QueryError
+from gpuscale.measure.telemetry.device import open_smi
+from gpuscale.records import GpuDevice
+
+_HIDDEN = ("", "-1", "NoDevFiles")
+"""Values of `CUDA_VISIBLE_DEVICES` and of HIP's variables with which a process sees no GPU; Slurm
+sets `NoDevFiles` in CPU-only jobs."""
+
+
+def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
+    """Return the GPUs that torch can use, the device type to measure, and library versions."""
+    gpus = _gpus()
+    on_gpu = is_gpu(device) or bool(gpus)
+    cudnn_version = _cudnn_version() if on_gpu else None
+    has_nccl = on_gpu and dist.is_nccl_available()
+    nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    # For ROCm's libraries torch uses the names of CUDA's.
+    on, names = "rocm", ("rocm_version", "miopen_version", "rccl_version")
+    if torch.version.hip is None:
+        on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
+    versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
+    libraries = {"torch_version": str(torch.__version__), **dict(zip(names, versions, strict=True))}
+    return gpus, on if on_gpu else "cpu", libraries
+
+
+def _gpus() -> tuple[GpuDevice, ...]:
+    if not torch.cuda.is_available():
+        if present := _gpus_of_driver():
+            raise GpuscaleError(
+                f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
+                "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
+            )
+        return ()
+    # Until CUDA is initialised torch counts the GPUs of the machine, as NVML does, while CUDA
+    # offers a single instance of those in MIG mode.
+    try:
+        with warnings.catch_warnings():
+            # Several lines for each GPU without kernels, which validate_kernels refuses.
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        raise GpuscaleError(
+            f"CUDA or ROCm does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' "
+            "or 'rocminfo' works; of a GPU in MIG mode choose an instance, with "
+            "CUDA_VISIBLE_DEVICES=MIG-…)"
+        ) from None
+    found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    built_for = torch.cuda.get_arch_list()
+    for number, gpu in enumerate(found):
+        validate_kernels(number, gpu, built_for)
+    known = known_to_driver()
+    return tuple(_described(number, gpu, known) for number, gpu in enumerate(found))
+
+
+def _described(number: int, gpu: Any, known: Mapping[str, dict[str, Any]]) -> GpuDevice:
+    address, fields = _pci_address(gpu), dict[str, Any]()
+    if torch.version.hip is not None and address is not None:
+        fields = {"pci_address": address, **known.get(address.partition(".")[0], {})}
+    return GpuDevice(
+        index=number,
+        name=gpu.name,
+        uuid=str(gpu.uuid),
+        numa_node=numa_node_of(gpu),
+        **known.get(str(gpu.uuid), fields),
+    )
+
+
+def numa_node_of(gpu: Any) -> int | None:
+    """Return the NUMA node of a GPU, given its properties; None if unknown."""
+    address = _pci_address(gpu)
+    return None if address is None else gpu_numa_node(address)
+
+
+def _pci_address(gpu: Any) -> str | None:
+    """Return the PCI address in a GPU's properties; None if unknown, as before torch 2.8."""
+    if not hasattr(gpu, "pci_bus_id"):
+        return None
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+
+
+def known_to_driver() -> dict[str, dict[str, Any]]:
+    """Return the fields of each GPU that only the driver reports, keyed by `Device.key`."""
+    found: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
+        for number, device in smi.all_devices():
+            if not isinstance(device, DeviceAbsentError):
+                own = {"smi": smi.NAME, "smi_index": number}
+                found[device.key] = {**own, **device.description()}
+    return found
+
+
+def _gpus_of_driver() -> int:
+    """Return the number of this job's GPUs according to the driver; 0 if none is visible."""
+    if any(os.environ.get(name) in _HIDDEN for name in JOB_VARIABLES):
+        return 0
+    with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
+        # A GPU of ours that is lost counts too.
+        return sum(1 for _ in smi.all_devices())
+    return 0
+
+
+def _why_no_cuda() -> str:
+    if torch.version.cuda is None:
+        return "it was built " + ("for ROCm" if torch.version.hip else "without CUDA")
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "it counts none"
+
+
+def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
+    """Raise GpuscaleError if torch has no kernels for a GPU, before a first kernel would fail.
+
+    `gpu` comes from `torch.cuda.get_device_properties()`, and `built_for` from
+    `torch.cuda.get_arch_list()`.
+    """
+    capability = (gpu.major, gpu.minor)
+    if torch.version.hip is not None:
+        # By name, which torch has from 2.1 on: the capability of gfx900 and gfx90a is 9.0 for both.
+        target = getattr(gpu, "gcnArchName", "")
+        if not target or any(_runs_on_amd(name, target) for name in built_for):
+            return
+        has, variable = f"is {target}", "HIP_VISIBLE_DEVICES"
+    else:
+        if any(_runs_on_nvidia(name, capability) for name in built_for):
+            return
+        has = "has compute capability {}.{}".format(*capability)
+        variable = "CUDA_VISIBLE_DEVICES"
+    raise GpuscaleError(
+        f"GPU {number} ({gpu.name}) {has}, and torch {torch.__version__} has kernels for "
+        f"{', '.join(built_for) or 'no GPU'} only; install a torch that was built for it, or leave "
+        f"the GPU out with {variable}"
+    )
+
+
+def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
+    """True if code for `sm_80`, `compute_80` or the like runs on this compute capability."""
+    kind, _, version = architecture.partition("_")
+    if not version.isdigit():
+        # For example sm_90a, which runs on 9.0 alone and comes with an sm_90.
+        return False
+    built_for = int(version[:-1]), int(version[-1])
+    if kind == "compute":
+        return built_for <= capability
+    return kind == "sm" and built_for[0] == capability[0] and built_for[1] <= capability[1]
+
+
+def _runs_on_amd(architecture: str, target: str) -> bool:
+    """True if a build such as `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
+
+    The target includes features, as in `gfx90a:sramecc+:xnack-`. A build that does not name a
+    feature runs with either setting of it (LLVM's User Guide for AMDGPU, "Target ID").
+    """
+    built_for, *wanted = architecture.split(":")
+    processor, *features = target.split(":")
+    # A build for a family, as `gfx9-4-generic`, does not name the processors that it serves.
+    is_built_for = built_for == processor or built_for.endswith("-generic")
+    return is_built_for and set(wanted) <= set(features)
+
+
+def _cudnn_version() -> str | None:
+    try:
+        version = torch.backends.cudnn.version()
+    except RuntimeError as error:
+        # LD_LIBRARY_PATH leads to another cuDNN, or a GPU is too old for this one.
+        raise GpuscaleError(f"torch cannot use cuDNN: {error}") from None
+    return None if version is None else str(version)

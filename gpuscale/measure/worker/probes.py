@@ -1,0 +1,257 @@
+"""Probe a job's nodes: the speed of devices, of copies, and of communication between nodes."""
+
+import math
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpuscale.base.devices import cpu_numa_nodes, is_gpu
+from gpuscale.base.process_ends import die_with_parent
+from gpuscale.measure.evidence.network import read_ports
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.worker.gpus import numa_node_of
+from gpuscale.measure.worker.precision import set_fp32_mode
+from gpuscale.measure.worker.training import cuda_device
+from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeProbeRequest, Probe
+
+_BLOCKS, _KEPT = 20, 5
+"""Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
+_STEADY = 0.005
+"""Largest relative change from the previous to the last `_KEPT` blocks for a steady rate."""
+_TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
+_FLOAT_BYTES = 4
+_REPEATS = 5
+"""Number of times each message is sent."""
+
+Work = tuple[Callable[[], object], float]
+"""A call to repeat, and the amount of work that it does, such as bytes copied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A rank of the probe and its device."""
+
+    request: NodeProbeRequest
+    rank: int
+    device: torch.device
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.request.ranks_per_node
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.request.ranks_per_node
+
+    def vector(self, size_bytes: int, *, on_host: bool = False) -> torch.Tensor:
+        """Return a vector in device memory, or in host memory (pinned if the device is a GPU)."""
+        size = size_bytes // _FLOAT_BYTES
+        if on_host:
+            return torch.zeros(size, pin_memory=self.device.type == "cuda")
+        return torch.zeros(size, device=self.device)
+
+    def time_s(self, call: Callable[[], object], calls: int = 1) -> float:
+        """Call a function `calls` times; return the seconds until the device has done the work."""
+        self.finish()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        self.finish()
+        return time.perf_counter() - started
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
+        """Return a probe with these rates, of this device or (`of_node`) of the whole node."""
+        of: dict[str, Any] = {}
+        if not of_node:
+            of["device"] = f"CPU rank {self.local_rank}"
+            if self.device.type == "cuda":
+                uuid = torch.cuda.get_device_properties(self.device).uuid
+                of = {"device": f"GPU {self.local_rank}", "uuid": str(uuid)}
+        return Probe(name=name, host=socket.gethostname(), rates=tuple(rates), **of, **about)
+
+
+def probe(directory: str) -> None:
+    """Carry out this rank's part of the probe request in a run's directory."""
+    die_with_parent()
+    run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
+    request = run_directory.probe_request.read()
+    torch.set_num_threads(1)
+    set_fp32_mode(request.precision)
+    on_gpu, here = is_gpu(request.device), rank % request.ranks_per_node
+    device = cuda_device(tuple(range(torch.cuda.device_count())) if on_gpu else (), here)
+    place = _Place(request=request, rank=rank, device=device)
+    # Before the process group: no rank waits for another while it computes.
+    found = list(_alone(place))
+    patience = timedelta(seconds=request.timeout_s)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
+    found += _together(place)
+    seen = NodeProbe(
+        host=socket.gethostname(),
+        probes=tuple(found),
+        ports=read_ports(),
+        gpu_numa_nodes=_gpu_numa_nodes() if on_gpu else (),
+        cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
+    )
+    run_directory.probe(rank).write(seen)
+    # No rank may exit while another needs it: NCCL's sends return before they are made, and the
+    # first rank keeps the store that the others ask when they open a connection.
+    place.finish()
+    dist.all_reduce(torch.zeros(1))
+    # Destroying the group can hang (measure/worker/entry.py); everything is written.
+    os._exit(0)
+
+
+def _gpu_numa_nodes() -> tuple[int | None, ...]:
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return tuple(map(numa_node_of, properties))
+
+
+def _core(place: _Place) -> Work:
+    loops = range(20_000)
+    return lambda: all(True for _ in loops), len(loops)
+
+
+def _matrices(place: _Place) -> Work:
+    size = 8192 if place.device.type == "cuda" else 256
+    matrix = torch.rand(size, size, device=place.device)
+    matrix = matrix.to(_TYPES.get(place.request.precision, torch.float32))
+    product = torch.empty_like(matrix)
+    return lambda: torch.mm(matrix, matrix, out=product), 2 * size**3
+
+
+def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
+    size = (256 if place.device.type == "cuda" else 16) * 1024**2
+    source, target = (place.vector(size, on_host=where) for where in (from_host, to_host))
+    return lambda: target.copy_(source, non_blocking=True), size
+
+
+def _storage(place: _Place) -> Work | None:
+    """Return work that reads the data folder, not the page cache; None if there are no files."""
+    root, files, size = place.request.data_root, list[Path](), 0
+    if root is not None and place.local_rank == 0:
+        for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
+            if size < _MOST_READ_BYTES and path.is_file():
+                files.append(path)
+                size += path.stat().st_size
+
+    def read() -> None:
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                with suppress(OSError):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while file.read(_CHUNK_BYTES):
+                    pass
+
+    return (read, size) if size else None
+
+
+_ALONE: Mapping[str, Callable[[_Place], Work | None]] = {
+    "core": _core,
+    MATRIX: _matrices,
+    "memory": partial(_copies, from_host=False, to_host=False),
+    "host to device": partial(_copies, from_host=True, to_host=False),
+    "device to host": partial(_copies, from_host=False, to_host=True),
+    "storage": _storage,
+}
+"""Probes that a rank runs without other ranks; all ranks of a node run them at the same time."""
+
+
+def _alone(place: _Place) -> Iterator[Probe]:
+    request = place.request
+    for name in request.names:
+        if name in _ALONE and (work := _ALONE[name](place)) is not None:
+            is_matrix = name == MATRIX
+            rate = _steady_rate(place, work, request.seconds / (1 if is_matrix else 4))
+            precision = (request.precision or "fp32") if is_matrix else None
+            yield place.probe(name, [rate], of_node=name == "storage", precision=precision)
+
+
+def _steady_rate(place: _Place, work: Work, limit_s: float) -> float:
+    """Return the median rate of the last blocks, once the rate is steady or the time is up."""
+    call, amount = work
+    place.time_s(call)
+    calls = max(1, math.ceil(limit_s / _BLOCKS / place.time_s(call)))
+    rates, end_s = list[float](), time.monotonic() + limit_s
+    while time.monotonic() < end_s or len(rates) < _KEPT:
+        rates.append(calls * amount / place.time_s(call, calls))
+        now, before = rates[-_KEPT:], rates[-2 * _KEPT : -_KEPT]
+        if len(before) == _KEPT and abs(sum(now) / sum(before) - 1) < _STEADY:
+            break
+    return statistics.median(rates[-_KEPT:])
+
+
+def _together(place: _Place) -> Iterator[Probe]:
+    request, each = place.request, place.request.ranks_per_node
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    if INSIDE in request.names and each > 1:
+        yield from _all_reduces(place, INSIDE, place.node)
+    for pairs in request.rounds:
+        dist.all_reduce(torch.zeros(1))
+        for pair in (pair for pair in pairs if place.node in pair):
+            other = sum(pair) - place.node
+            peer = hosts[other * each]
+            if SEND in request.names:
+                to = other * each + place.local_rank
+                for sender in pair:
+                    call = partial(_send if sender == place.node else _answer, to)
+                    is_sender = sender == place.node
+                    yield from _exchanges(place, SEND, call, reports=is_sender, peer=peer)
+            if PAIR in request.names:
+                yield from _all_reduces(place, PAIR, *pair, peer=peer)
+
+
+def _send(to: int, message: torch.Tensor) -> None:
+    dist.send(message, to)
+    dist.recv(message[:1], to)
+
+
+def _answer(to: int, message: torch.Tensor) -> None:
+    dist.recv(message, to)
+    dist.send(message[:1], to)
+
+
+def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
+    """Yield probes of an all-reduce over all ranks of these nodes; other ranks do not take part."""
+    each = place.request.ranks_per_node
+    ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
+    group: Any = dist.new_group(ranks, use_local_synchronization=True)
+
+    def call(message: torch.Tensor) -> None:
+        dist.all_reduce(message, group=group)
+
+    # One rank reports for all, since the slowest decides.
+    return _exchanges(place, name, call, reports=place.rank == ranks[0], of_node=True, **about)
+
+
+def _exchanges(
+    place: _Place,
+    name: str,
+    call: Callable[[torch.Tensor], None],
+    *,
+    reports: bool,
+    of_node: bool = False,
+    **about: Any,
+) -> Iterator[Probe]:
+    for size in place.request.message_bytes:
+        repeated = partial(call, place.vector(size))
+        # The first repetition opens connections.
+        rates = [size / place.time_s(repeated) for _ in range(_REPEATS + 1)][1:]
+        if reports:
+            yield place.probe(name, rates, of_node=of_node, message_bytes=size, **about)

@@ -1,0 +1,91 @@
+"""Data parallelism with a whole model on each GPU: DataParallel and DistributedDataParallel."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuscale.base.errors import InvalidTrainingError
+from gpuscale.measure.worker.precision import autocasting
+from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.training import Strategy, state_tensors
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
+
+_FIRST_COMPRESSED = 2
+"""Earliest step at which torch lets PowerSGD compress gradients."""
+
+
+class DataParallelStrategy(Strategy):
+    """DataParallel: scatters batches over the devices, and gathers outputs on the first device."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request)
+        self._precision = request.configuration.precision
+
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """Return the model wrapped in DataParallel, on the first device (without effect on CPU)."""
+        model = autocasting(model.to(self.device), self._precision, self.device.type)
+        return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
+
+
+class DistributedDataParallelStrategy(ProcessGroupStrategy):
+    """One process per GPU; gradients are all-reduced in the backward pass.
+
+    A single rank also uses the wrapper, so that T(1) is measured in the same way as T(n).
+    """
+
+    _has_run = False
+
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """Return the model wrapped in DistributedDataParallel, on this rank's device."""
+        options: dict[str, Any] = dict(case.strategy_options.get("ddp", {}))
+        hook = options.pop("comm_hook", None)
+        devices = list(self.devices) or None
+        wrapped = DistributedDataParallel(model.to(self.device), device_ids=devices, **options)
+        if hook == "powerSGD":
+            # By default the first thousand steps are not compressed: windows would hold both kinds.
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif hook is not None:
+            wrapped.register_comm_hook(None, getattr(default_hooks, f"{hook}_hook"))
+        return wrapped
+
+    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Return DDP's own context `no_sync`, with which users accumulate gradients."""
+        assert isinstance(model, DistributedDataParallel)
+        if not self._has_run:
+            # With static_graph torch learns the graph from a backward pass that synchronises.
+            self._has_run = True
+            return nullcontext()
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
+
+    @contextmanager
+    def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
+        """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
+        assert isinstance(model, DistributedDataParallel)
+        # `no_sync` leaves this flag as it is. After a synchronised step the first forward pass
+        # broadcasts rank 0's buffers: all ranks would wait for rank 0, and hide that it is late.
+        model.require_forward_param_sync = False
+        with model.no_sync():
+            yield
+        # The next synchronised step broadcasts again, like every other.
+        model.require_forward_param_sync = True
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Broadcast rank 0's parameters, buffers and optimiser state."""
+        tensors = state_tensors(model, optimizer)
+        elements = float(sum(tensor.numel() for tensor in tensors))
+        # Every rank compares, so that all of them end here, and none in a broadcast.
+        if self.largest(elements) != -self.largest(-elements):
+            raise InvalidTrainingError(
+                f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "
+                "steps without gradient synchronisation; ddp cannot be measured with it"
+            )
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)

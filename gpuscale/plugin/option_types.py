@@ -1,0 +1,114 @@
+"""An option that gpuscale adds to pytest, and the functions that parse its value."""
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuscale.base.errors import UsageError
+
+_MOST = 100_000
+
+
+def parse_count(text: str, at_least: int = 1) -> int:
+    """Parse a whole number that is not below `at_least`."""
+    number = int(text) if text.strip().isdecimal() and len(text) < 10 else -1
+    if not at_least <= number <= _MOST:
+        raise ArgumentTypeError(f"'{text}' is not a whole number from {at_least} to {_MOST}")
+    return number
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers such as `1,2,4`, and sort them."""
+    numbers = [parse_count(part) for part in text.split(",")]
+    if len(set(numbers)) < len(numbers):
+        raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")
+    return tuple(sorted(numbers))
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a duration above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ArgumentTypeError(f"'{text}' is not a number of seconds above 0, such as 60")
+    return number
+
+
+def parse_choice(text: str, known: tuple[str, ...]) -> str:
+    """Return the text if it is one of the known values."""
+    if text not in known:
+        raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
+    return text
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """Return a function that accepts only these values."""
+    return partial(parse_choice, known=known)
+
+
+def absolute_path(text: str) -> Path:
+    """Parse a path and make it absolute, since pytest may change its working directory later."""
+    return Path(text).expanduser().absolute()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option that gpuscale adds to pytest; docs/options.md describes it in more detail."""
+
+    flag: str
+    metavar: str
+    """Name of the value in the help; empty for a switch."""
+    meaning: str
+    type: Callable[[str], object] = str
+    """Function that parses the value, or raises an `ArgumentTypeError`."""
+    default: object = None
+    """Default value; None if it depends on other options, a tuple if the option may be repeated."""
+    otherwise: str = ""
+    """Description of the default, needed if its value alone would be unclear."""
+    owner: str = ""
+    """Other pytest plugin with an option of this name; if installed, its option is used instead."""
+    in_training: bool = False
+    """True if the option is invalid for commands, since it changes how gpuscale trains a case."""
+
+    @property
+    def dest(self) -> str:
+        """Name of the attribute in which argparse stores the value."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def default_text(self) -> str:
+        """Description of the default in the help and docs/options.md."""
+        return self.otherwise or (f"{self.default}" if self.metavar else "off")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments for argparse; values are parsed only when a session starts."""
+        text = f"{self.meaning} (default: {self.default_text})".replace("%", "%%")
+        if not self.metavar:
+            return {"action": "store_true", "help": text}
+        action = "append" if isinstance(self.default, tuple) else "store"
+        return {"action": action, "metavar": self.metavar, "help": text}
+
+    def parse(self, given: object) -> object:
+        """Parse the value from argparse: a text, a list of texts, or True for a switch."""
+        if isinstance(given, list):
+            return tuple(map(self.parse, given))
+        if not self.metavar:
+            return True
+        try:
+            return self.type(str(given))
+        except ArgumentTypeError as error:
+            raise UsageError(f"{self.flag}: {error}") from None
+
+
+def option(usage: str, meaning: str, *, default: object = None, **settings: Any) -> Any:
+    """Return a field of `MeasureOptions` for an option such as `--run-seconds S`."""
+    flag, _, metavar = usage.partition(" ")
+    default = default if metavar else False
+    entry = Option(flag=flag, metavar=metavar, meaning=meaning, default=default, **settings)
+    return field(default=default, metadata={"option": entry})

@@ -1,0 +1,168 @@
+"""Results of campaigns: sweeps over nodes, bisections, and trials of gpuscale's own overhead."""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from gpuscale.records.configuration import Configuration
+from gpuscale.records.environment import Environment
+from gpuscale.records.scaling import Estimate
+
+NotMeasured = Literal[
+    "down", "busy", "failed", "stopped", "not reached", "none alike", "row missing"
+]
+"""Reasons why a node is not judged: the scheduler reports it as down or drained, its job never
+started, its job or all its runs failed, the sweep was stopped, its turn never came, there are too
+few nodes of its kind to compare it with, or only some rows were measured."""
+Reference = Literal["fleet", "past"]
+
+
+class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of measurement on each node: one GPU alone, or all GPUs of the node together."""
+
+    gpus: int
+    """Number of GPUs, or of CPU ranks."""
+    device: int | None = None
+    """Number of the GPU that is measured alone; None if all GPUs of the node are measured."""
+
+
+class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one job on one node."""
+
+    node: str
+    kind: str
+    """Partition and GPU or CPU model, such as `gpu, NVIDIA A100`; kinds are judged separately."""
+    job: int = 0
+    """Number of the job among the node's jobs in this sweep, from 0."""
+    measured_at_s: float
+    """Unix time at the middle of the job's runs."""
+    step_times_s: tuple[tuple[FleetRow, tuple[float, ...]], ...]
+    """Step time of each valid run of each row; a row without valid runs is left out."""
+    is_control: bool = False
+    """True if the node is measured repeatedly to observe the machine's drift, not on suspicion."""
+
+
+class NodeState(StrEnum):
+    """The verdict on a node."""
+
+    SICK = "sick"
+    UNCLEAR = "unclear"
+    HEALTHY = "healthy"
+    NOT_MEASURED = "not measured"
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one node; speeds are relative changes, so −0.05 is 5 % slower."""
+
+    node: str
+    state: NodeState
+    reason: NotMeasured | None = None
+    """Reason why the node was not measured; None if it was measured."""
+    detail: str = ""
+    """Details of `reason`, from the scheduler or from the first failed run."""
+    needs_job: bool = False
+    """True if another job may decide whether the node is sick."""
+    speed: Estimate | None = None
+    """Speed of `row` relative to `against`, measured by the jobs after the first one if there are
+    any; None if the node was not measured."""
+    row: FleetRow | None = None
+    """The row that shows the loss, or the slowest row of a healthy node."""
+    against: Reference | None = None
+    """Reference of `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
+    jobs: int = 0
+    """Number of jobs that measured the node."""
+    jobs_slow: int = 0
+    """Number of jobs in which `row` was slow."""
+    past: float | None = None
+    """Speed of `row` in earlier sweeps, relative to nodes of the same kind; None if unknown."""
+
+
+class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of the same number of steps, with and without gpuscale's measurement."""
+
+    measured_s: float
+    """Seconds of training plus all of gpuscale's work between one window and the next."""
+    bare_s: float
+    """Seconds in a bare training loop."""
+
+
+class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Overhead measurements of one rank in one run."""
+
+    steps_per_window: int
+    pairs: tuple[OverheadPair, ...]
+    evidence_s: float = 0.0
+    """Seconds spent collecting evidence of the node and this rank, outside of the pairs."""
+
+
+class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Overhead of gpuscale's measurement for one number of GPUs."""
+
+    gpus: int
+    runs: int
+    pairs: int
+    """Number of pairs of windows in all runs together."""
+    step_time_s: float
+    """Median seconds per step of the bare training loop."""
+    ratio: Estimate
+    """Time with gpuscale, divided by the time of the bare training loop."""
+    evidence_s: float
+    """Seconds per run spent collecting evidence outside of windows; median over the runs."""
+    limit: float
+    """Upper limit that gpuscale promises for the ratio."""
+    verdict: Literal["within", "above", "not decided"]
+    reason: str = ""
+    """Reason for the verdict; empty if the ratio alone determines the verdict."""
+
+
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of `gpuscale selftest` on one machine."""
+
+    configuration: Configuration
+    environment: Environment
+    results: tuple[OverheadResult, ...]
+    """Overhead for each number of GPUs."""
+    wall_s: float
+
+
+class BisectionFinding(StrEnum):
+    """How a bisection ended."""
+
+    FOUND = "found"
+    """The culprits are confirmed: they alone cause the loss, and there is none without them."""
+    SUSPECTED = "suspected"
+    UNDECIDED = "undecided"
+    SAME = "same"
+    """The bad environment is now as fast as the good one on this machine."""
+    REVERSED = "reversed"
+    """The bad environment is the faster one."""
+
+
+Reason = Literal[
+    "noise", "trials", "time", "contradictory", "not needed", "cannot be tried", "not explained"
+]
+
+
+class Bisection(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a bisection; speeds are relative changes, so −0.12 is 12 % slower."""
+
+    finding: BisectionFinding
+    loss: Estimate | None
+    """Speed of the bad environment relative to the good one; None if the budget was too small."""
+    culprits: tuple[tuple[int, ...], ...] = ()
+    """Indices of the culprits, in groups of changes that could not be tried separately."""
+    alone: Estimate | None = None
+    """Speed of the good environment with only the culprits applied, relative to the good one.
+
+    Commits cannot be applied alone: for them, the speed at the culprit with the smallest loss,
+    relative to the commit before it.
+    """
+    taken_back: Estimate | None = None
+    """Speed of the bad environment without the culprits, relative to the good one.
+
+    For commits: the largest loss that the other commits of the range cause.
+    """
+    trials: int
+    reason: Reason | None = None
+    """Reason why no culprit is confirmed; None if one is confirmed or there is no loss."""

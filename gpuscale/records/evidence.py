@@ -1,0 +1,234 @@
+"""Evidence that a run leaves: windows, ranks, GPUs and failures; nodes and their software."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from posixpath import basename
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gpuscale.base.errors import FieldError
+from gpuscale.base.gpu_counters import values_problem
+from gpuscale.records.environment import Environment, without_software
+from gpuscale.records.ports import Port
+from gpuscale.records.record import (
+    Bytes,
+    Count,
+    Duration,
+    Line,
+    Lines,
+    Name,
+    Number,
+    PositiveCount,
+    Record,
+    Seconds,
+    Share,
+    UnixTime,
+)
+
+FailureKind = Literal[
+    "raised",
+    "out_of_memory",
+    "system",
+    "killed",
+    "timeout",
+    "launch",
+    "invalid",
+    "unread",
+    "unsteady",
+]
+"""Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
+`unread` means that a command prints step counts in an unknown format."""
+# A look-up of the names in the table of counters is ten times as fast as a pattern.
+Values = Mapping[str, int | float]
+
+
+class Phases(Record, frozen=True, kw_only=True):
+    """Seconds that one rank spends in each phase, per window or per step depending on the use.
+
+    Phases follow each other without a gap and add up to the whole time. On CUDA a phase is the
+    time between events on the stream; if the device waits for the host, the phase that caused the
+    wait contains it. `backward_s` contains the exposed communication of synchronised steps, which
+    events cannot separate.
+    """
+
+    data_s: Duration
+    """Time spent waiting for the next batch."""
+    h2d_s: Duration
+    """Time spent copying the batch to the device."""
+    forward_s: Duration
+    """Time spent computing the model's output and the loss."""
+    backward_s: Duration
+    optimizer_s: Duration
+    """Time spent clearing gradients, and in the steps of the optimiser and the loss scaler."""
+    wait_s: Duration = 0.0
+    """Time spent waiting for other pipeline stages between micro-batches, and for transfers."""
+
+    @property
+    def total_s(self) -> float:
+        """Sum of all phases."""
+        seconds: tuple[float, ...] = msgspec.structs.astuple(self)
+        return math.fsum(seconds)
+
+    def scaled(self, factor: float) -> "Phases":
+        """Return the phases multiplied by a factor, such as 1 / steps of the window."""
+        seconds = msgspec.structs.asdict(self)
+        return Phases(**{phase: time_s * factor for phase, time_s in seconds.items()})
+
+
+class Window(Record, frozen=True, kw_only=True):
+    """A group of consecutive steps timed together, from barrier to barrier."""
+
+    time_s: Seconds
+    """Time of the slowest rank, from the opening barrier to the closing synchronisation."""
+    started_at_s: UnixTime
+    """Time at which rank 0 opened the window."""
+    busy_s: tuple[Seconds, ...]
+    """Time of each rank, in order of rank, without the wait at the closing barrier."""
+    phases: Phases | None = None
+    """Phases of the rank with the run's slowest pace, in seconds for the whole window."""
+
+
+class RankReport(Record, frozen=True, kw_only=True):
+    """Evidence of one rank; a field is None if unknown."""
+
+    rank: Number
+    host: Name
+    local_rank: Number | None = None
+    devices: tuple[Number, ...] = ()
+    """CUDA device numbers in this job; empty on CPU."""
+    device_uuids: tuple[Line, ...] = ()
+    parameter_digest: Name | None = None
+    """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
+    final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None
+    """Loss of the last step; None if unknown or not finite."""
+    peak_memory_bytes: Bytes | None = None
+    """Peak CUDA memory allocated on any of the rank's devices; None on CPU."""
+    peak_host_memory_bytes: Bytes | None = None
+    """Peak resident set size of the process."""
+    pace_s: Seconds | None = None
+    """Median seconds per step of this rank, excluding waits for other ranks, from unsynchronised
+    windows; for a single rank or a pipeline, from synchronised windows."""
+    phases: Phases | None = None
+    """Median of each phase over the synchronised windows, in seconds per step; time that
+    synchronisation adds to the forward pass is counted in the backward pass."""
+
+
+class Failure(Record, frozen=True, kw_only=True):
+    """The reason why a run has no result."""
+
+    kind: FailureKind
+    message: Lines
+    rank: Number | None = None
+    host: Line | None = None
+    detail: Lines = ""
+    """Traceback or last state of the rank; empty if neither is known."""
+
+    @property
+    def likeness(self) -> str:
+        """The message without numbers, so that ranks with the same failure have equal texts."""
+        return re.sub(r"\d+", "", self.message)
+
+
+class GpuSummary(Record, frozen=True, kw_only=True):
+    """Telemetry of one device during the windows of a run; a field is None if not reported."""
+
+    uuid: Name
+    name: Line | None = None
+    samples: Count
+    absent: tuple[Line, ...] = ()
+    """Counters that could not be read, each with the reason."""
+    values: Values = msgspec.field(default_factory=dict)
+    """Counter values by name (see `gpuscale.base.gpu_counters`), without unavailable counters."""
+    clock_event_reasons: Mapping[Line, Share] | None = None
+    """Share of samples with each reason for throttled clocks, as nvidia-smi or AMD names it
+    (`sw_power_cap`, `ppt`)."""
+
+    def __post_init__(self) -> None:
+        if problem := values_problem(self.values):
+            raise FieldError(*problem.split(": ", 1))
+
+
+BUSY_LOAD_PER_CORE = 1.5
+"""Load average per core above which a host is busy; a run that has just ended may account for 1."""
+
+
+class HostLoad(Record, frozen=True, kw_only=True):
+    """Load from other processes on a node."""
+
+    load_average: Annotated[float, Meta(ge=0, le=1e6)]
+    """Load average over the minute before the run."""
+    cores: PositiveCount
+    """All cores of the host, including those that this job may not use."""
+    gpu_processes: Count | None = None
+    """Number of other processes that computed on the run's GPUs before the run began."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
+        return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)
+
+    @property
+    def weight(self) -> tuple[float, int]:
+        """Sort key that increases with the load from other processes."""
+        return self.load_average / self.cores, self.gpu_processes or 0
+
+
+def normalised(package: str) -> str:
+    """Return the name of a package in the normalised form of PEP 503."""
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+class Library(Record, frozen=True, kw_only=True):
+    """A shared library that a process has loaded."""
+
+    name: Name
+    """Name of the library, such as `NCCL`."""
+    path: Line
+    """Path of the library's file, as the process sees it, with symbolic links resolved."""
+    version: Line | None = None
+    """Version that the library itself reports; None if it was not queried or reports none."""
+
+    @property
+    def label(self) -> str:
+        """The version if known; otherwise the name of the file, which may include a version."""
+        return self.version or basename(self.path)
+
+
+class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
+    """Software of the processes that a command, or one rank of it, started."""
+
+    host: str
+    libraries: tuple[Library, ...] = ()
+    cpus: tuple[str, ...] = ()
+    """Distinct lists of the CPUs on which the processes may run, such as `0-7,64-71`."""
+    software: Environment = without_software()
+    """Software of the Python interpreter that the command runs; all other fields are unknown."""
+
+
+def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
+    """Return each library once, sorted by name; different files of one library are kept."""
+    return tuple(sorted(set(libraries), key=lambda library: (library.name, library.path)))
+
+
+class NodeEvidence(Record, frozen=True, kw_only=True):
+    """Evidence of one node of a run, collected before the ranks start and after they end."""
+
+    host: Name
+    load: HostLoad | None = None
+    settings: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """Settings of the host that affect performance, such as `governor`."""
+    ports: tuple[Port, ...] = ()
+    """Network ports of the host, whose counters include the traffic of other jobs."""
+    connections: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """Properties of the ranks' connections, such as `channels`, from NCCL's or RCCL's log."""
+    libraries: tuple[Library, ...] = ()
+    """Libraries that the run's processes on the node had loaded near the end of the run."""
+    cpus: tuple[Line, ...] = ()
+    """Distinct lists of the CPUs on which ranks may run, such as `0-7,64-71`."""
+    absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    """Reason why a setting or other evidence could not be read, by name."""
+    cost_s: Seconds | None = None
+    """Time taken to collect the evidence."""

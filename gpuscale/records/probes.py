@@ -1,0 +1,112 @@
+"""Probes: short measurements of a node's devices, storage and links, which can confirm a cause."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from gpuscale.records.ports import Port
+from gpuscale.records.record import Bytes, Line, Name, Record
+
+Rate = Annotated[float, Meta(ge=1e-9, le=1e21)]
+_COMPUTING = ("computing", "stragglers", "device_fault")
+_COPIES = ("late_copies", "device_fault")
+_COMMUNICATION = ("communication", "time_in_no_part")
+MATRIX, SEND = "matrix multiplication", "send"
+INSIDE, PAIR = "all-reduce in a node", "all-reduce of two nodes"
+
+
+class ProbeKind(NamedTuple):
+    """The unit of a probe's rates, and the codes of the causes that a lower rate confirms."""
+
+    unit: str
+    confirms: str
+    """Description of `causes`, such as `slower computing`."""
+    causes: tuple[str, ...]
+
+
+PROBES: Mapping[str, ProbeKind] = {
+    "core": ProbeKind("loops/s", "slower computing", (*_COMPUTING, "late_batches")),
+    MATRIX: ProbeKind("FLOP/s", "slower computing", _COMPUTING),
+    "memory": ProbeKind("B/s", "slower computing", _COMPUTING),
+    "host to device": ProbeKind("B/s", "slower copies", _COPIES),
+    "device to host": ProbeKind("B/s", "slower copies", _COPIES),
+    "storage": ProbeKind("B/s", "later batches", ("late_batches",)),
+    **dict.fromkeys((INSIDE, SEND, PAIR), ProbeKind("B/s", "slower communication", _COMMUNICATION)),
+}
+"""All probes by name, in the order in which they run (`measure/worker/probes.py`)."""
+
+
+def probes_for(code: str) -> tuple[str, ...]:
+    """Return the names of the probes that can confirm a cause with this code."""
+    return tuple(name for name, kind in PROBES.items() if code in kind.causes)
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """Repeated measurements of a device, a node's storage or a link, executed by one rank."""
+
+    name: Name
+    """Name of the probe, such as `matrix multiplication`."""
+    host: Name
+    device: Line | None = None
+    """Device, such as `GPU 3` or `CPU rank 0`; None for a probe of the whole node."""
+    uuid: Line | None = None
+    peer: Name | None = None
+    """Node that receives the messages; None if nothing is sent."""
+    message_bytes: Bytes | None = None
+    precision: Name | None = None
+    rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
+    """Rate of each repetition, in the unit of the probe."""
+
+    @property
+    def likeness(self) -> tuple[str | int | None, ...]:
+        """Key of probes that can be compared across devices: name, message size and precision."""
+        return self.name, self.message_bytes, self.precision
+
+    @property
+    def identity(self) -> tuple[str | int | None, ...]:
+        """Key of the probe and the probed device or link; probes with equal keys are repeats."""
+        return (*self.likeness, self.host, self.uuid or self.device, self.peer)
+
+
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Probes of a node's devices and links, and the node's network ports."""
+
+    host: str
+    probes: tuple[Probe, ...] = ()
+    ports: tuple[Port, ...] = ()
+    gpu_numa_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each GPU, in the order of the GPUs; None if unknown."""
+    cpu_numa_nodes: tuple[int, ...] = ()
+    """NUMA nodes of the CPUs on which the probing rank may run; empty if unknown."""
+
+
+def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
+    """Combine the probes of one node from several ranks or repeated launches."""
+    probes: dict[object, Probe] = {}
+    for probe in (probe for part in parts for probe in part.probes):
+        known = probes.get(probe.identity)
+        rates = (*(known.rates if known else ()), *probe.rates)
+        probes[probe.identity] = msgspec.structs.replace(probe, rates=rates)
+    return msgspec.structs.replace(parts[0], probes=tuple(probes.values()))
+
+
+Pairs = tuple[tuple[int, int], ...]
+"""Pairs of nodes that exchange messages at the same time; no node occurs twice."""
+
+
+class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request to probe a job's nodes, with one rank for each GPU."""
+
+    device: str
+    names: tuple[str, ...]
+    ranks_per_node: int
+    seconds: float
+    """Time limit for the matrix multiplications, which end early once their rate is steady. Every
+    other probe of a device gets a quarter of this time."""
+    message_bytes: tuple[int, ...]
+    rounds: tuple[Pairs, ...] = ()
+    precision: str | None = None
+    data_root: str | None = None
+    timeout_s: float = 300.0

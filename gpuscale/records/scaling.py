@@ -1,0 +1,101 @@
+"""Estimates with intervals, and the points of a scaling curve that they describe."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gpuscale.records.baseline import PublishedFigure
+from gpuscale.records.configuration import Configuration, OfRow
+from gpuscale.records.request import RunRequest
+from gpuscale.records.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A value and its two-sided 95% interval; the bounds are None if the data give no interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def has_interval(self) -> bool:
+        """True if there is an interval, which a single run cannot give."""
+        return self.low is not None and self.high is not None
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate of the quantity multiplied by a positive factor."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Estimate(value=self.value * factor, low=low, high=high)
+
+    def inverse(self, numerator: float) -> "Estimate":
+        """Return the estimate of `numerator` divided by the quantity, which must be positive."""
+        high, low = (
+            None if bound is None else numerator / bound for bound in (self.low, self.high)
+        )
+        return Estimate(value=numerator / self.value, low=low, high=high)
+
+
+class PointKey(NamedTuple):
+    """The properties that all repetitions of a run share."""
+
+    configuration: Configuration
+    gpus: int
+    batch_per_gpu: int | None
+    """Samples per GPU and step; None if a command failed before it printed the batch size."""
+    sample_shape: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, run: Run | RunRequest) -> "PointKey":
+        """Return the key of the point that a completed or requested run belongs to."""
+        return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all GPUs; for a metric, units of work. Requires a valid run."""
+        if (metric := self.configuration.metric) is not None:
+            return metric.work(self.gpus)
+        assert self.batch_per_gpu is not None, "a valid run knows its batch"
+        return self.gpus * self.batch_per_gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The values of a scaling curve at one point; a field is None if unknown."""
+
+    value: Estimate | None = None
+    """Value of the metric that is judged instead of the step time, in the metric's unit."""
+    unit: str = ""
+    step_time_s: Estimate | None = None
+    samples_per_s: Estimate | None = None
+    """Throughput over all GPUs."""
+    speedup: Estimate | None = None
+    """Throughput relative to 1 GPU with the same configuration; exactly 1 on 1 GPU."""
+    efficiency: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint(OfRow, Scaling):
+    """A measured or published point of a scaling curve; a field is None if unknown."""
+
+    kind: Literal["measured", "published"] = "measured"
+    configuration: Configuration
+    gpus: int
+    batch_per_gpu: int | None
+    sample_shape: tuple[int, ...] | None = None
+    nodes: int | None = None
+    """Number of nodes that every valid run used; None if unknown or if the number differs."""
+    valid_runs: int = 0
+    """Number of runs behind the estimates; for a published figure, the published number."""
+    failed_runs: int = 0
+    epoch_s: float | None = None
+    """Seconds to process all training samples of the case at this throughput."""
+    samples_per_j: Estimate | None = None
+    """Samples per joule used by all devices; None if a device has no energy counter."""
+    gpu_utilization: float | None = None
+    """Share of time with a kernel running, from 0 to 1; mean over devices and runs."""
+    peak_memory_bytes: int | None = None
+    """Largest peak of allocated CUDA memory on any rank; None on CPU."""
+    peak_host_memory_bytes: int | None = None
+    """Largest peak resident set size of any rank."""
+    figure: PublishedFigure | None = None
+    """The published figure that the point comes from."""

@@ -1,0 +1,196 @@
+"""A comparison for people: text for the terminal, and Markdown for a merge request."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpuscale.reports.columns import device_headers
+from gpuscale.reports.comparison import Explanation, View
+from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found
+from gpuscale.reports.phrases import UNKNOWN, counted
+from gpuscale.reports.screen import Screen, padded, width_of, wrapped
+
+_GAP = "  "
+_INDENT = "    "
+_WITHOUT_COLUMN = {
+    "value": "{}",
+    "step time": "{} a step",
+    "samples/s": "{} samples/s",
+    "E": "E {}",
+}
+"""Templates for numbers whose columns do not fit on the screen, keyed by header."""
+
+
+def text(view: View) -> str:
+    """Return the comparison as text, without a final line break; losses come first."""
+    return "\n".join(_lines(view))
+
+
+def _lines(view: View) -> Iterator[str]:
+    columns, rows = view.screen.columns, view.ranked
+    if view.warning:
+        yield view.screen.bold(view.warning)
+    yield from _headline(view)
+    if rows:
+        yield ""
+        yield from _table(rows, view.screen)
+        yield ""
+        yield from wrapped(_legend(rows), columns)
+    for number, each in enumerate(view.explanations):
+        yield from [""] if number == 0 else []
+        yield from wrapped(": ".join(filter(None, (each.subject, each.reason))), columns)
+        for line in detail_lines(each.lost_metrics, each.causes):
+            yield from wrapped(f"{_INDENT}{line}", columns)
+    if view.notes:
+        yield ""
+    for note in view.notes:
+        yield from wrapped(f"note: {note}", columns, hanging=6)
+    yield ""
+    yield f"{view.summary} (exit code {view.exit_code})"
+
+
+def _headline(view: View) -> Iterator[str]:
+    width = max(len(label) for label, _ in view.headline) + len(_GAP)
+    for number, (label, text) in enumerate(view.headline):
+        first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns)
+        if number == 0 and view.ranked:
+            word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
+            first = word + first[len(label) :]
+        yield from (first, *rest)
+
+
+def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
+    """Yield a line for each row, or two if the change and the reason do not fit on the first.
+
+    Numbers whose columns do not fit on the screen are shown with the change and the reason.
+    """
+    shown = [*rows[0].numbers]
+    count = device_headers(row.entry.device for row in rows)["GPUs"]
+    cells = [
+        {
+            "case": row.name,
+            count: str(row.entry.key.gpus),
+            **{name: pair.line for name, pair in row.numbers.items()},
+            "verdict": row.verdict,
+        }
+        for row in rows
+    ]
+    widths = {
+        name: max(width_of(text) for text in (name, *(texts[name] for texts in cells)))
+        for name in cells[0]
+    }
+    while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
+        del widths[shown.pop()]
+    yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
+    for row, texts in zip(rows, cells, strict=True):
+        line = _GAP.join(padded(texts[name], width) for name, width in widths.items())
+        spare = (
+            _WITHOUT_COLUMN[name].format(texts[name]) for name in row.numbers if name not in shown
+        )
+        left = (text for text in spare if text != f"E {UNKNOWN}")
+        behind = "; ".join(filter(None, (*left, row.moved.line, row.short_reason)))
+        fits = width_of(line) + len(_GAP) + len(behind) <= screen.columns
+        start = line.rstrip()[: -len(row.verdict)]
+        line = start + screen.of_verdict(row.entry.verdict, row.verdict)
+        if behind and fits:
+            line += " " * (widths["verdict"] - len(row.verdict)) + _GAP + behind
+        yield line
+        if behind and not fits:
+            yield from wrapped(_INDENT + behind, screen.columns)
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    """Explain the table, and state the smallest losses detectable in the rows that pass."""
+    parts = ["before → now"]
+    if any(row.change is not None and row.change.has_interval for row in rows):
+        parts.append("brackets: 95 % interval of the change")
+    parts.append(losses_found(row for row in rows if row.entry.verdict.is_pass))
+    return "; ".join(filter(None, parts))
+
+
+_SIGNS = ("❌", "⚠️", "✅")
+"""Emoji for verdicts, indexed by `Verdict.weight`."""
+_MOST_ROWS, _MOST_REASONS, _MOST_NOTES = 60, 8, 12
+_LONGEST_TEXT = 400
+# Characters that GitHub and GitLab treat as markup; `_` only at the beginning or end of a word.
+_MARKUP = re.compile(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)")
+# `@name` would notify a user; `#12` and `!12` would link to an issue or a merge request.
+_REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
+
+
+def markdown(view: View) -> str:
+    """Return the comparison in GitHub's and GitLab's Markdown, without a final line break."""
+    rows = view.ranked
+    worst = min((row.entry.verdict.weight for row in rows), default=1)
+    blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
+    blocks += [
+        f"### {_SIGNS[worst]} Scaling: {view.outcome}",
+        f"**{view.summary}** (exit code {view.exit_code})",
+        "\n".join(f"- **{_plain(label)}** {_plain(text)}" for label, text in view.headline),
+    ]
+    open_rows = [row for row in rows if not row.entry.verdict.is_pass]
+    blocks += _markdown_table(open_rows)
+    blocks += _first([*_reasons(view.explanations)], _MOST_REASONS, "more reason")
+    notes = [f"- {_plain(note)}" for note in view.notes]
+    blocks.append("\n".join(_first(notes, _MOST_NOTES, "more note")))
+    if fine := [row for row in rows if row.entry.verdict.is_pass]:
+        folded = "\n\n".join(filter(None, (*_markdown_table(fine), losses_found(fine))))
+        summary = f"{counted(len(fine), 'row')} without a loss"
+        blocks.append(f"<details><summary>{summary}</summary>\n\n{folded}\n\n</details>")
+    return "\n\n".join(filter(None, blocks))
+
+
+def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table of the first rows, and a line that counts those left out."""
+    if rows:
+        names = rows[0].numbers.keys()
+        rules = "|---|--:" + "|---" * (len(names) + 3) + "|"
+        count = device_headers(row.entry.device for row in rows)["GPUs"]
+        header = f"| case | {count} | {' | '.join(names)} | change | verdict | |\n{rules}"
+        lines = [_markdown_row(row) for row in rows]
+        yield "\n".join((header, *lines[:_MOST_ROWS]))
+        yield from _first(lines, _MOST_ROWS, "more row")[_MOST_ROWS:]
+
+
+def _first(texts: Sequence[str], most: int, rest: str) -> Sequence[str]:
+    """Return the first texts, and a line that counts those left out."""
+    left = len(texts) - most
+    return texts if left <= 0 else [*texts[:most], f"… {counted(left, rest)}, left out here"]
+
+
+def _markdown_row(row: Row) -> str:
+    word = row.verdict if row.entry.verdict.is_pass else f"**{row.verdict}**"
+    cells = (
+        _plain(row.name),
+        str(row.entry.key.gpus),
+        *(pair.line for pair in row.numbers.values()),
+        row.moved.line or UNKNOWN,
+        f"{_SIGNS[row.entry.verdict.weight]} {word}",
+        _plain(row.short_reason),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
+    """Yield a block for each explanation: the sentence, then lost metrics and causes."""
+    for found in explanations:
+        reason = found.reason and f": {_plain(found.reason)}"
+        lines = [f"**{_plain(found.subject)}**{reason}"]
+        lines += [f"- {_plain(metric)}" for metric in found.lost_metrics]
+        for number, cause in enumerate(found.causes, start=1):
+            lines.append(f"{number}. {_plain(cause.line)}")
+            lines += [f"   - {_plain(fact)}" for fact in cause.facts]
+            lines += [f"   - next: {_plain(cause.next_step)}"] if cause.next_step else []
+        if len(lines) > 1:
+            # Some renderers need an empty line between a paragraph and a list.
+            lines.insert(1, "")
+        yield "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Shorten a long text, and escape markup, HTML and mentions of users."""
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[: _LONGEST_TEXT - 1]}…"
+    text = " ".join(text.split())
+    text = _REFERENCE.sub("\\1\u2060", text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\g<0>", text)

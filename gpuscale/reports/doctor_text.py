@@ -1,0 +1,212 @@
+"""The findings of `gpuscale doctor` and `gpuscale selftest` as text."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpuscale.base.devices import device_word
+from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
+from gpuscale.base.text import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    significant,
+    whole_percent,
+)
+from gpuscale.judge.diagnose.slow_links import NodeFinding
+from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
+from gpuscale.records import NodeEvidence, NodeProbe, Probe
+from gpuscale.records.campaigns import OverheadResult, SelfTest
+from gpuscale.records.ports import Port
+from gpuscale.records.probes import PROBES
+from gpuscale.reports.cause_words import probe_place
+from gpuscale.reports.phrases import (
+    UNKNOWN,
+    counted,
+    devices_text,
+    interval_text,
+    load_text,
+)
+from gpuscale.reports.screen import table
+
+_SMALL_SHARED_BYTES = 1024**3
+
+
+def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
+    """Describe the machine, its GPUs and the problems found, without a final line break."""
+    cores = counted(machine.cpu_count, "core")
+    shared_bytes, shared = machine.shared_memory_bytes, "absent: loader processes need it"
+    if shared_bytes is not None:
+        small = ": too small for many loader processes; in a container, see --shm-size"
+        shared = format_bytes(shared_bytes) + (small if shared_bytes < _SMALL_SHARED_BYTES else "")
+    load = machine.node.load
+    busy = ": busy, so measurements would be noisy" if load and load.is_busy else ""
+    lines = [
+        f"host      {machine.node.host}",
+        f"CPU       {machine.cpu_model or 'unknown model'}, {cores} to use",
+        f"load      {load_text(load).removeprefix('load ') if load else UNKNOWN}{busy}",
+        f"/dev/shm  {shared}",
+        f"Python    {machine.python_version}",
+        f"torch     {machine.torch_version or 'not installed: pip install torch'}",
+        "settings",
+        *_setting_lines(machine.node),
+        *map(_port_line, machine.node.ports),
+        f"driver    {machine.driver_absent or machine.driver_version or 'of unknown version'}",
+    ]
+    if machine.driver_absent is None and not machine.gpus:
+        lines.append("GPUs      none")
+    for gpu in machine.gpus:
+        lines += ["", *_gpu_lines(gpu)]
+    none = "no GPU to look at: gpuscale measures CPU ranks here, and says so"
+    return "\n".join(
+        [*lines, "", *_problems(problems, "no problem found" if machine.gpus else none)]
+    )
+
+
+def _port_line(port: Port) -> str:
+    rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gb/s"
+    return f"port      {port.name} ({port.kind}): {port.state or UNKNOWN}{rate}"
+
+
+def probes_text(nodes: Sequence[NodeProbe], findings: Sequence[NodeFinding]) -> str:
+    """Return a table of probes, and a line for each finding, without a final line break."""
+    alike: dict[object, list[Probe]] = {}
+    for probe in (probe for node in nodes for probe in node.probes):
+        alike.setdefault(probe.likeness, []).append(probe)
+    rows = []
+    for probes in alike.values():
+        rates = {probe_place(probe): statistics.median(probe.rates) for probe in probes}
+        slowest, usual = min(rates, key=rates.__getitem__), statistics.median(rates.values())
+        first = probes[0]
+        size = None if first.message_bytes is None else format_bytes(first.message_bytes)
+        name = ", ".join(filter(None, [first.name, first.precision, size]))
+        worst = min(rate for probe in probes for rate in probe.rates)
+        lag = "" if len(rates) == 1 else f"{slowest} {format_percent(rates[slowest] / usual - 1)}"
+        texts = [_rate_text(rate, PROBES[first.name].unit) for rate in (usual, worst)]
+        rows.append([name, str(len(rates)), *texts, lag])
+    headers = ["probe", "of", "median", "worst repetition", "slowest"]
+    none = "a single node: nothing to compare it with"
+    if len(nodes) > 1:
+        none = "no node or link is slower than the others"
+    hosts = ", ".join(node.host for node in nodes)
+    problems = _problems([finding.text for finding in findings], none)
+    return "\n".join([f"nodes  {hosts}", "", table(headers, rows, left=headers), "", *problems])
+
+
+def _rate_text(rate: float, unit: str) -> str:
+    if unit == "B/s":
+        return f"{format_bytes(rate)}/s"
+    power = min(4, max(0, math.floor(math.log10(rate) / 3)))
+    return f"{significant(rate / 1000**power)} {('', 'k', 'M', 'G', 'T')[power]}{unit}"
+
+
+def selftest_text(report: SelfTest) -> str:
+    """Describe the overhead of measuring, without a final line break."""
+    configuration = report.configuration
+    lines = [
+        f"selftest with {configuration.label} ({configuration.size}, {configuration.precision}) on "
+        f"{report.environment.hardware_label}",
+        *_overhead_lines(report.results, configuration.device),
+        f"took {format_seconds(report.wall_s)}; intervals: 95 %",
+    ]
+    return "\n".join(lines)
+
+
+def _overhead_lines(results: Sequence[OverheadResult], device: str) -> Iterator[str]:
+    measured = ("runs × pairs", "step, bare", "measured / bare", "limit", "verdict")
+    headers = [f"{device_word(device)}s", *measured]
+    rows = [
+        [
+            str(result.gpus),
+            f"{result.runs} × {result.pairs // result.runs}",
+            format_seconds(result.step_time_s),
+            interval_text(result.ratio, "{:.4f}".format),
+            f"{result.limit:.3f}",
+            result.verdict,
+        ]
+        for result in results
+    ]
+    yield ""
+    yield table(headers, rows, left=("verdict",))
+    yield ""
+    yield "measured: windows as gpuscale makes them; bare: a plain loop"
+    for result in results:
+        reason = f"; {result.reason}" if result.reason else ""
+        yield (
+            f"{devices_text(device, result.gpus)}: evidence of the node "
+            f"{format_seconds(result.evidence_s)} a run outside of windows{reason}"
+        )
+
+
+def _problems(problems: Sequence[str], none: str) -> list[str]:
+    if not problems:
+        return [none]
+    return [counted(len(problems), "problem"), *(f"  {problem}" for problem in problems)]
+
+
+def _setting_lines(node: NodeEvidence) -> list[str]:
+    absent = {name: f"absent: {reason}" for name, reason in node.absent.items()}
+    values = {name.replace("_", " "): text for name, text in {**node.settings, **absent}.items()}
+    return [f"  {name:<{max(map(len, values))}}  {text}" for name, text in values.items()]
+
+
+def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
+    yield f"GPU {gpu.number}  {gpu.name or 'of unknown name'}  {gpu.uuid or ''}".rstrip()
+    if gpu.unreachable is not None:
+        yield f"  cannot be reached: {gpu.unreachable}"
+        return
+    if gpu.firmware:
+        yield f"  {'firmware':<13} {gpu.firmware}"
+    absent = gpu.reading.absent
+    labels = dict.fromkeys(field.label for field in FIELDS)
+    for label in labels:
+        fields = [field for field in FIELDS if field.label == label]
+        texts = [_text(field, gpu) for field in fields if field.moment not in absent]
+        shown = [text for text in texts if text is not None]
+        lacking = [absent[field.moment] for field in fields if field.moment in absent]
+        if shown or lacking:
+            yield f"  {label:<13} {', '.join(shown) if shown else f'absent: {lacking[0]}'}"
+
+
+def _text(field: Field, gpu: ExaminedGpu) -> str | None:
+    """Return a counter's current value as text; None if unknown, or if another line includes it."""
+    answer = gpu.reading.answers.get(field.moment)
+    if answer is None or field.shown is None:
+        return None
+    if field.moment in _OWN_TEXTS:
+        return _OWN_TEXTS[field.moment](answer, gpu)
+    number = field.number(answer) if field.is_number else None
+    if number is None:
+        return None if field.is_number else field.shown
+    forms = {BYTES: format_bytes, SHARE: whole_percent}
+    plain = f"{number:.0f} {field.quantity.unit}".rstrip()
+    return field.shown.format(forms[field.quantity](number) if field.quantity in forms else plain)
+
+
+def _pcie_generation(generation: int, gpu: ExaminedGpu) -> str:
+    most = gpu.reading.answers.get("pcie_max_generation")
+    is_idle = generation < (most or 0) and not gpu.is_busy
+    lowered = " (lowered while idle; runs record it under load)" if is_idle else ""
+    return f"generation {generation} of {most or 'unknown'}{lowered}"
+
+
+def _pcie_width(width: int, gpu: ExaminedGpu) -> str:
+    most = gpu.reading.answers.get("pcie_max_width")
+    return f"width x{width} of {'unknown' if most is None else f'x{most}'}"
+
+
+def _links(active: Sequence[bool], _: ExaminedGpu) -> str:
+    down = [str(link) for link, is_active in enumerate(active) if not is_active]
+    inactive = f" (inactive: {', '.join(down)})" if down else ""
+    return f"{sum(active)} of {len(active)} links active{inactive}"
+
+
+_OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
+    "clock_event_reasons": lambda reasons, _: ", ".join(reasons) or "none",
+    "pcie_generation": _pcie_generation,
+    "pcie_width": _pcie_width,
+    "nvlink_active": _links,
+    "xgmi_active": _links,
+}
+"""Functions that format counters in a special way, keyed by `Field.moment`."""

@@ -1,0 +1,272 @@
+"""The report page: its verdict, and its sections on causes, rows, nights and machines."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.base.devices import device_word
+from gpuscale.base.errors import ExitCode
+from gpuscale.judge.hardware import hardware_label
+from gpuscale.records import Environment, Results, Run, Verdict
+from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
+from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell, Tone, device_headers, renamed
+from gpuscale.reports.comparison import View
+from gpuscale.reports.comparison.rows import Row, losses_found
+from gpuscale.reports.history_text import (
+    event_text,
+    nights_text,
+    node_table,
+    notes,
+    standings,
+    verdict,
+)
+from gpuscale.reports.page import (
+    Block,
+    Item,
+    Section,
+    Subject,
+    Table,
+    readable,
+    rendered,
+    tone_of,
+    without_unknown,
+)
+from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, ranks
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.show import failures, scaling_cells, table_notes
+
+
+def causes(subject: Subject) -> Section | None:
+    """Return the section that explains the verdicts, the worst first."""
+    view = subject.view
+    if view is None:
+        return None
+    blocks = [
+        Block(
+            title=found.subject,
+            text=found.reason,
+            items=[
+                *map(Item, found.lost_metrics),
+                *(Item(cause.line, cause.facts, cause.next_step) for cause in found.causes),
+            ],
+            tone=tone_of(found.rows[0].entry.verdict),
+        )
+        for found in view.explanations
+        if found.rows[0].entry.verdict is not Verdict.CONSISTENT
+    ]
+    return Section(title="Why", blocks=blocks, notes=view.notes) if blocks or view.notes else None
+
+
+def rows(subject: Subject) -> Section | None:
+    """Return the section with all rows and their absolute numbers."""
+    if subject.view is not None and subject.view.rows:
+        return _compared(subject.view)
+    return _measured(subject.runs) if subject.runs else None
+
+
+def place_text(results: Results) -> str:
+    """Say where and when results were measured: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
+    where, began = results.environment, datetime.fromisoformat(results.created_at)
+    job = f"job {where.job_id}" if where.job_id else ""
+    facts = where.host, where.hardware_label, f"{began:%Y-%m-%d %H:%M}", job
+    return ", ".join(filter(None, facts))
+
+
+def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
+    """Return the headline of a page without a verdict."""
+    points = scaling_points(subject.runs)
+    rows = phrases.counted(len(points), "row")
+    measured = sum(point.valid_runs > 0 for point in points)
+    if measured < len(points):
+        rows = f"{measured} of {rows}, since no run of the others is valid"
+    return (
+        ("MEASURED", f"{rows}; no baseline was given, so nothing is judged"),
+        ("software", phrases.software_text(subject.results[0].environment)),
+    )
+
+
+def _compared(view: View) -> Section:
+    devices = [row.entry.device for row in view.ranked]
+    table = Table(
+        caption="Now, and in small type the baseline; what got worse comes first",
+        rows=renamed([_compared_row(row) for row in view.ranked], device_headers(devices)),
+        words=frozenset(("verdict", "change", "because")),
+    )
+    passed = [row for row in view.ranked if row.entry.verdict is Verdict.OK]
+    legend = (
+        f"E: efficiency, the speedup over the number of {device_word(devices[0])}s; 1 is ideal",
+        "change: of what the verdict rests on, with its 95 % interval",
+        losses_found(passed),
+    )
+    return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
+
+
+def _compared_row(row: Row) -> dict[str, Cell]:
+    numbers = {
+        name: Cell(pair.now, "" if pair.then == UNKNOWN else f"was {pair.then}")
+        for name, pair in row.numbers.items()
+    }
+    return {
+        "case": Cell(row.name),
+        "GPUs": Cell(str(row.entry.key.gpus)),
+        "verdict": Cell(row.verdict, tone=tone_of(row.entry.verdict)),
+        **numbers,
+        "change": Cell(row.moved.text or UNKNOWN, readable(row.moved.below)),
+        "because": Cell(readable(row.short_reason)),
+    }
+
+
+def _measured(runs: Sequence[Run]) -> Section:
+    points = scaling_points(runs)
+    table = Table(
+        caption="Means over runs, and in small type their 95 % intervals",
+        rows=without_unknown(scaling_cells(points, with_epoch=True)),
+    )
+    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *failures(runs)])
+
+
+_DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
+"""Facts whose differences between the sides are not highlighted; GPUs are compared separately."""
+
+
+def machines(subject: Subject) -> Section:
+    """Return the section on the machines of the results and, if given, of the baseline."""
+    here = [result.environment for result in subject.results]
+    begun = [result.created_at for result in subject.results]
+    jobs = [
+        r.allocation or result.environment.job_id for result in subject.results for r in result.runs
+    ]
+    sides = {"now": _facts(here[0].hardware_label, begun, jobs, here)}
+    if (before := subject.baseline) is not None:
+        machine = hardware_label(before.cluster, before.hardware)
+        begun = [before.recorded_at] if before.recorded_at else []
+        there = [*before.environments.values()]
+        jobs = [environment.job_id for environment in there]
+        sides = {f"baseline {before.name}": _facts(machine, begun, jobs, there), **sides}
+    rows = []
+    for name in sides["now"]:
+        known = [side[name] or UNKNOWN for side in sides.values()]
+        if set(known) != {UNKNOWN}:
+            # An unknown fact is not a difference.
+            differ = len({*known} - {UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
+            row = {"": Cell(name, "differs" if differ else "")}
+            tone: Tone = "doubt" if differ else ""
+            for side, text in zip(sides, known, strict=True):
+                row[side] = Cell(text, tone=tone)
+            rows.append(row)
+    table = Table(
+        caption="When, where and with what it was measured",
+        rows=rows,
+        words=frozenset(("", *sides)),
+    )
+    return Section(title="Machines", tables=[table])
+
+
+def _facts(
+    machine: str,
+    begun: Sequence[str],
+    jobs: Sequence[str | None],
+    environments: Sequence[Environment],
+) -> dict[str, str]:
+    """Return where, when and with what one side was measured; unknown facts are empty."""
+    variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
+    values: dict[str, Iterable[object]] = {
+        "machine": [machine],
+        "devices": [environment.hardware_label for environment in environments],
+        "measured": [f"{datetime.fromisoformat(each):%Y-%m-%d %H:%M %Z}" for each in begun],
+        "job": jobs,
+        "host": [environment.host for environment in environments],
+        **{f.words: map(f.value, environments) for f in ENVIRONMENT_FIELDS if f.words is not None},
+        "launcher": [environment.launcher for environment in environments],
+        "variables": [", ".join(sorted(variables))],
+    }
+    return {
+        name: listed([*dict.fromkeys(str(each) for each in facts if each is not None)])
+        for name, facts in values.items()
+    }
+
+
+def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
+    """Return the verdict on the history; None if the page does not show its latest nightly run."""
+    history = subject.history
+    shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
+    if history is None or history.nights[-1].allocation not in shown:
+        return None
+    return verdict(history)
+
+
+def nights(subject: Subject) -> Section | None:
+    """Return the section on each row's latest nightly result and all changes, latest first."""
+    history = subject.history
+    if history is None:
+        return None
+    rows = [
+        {header: cell for header, cell in row.items() if header not in ("batch/GPU", "batch/rank")}
+        for row in standings(history)
+    ]
+    tables = [Table(caption="The last night of each row against the nights before", rows=rows)]
+    if history.nodes:
+        tables.append(Table(caption="The slowest nodes", rows=node_table(history)))
+    blocks = []
+    for event in reversed(history.events):
+        title, details = event_text(event, history)
+        blocks.append(
+            Block(
+                title=title,
+                items=[*map(Item, details)],
+                tone="loss" if event.changes[0].is_loss else "pass",
+            )
+        )
+    return Section(
+        title="History",
+        intro=f"{nights_text(history)}.",
+        blocks=blocks,
+        figures=pictures(subject, "history"),
+        tables=tables,
+        notes=[note.strip() for note in notes(history)],
+    )
+
+
+SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
+    causes,
+    rows,
+    curves,
+    nights,
+    budget,
+    phases,
+    ranks,
+    machines,
+)
+"""Functions that create the sections below the verdict, in order; each may return None."""
+_TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
+_TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+
+
+def report_html(subject: Subject) -> str:
+    """Return the HTML of a report; raise UsageError if Jinja2 or matplotlib is missing."""
+    view = subject.view
+    made = [section for make in SECTIONS if (section := make(subject)) is not None]
+    injections = dict.fromkeys(each for result in subject.results for each in result.injections)
+    (word, first), *facts = measured_headline(subject) if view is None else view.headline
+    tone: Tone = "" if view is None else _TONES.get(view.comparison.exit_code, "doubt")
+    if view is None and (of_nights := verdict_of_nights(subject)):
+        word, first = of_nights
+        tone = _TONES_OF_NIGHTS.get(word, "doubt")
+        facts.append(("baseline", "none was given; this is from the nights alone"))
+    if subject.folder:
+        facts = [
+            (label, f"{subject.folder}: {text}" if label == "now" else text)
+            for label, text in facts
+        ]
+    place = place_text(subject.results[0])
+    return rendered(
+        made,
+        title=f"{word}: {place}",
+        place=f"Scaling on {place}",
+        warning=phrases.injection_warning([*injections]),
+        word=word,
+        first=first,
+        facts=facts,
+        tone=tone,
+    )

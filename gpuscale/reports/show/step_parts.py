@@ -1,0 +1,232 @@
+"""The parts of a step: efficiency budget, stragglers, phases and connections."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpuscale.analysis.efficiency_budget import (
+    EfficiencyBudget,
+    RankSkew,
+    TypicalStep,
+    data_waits,
+    efficiency_budgets,
+    rank_skews,
+    typical_steps,
+)
+from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import format_percent, format_seconds
+from gpuscale.records import Configuration, EntryKey, PointKey, Run
+from gpuscale.reports import phrases
+from gpuscale.reports.columns import Cell, device_headers, renamed, text_table
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.screen import fitted
+
+NAMED_SKEW = 0.02
+"""Smallest reported skew, and smallest reported lag of a rank, as a share of a step."""
+NAMED_GAIN = 2
+"""Smallest efficiency gain from communication that is reported, in hundredths."""
+_IMPOSSIBLE_GAIN = 10
+"""Efficiency gain from communication that makes the whole budget doubtful, in hundredths."""
+NAMED_DATA_WAIT = 0.1
+"""Share of a step above which waiting for batches is reported."""
+
+
+def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a blank line, the findings and the legend of the budget; nothing without findings."""
+    lines = list(budget_findings(runs))
+    if not lines:
+        return
+    width = max(len(label) for label, _ in lines)
+    yield ""
+    yield from (f"{label:<{width}}  {text}" for label, text in lines)
+    yield from budget_legend(efficiency_budgets(runs))
+
+
+def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """Yield the efficiency budget, stragglers and waits for data of each row.
+
+    Each item is a label and a text: `mnist_cnn/ddp 4 GPUs`, `E 0.84 = 1 − communication 0.09 − …`.
+    """
+    names = phrases.set_apart([run.configuration for run in runs])
+
+    def label(configuration: Configuration, gpus: int) -> str:
+        return phrases.row_text(names[configuration], configuration, gpus)
+
+    for budget in efficiency_budgets(runs):
+        if budget.parts:
+            for text in _of_budget(budget, runs):
+                yield label(budget.configuration, budget.key.gpus), text
+    for point, share in data_waits(runs).items():
+        if point.configuration.data in ("loader", "real") and share > NAMED_DATA_WAIT:
+            yield (
+                label(point.configuration, point.gpus),
+                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
+                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
+            )
+
+
+def budget_legend(
+    budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
+) -> Iterator[str]:
+    """Yield explanations of the parts of the budgets."""
+    named = {part for budget in budgets for part in budget.parts}
+    if "communication" in named:
+        yield (
+            "E: efficiency, the speedup over the number of devices; communication: exposed, less "
+            f"what it costs a single rank, which talks to none ({phases_have} both together)"
+        )
+    if "bubble" in named:
+        yield (
+            "micro-batching: what they take longer on one than the whole batch; bubble: the "
+            "wait of the slowest stage, with transfers; imbalance: its lag behind the mean stage"
+        )
+
+
+def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+    """Yield the budget, caveats about it, and the slow ranks that keep others waiting."""
+    gain = -budget.hundredths.get("communication", 0)
+    if gain >= _IMPOSSIBLE_GAIN:
+        yield (
+            f"E {budget.efficiency:.2f}: the runs contradict each other on where the rest went "
+            f"(communication would have saved {gain / 100:.2f}); make more runs"
+        )
+        return
+    yield budget_text(budget)
+    if gain >= NAMED_GAIN:
+        yield "a gain in communication is most likely noise: make more runs"
+    if (lost := budget.parts.get("micro-batching")) is not None:
+        speedup = budget.key.gpus * (budget.efficiency + lost)
+        yield (
+            f"S {speedup:.2f} against a single one with the same micro-batches, that is without "
+            "their cost; bubble and imbalance are in it"
+        )
+    for part in ("skew", "imbalance"):
+        if budget.parts.get(part, 0.0) >= NAMED_SKEW:
+            yield from (f"{part}: {text}" for text in _stragglers(budget, runs))
+
+
+def budget_text(budget: EfficiencyBudget) -> str:
+    """Format a budget with decimals that add up: `E 0.84 = 1 − communication 0.09 − …`."""
+    efficiency, *lost = budget.hundredths.items()
+    terms = "".join(
+        f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}" for name, value in lost
+    )
+    absent = ", ".join(budget.absent)
+    note = f" (not measured, so in the rest: {absent})" if absent else ""
+    return f"E {efficiency[1] / 100:.2f} = 1{terms}{note}"
+
+
+def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+    point = (budget.configuration, budget.key)
+    found: dict[str, list[RankSkew]] = {}
+    for skew in rank_skews(run for run in runs if (run.configuration, run.key) == point):
+        if skew.skew_s >= NAMED_SKEW * skew.median_pace_s:
+            found.setdefault(_rank_text(skew), []).append(skew)
+    slowest = [skew.slowest for skews in found.values() for skew in skews]
+    devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
+    if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
+        yield "the slowest rank is another one from run to run"
+        return
+    for who, skews in found.items():
+        lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
+        numbers = ", ".join(str(skew.run.index) for skew in skews)
+        # With two ranks, the other one is the median.
+        other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
+        yield (
+            f"{who} takes {format_percent(lag)} longer a step than {other} "
+            f"in run{'s' if len(skews) > 1 else ''} {numbers}"
+        )
+
+
+def _rank_text(skew: RankSkew) -> str:
+    rank = skew.slowest
+    return f"rank {rank.rank} ({', '.join([rank.host, *rank.device_uuids])})"
+
+
+def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
+    """Yield the table of phases and its notes."""
+    steps = typical_steps(runs)
+    if not steps:
+        yield "no phases were recorded"
+        return
+    # Narrow tables omit the sum: notes name rows whose sum is not the whole.
+    yield text_table(phase_cells(steps), columns)
+    yield ""
+    yield from fitted(phase_notes(steps), columns)
+
+
+def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
+    """Return a row for each point: the time of each phase, with its share of the step below."""
+    names = phrases.set_apart([point.configuration for point in steps])
+    phases = [
+        name
+        for name in next(iter(steps.values())).phases_s
+        if name != "wait" or any(step.phases_s[name] for step in steps.values())
+    ]
+    rows = []
+    for point, step in steps.items():
+        row = {
+            "case": Cell(names[point.configuration]),
+            "GPUs": Cell(str(point.gpus)),
+            "step": Cell(format_seconds(step.time_s)),
+        }
+        for name in phases:
+            time_s = step.phases_s[name]
+            row[name] = Cell(UNKNOWN)
+            if time_s is not None:
+                share = format_percent(time_s / step.time_s)
+                row[name] = Cell(phrases.amount_text(time_s, "s"), share)
+        rows.append({**row, "sum": Cell(format_percent(step.total_s / step.time_s))})
+    return renamed(rows, device_headers(point.configuration.device for point in steps))
+
+
+def phase_notes(
+    steps: Mapping[PointKey, TypicalStep], judged: str = "the scaling table's step time"
+) -> Iterator[str]:
+    """Yield the meaning of the columns, and the rows whose phases are incomplete.
+
+    `judged` names the step time on which verdicts are based, in words that the reader knows.
+    """
+    configurations = phrases.configurations_text(point.configuration for point in steps)
+    yield f"{configurations}; per step, and as a share of it; of the slowest rank"
+    yield (
+        "step: the mean over the middle third of the windows of all runs, to which the phases add "
+        f"up; {judged} is the geometric mean over runs of each run's median"
+    )
+    if any(step.phases_s["communication"] is not None for step in steps.values()):
+        yield (
+            "communication: exposed; a step with gradient synchronisation less one without, the "
+            "mean over runs; what it costs a single rank is in it, which the efficiency budget "
+            "leaves out"
+        )
+    if any(step.phases_s["wait"] is not None for step in steps.values()):
+        yield "wait: for other stages of a pipeline, with transfers that nothing hides"
+    several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
+    inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
+    for strategy, collectives in inside.items():
+        if collectives is not None:
+            yield (
+                f"{strategy}: {collectives} are inside forward and backward; communication cannot "
+                "be separated"
+            )
+    for point, step in steps.items():
+        key = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus)
+        label = key.label_on(point.configuration.device)
+        untold = step.phases_s["wait"] is None and step.phases_s["communication"] is None
+        if point.gpus > 1 and untold and inside.get(point.configuration.strategy, "") is None:
+            yield f"{label}: exposed communication was not measured and is inside backward"
+
+
+def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each kind of connection between ranks, with the rows that used it."""
+    rows: dict[str, dict[str, None]] = {}
+    for run in runs:
+        # Often only rank 0 logs the library's version.
+        libraries = (node.connections.get("library") for node in run.nodes)
+        kind = GPU_KINDS.get(run.configuration.device, GPU_KINDS["cuda"])
+        library = next(filter(None, libraries), kind.library)
+        for node in run.nodes:
+            if facts := {**node.connections, "library": library} if node.connections else {}:
+                text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+                rows.setdefault(text, {})[run.label] = None
+    yield from (f"{'; '.join(labels)}: {text}" for text, labels in rows.items())

@@ -1,0 +1,188 @@
+"""The tools whose records can be imported (`SOURCES`), and readers for the simpler formats.
+
+To add a tool, write a function that yields the sessions in a text, and add an entry to `SOURCES`.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpuscale.base.errors import DecodeError
+from gpuscale.records.record import from_json
+from gpuscale.store.files import read_with
+from gpuscale.store.imports import reframe, table
+from gpuscale.store.imports.session import Defaults, RecordedValue, Session
+from gpuscale.workload.printed_figures import Mlperf, NcclTests, positive
+
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\s.* on\s+(\S+) device")
+_TIME_COLUMNS = ("time", "timestamp", "date", "datetime", "commit_ts")
+_VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
+
+
+class ImportedTool(NamedTuple):
+    """A tool whose records can be imported."""
+
+    words: str
+    sessions: Callable[[Path, str, Defaults], Iterator[Session]]
+    """Function that yields the sessions in a text; it raises a DecodeError for other texts."""
+    endings: tuple[str, ...]
+    """Suffixes by which the tool's files are found in folders."""
+
+
+class _Stats(msgspec.Struct):
+    median: float
+
+
+class _Benchmark(msgspec.Struct):
+    fullname: str
+    stats: _Stats
+
+
+class _Machine(msgspec.Struct):
+    node: str | None = None
+    cpu: dict[str, Any] = {}
+
+
+class _BenchmarkFile(msgspec.Struct):
+    datetime: datetime
+    benchmarks: list[_Benchmark]
+    machine_info: _Machine
+    commit_info: dict[str, Any] = {}
+
+
+def pytest_benchmark(path: Path, text: str, _: Defaults) -> Iterator[Session]:
+    """Yield a file's session; a benchmark is one run, since its rounds share one process."""
+    file = from_json(_BenchmarkFile, text)
+    at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
+    yield Session(
+        key=str(file.commit_info.get("id") or path.stem)[:12],
+        began_s=at.timestamp(),
+        system=file.machine_info.cpu.get("brand_raw"),
+        host=file.machine_info.node,
+        values=tuple(
+            RecordedValue(case=each.fullname, metric="median_s", value=each.stats.median, unit="s")
+            for each in file.benchmarks
+        ),
+    )
+
+
+def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
+    """Yield the session of a log; it has no timestamp, so the time of the file is used."""
+    reader, lines = NcclTests(), text.splitlines()
+    hosts = {int(found[1]): found[2] for found in filter(None, map(_RANK.match, lines))}
+    values = tuple(
+        RecordedValue(
+            # Named as `gpuscale run --figure nccl-tests` names them, so that both can be compared.
+            case=f"{reader.collective or path.stem.removesuffix('_perf')}_perf",
+            metric=metric,
+            value=bandwidth_gb_s,
+            unit="GB/s",
+            gpus=max(1, len(hosts)),
+            hosts=tuple(dict.fromkeys(hosts.values())),
+        )
+        for line in lines
+        for metric, printed in reader.figures(line).items()
+        if (bandwidth_gb_s := positive(printed)) is not None
+    )
+    if not values:
+        raise DecodeError("", "has no line of a bandwidth as nccl-tests and rccl-tests print it")
+    began_s = path.stat().st_mtime
+    yield Session(key=path.stem, began_s=began_s, host=hosts.get(0), values=values)
+
+
+def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
+    """Yield the session of a result file, which contains a single training run."""
+    reader = Mlperf()
+    found = [each for line in text.splitlines() for each in reader.figures(line).items()]
+    if reader.began_at_s is None:
+        raise DecodeError("", "has no line ':::MLLOG' with run_start")
+    case = reader.told.get("submission_benchmark", path.parent.name)
+    values = tuple(
+        RecordedValue(case=case, metric=metric, value=time_s, unit="s")
+        for metric, printed in found
+        if (time_s := positive(printed))
+    )
+    yield Session(
+        key=path.stem,
+        began_s=reader.began_at_s,
+        system=reader.told.get("submission_platform"),
+        values=values,
+        without_value=() if values else (f"{case} ({reader.status})",),
+    )
+
+
+def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
+    """Yield a session for each timestamp in a CSV file; columns of numbers above 0 are metrics."""
+    lines = csv.DictReader(text.splitlines())
+    names = {name.strip().lower(): name for name in lines.fieldnames or ()}
+    time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
+    if time is None:
+        known = ", ".join(_TIME_COLUMNS)
+        raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
+    version = next((names[name] for name in _VERSIONS if name in names), None)
+    # Lines of one moment are repetitions.
+    found = defaultdict[tuple[str, float], list[RecordedValue]](list)
+    for row in lines:
+        key = f"{path.stem}-{row[version]}" if version else path.stem
+        found[key, _moment_s(row[time] or "", lines.line_num)] += (
+            RecordedValue(case=path.stem, metric=name.strip(), value=value)
+            for name, text_ in row.items()
+            if name not in (time, version, None) and (value := positive(text_))
+        )
+    for (key, began_s), values in found.items():
+        yield Session(key=key, began_s=began_s, values=tuple(values))
+
+
+def _moment_s(text: str, line: int) -> float:
+    """Parse a time in ISO 8601 or Unix seconds; a time without an offset is in UTC."""
+    try:
+        if (seconds := positive(text)) is None:
+            found = datetime.fromisoformat(text.strip())
+            seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        problem = f"expected a time such as 2026-03-01T03:00:00 or Unix seconds, found '{text}'"
+        raise DecodeError("", problem, line=line) from None
+    return seconds
+
+
+SOURCES: Mapping[str, ImportedTool] = {
+    "reframe": ImportedTool(
+        "run reports (JSON) and performance logs of ReFrame",
+        reframe.sessions,
+        # ReFrame renames a log whose columns change.
+        (".json", ".log", *(f".log.h{number}" for number in range(10))),
+    ),
+    "pytest-benchmark": ImportedTool(
+        "JSON files of pytest-benchmark, each a single run since its rounds are no restarts",
+        pytest_benchmark,
+        (".json",),
+    ),
+    "nccl-tests": ImportedTool(
+        "logs of nccl-tests and rccl-tests, at the times of the files",
+        nccl_tests,
+        (".log", ".txt", ".out"),
+    ),
+    "mlperf": ImportedTool("result files of MLPerf Training", mlperf, (".txt", ".log")),
+    "csv": ImportedTool(
+        "tables with a column of times and columns of values, as Otava reads them",
+        csv_table,
+        (".csv",),
+    ),
+    "table": ImportedTool(
+        "tables kept by hand, with a column of GPUs and one of times or throughput",
+        table.sessions,
+        (".csv", ".md"),
+    ),
+}
+
+
+def sessions_of(path: Path, source: ImportedTool, defaults: Defaults) -> list[Session]:
+    """Read the sessions recorded in a file that the source tool wrote."""
+    return read_with(path, lambda text: [*source.sessions(path, text, defaults)])

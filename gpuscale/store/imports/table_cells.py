@@ -1,0 +1,277 @@
+"""Find the rows and cells of a table in CSV or Markdown, and what its headers and cells mean."""
+
+import csv
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpuscale.base.errors import DecodeError, FieldError
+from gpuscale.base.text import counted, shown, text_problem
+from gpuscale.records.environment_diff import listed
+from gpuscale.records.record import (
+    Day,
+    Gpus,
+    Line,
+    Name,
+    PositiveCount,
+    SamplesPerSecond,
+    Seconds,
+    from_builtins,
+)
+
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "gpus": ("gpus", "gpu", "n", "devices", "ranks"),
+    "throughput": ("throughput", "samples/s", "images/s", "img/s"),
+    "step_time": ("step time", "time/step"),
+    "time": ("time", "epoch time", "time/epoch", "wall clock", "wall time", "runtime"),
+    "case": ("case", "model", "benchmark"),
+    "strategy": ("strategy",),
+    "batch_per_gpu": ("batch/gpu", "batch size/gpu", "batch", "batch size"),
+    "nodes": ("nodes",),
+    "runs": ("runs",),
+    "date": ("date",),
+    "cluster": ("cluster", "machine", "system"),
+    "note": ("note", "notes", "comment"),
+    "skip": ("speedup", "efficiency"),
+}
+"""Known headers by meaning. Case, underscores, brackets and a unit at the end do not matter; `per`
+is the same as `/`, and `sec` the same as `s`."""
+_MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
+_TIMES = ("step_time", "time")
+MEASURES = ("throughput", *_TIMES)
+"""Columns with measurements, best first: throughputs come first, since they exclude start-up."""
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "gpus": (Gpus, "a whole number"),
+    "nodes": (Gpus, "a whole number"),
+    "batch_per_gpu": (PositiveCount, "a whole number"),
+    "runs": (PositiveCount, "a whole number"),
+    "date": (Day, "a date such as 2026-09-01"),
+    "case": (Name, "a name"),
+    "strategy": (Name, "a name"),
+}
+"""Type and description of cells, by meaning of the column; other cells are lines of text."""
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)")
+_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
+_SEVERAL = re.compile(r";|,\s")
+_MOST_LINES = 8
+_RULE = re.compile(r"[\s|:]*-[-\s|:]*")
+
+
+class TableColumn(NamedTuple):
+    """A column of a table with a known header."""
+
+    header: str
+    """Header as written in the table."""
+    meaning: str
+    seconds: float = 1.0
+    """Length, in seconds, of the unit of times in cells that do not state a unit."""
+
+
+class TableRow(NamedTuple):
+    """The texts in one row of an imported table, with the row's line number for messages."""
+
+    line: int
+    """Line number in the text, from 1."""
+    texts: Mapping[str, str]
+    """Texts of the cells, by meaning of their columns; `name` joins all parts of the row's name."""
+
+    @property
+    def machine(self) -> str | None:
+        """The machine of the row; None if the table has no column of machines."""
+        return self.texts.get("cluster")
+
+
+class Problems:
+    """Problems found in a text, collected so that all are reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[DecodeError] = []
+        self.head = 1
+        """Number of the line with the headers."""
+
+    def add(self, line: int, problem: str) -> None:
+        """Add a problem found on a line."""
+        self.found.append(DecodeError("", problem, line=line))
+
+    @contextmanager
+    def on(self, line: int, *, place: str = "") -> Iterator[None]:
+        """Catch an error raised inside the context and add it as a problem on this line."""
+        try:
+            yield
+        except (DecodeError, FieldError) as error:
+            self.found.append(DecodeError(place, error.problem, line=line))
+
+    def raise_all(self) -> None:
+        """If there are problems, raise a `DecodeError` that lists each one with its lines."""
+        lines: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for each in sorted(self.found, key=lambda problem: problem.line or 0):
+            lines[each.place, each.problem].append(each.line or 1)
+        errors = []
+        for (place, problem), (first, *others) in lines.items():
+            also = f" (also line {listed([*map(str, others)], _MOST_LINES)})" if others else ""
+            errors.append(DecodeError(place, f"{problem}{also}", line=first))
+        if len(errors) > 1:
+            raise DecodeError("", f"{len(errors)} problems:", rows=[*map(str, errors)])
+        if errors:
+            raise errors[0]
+
+
+def rows_in(
+    text: str, asked: Mapping[str, str], problems: Problems
+) -> tuple[list[TableColumn], list[TableRow]]:
+    """Return the valid columns of the only table in a text, and its rows.
+
+    If there is no Markdown table, the whole text is read as one CSV table, whose delimiter is the
+    most frequent of comma, semicolon and tab in the first line. `asked` gives the meaning of some
+    headers: `name`, `skip`, or a known header.
+    """
+    lines = text.removeprefix("\ufeff").splitlines()
+    for number, line in enumerate(lines, start=1):
+        problem = text_problem(line.replace("\t", " "))
+        if problem is not None:
+            problems.add(number, problem)
+            lines[number - 1] = ""
+    table, *others = [*_markdown(lines)] or [_csv(lines, problems)]
+    (problems.head, head), *rows = table or [(1, ())]
+    if others:
+        starts = ", ".join(str(each[0][0]) for each in (table, *others))
+        problems.add(problems.head, f"several tables (lines {starts}); keep one of them")
+    columns = _columns_of(head, asked, problems)
+    found = []
+    for number, cells in rows:
+        if len(cells) == len(head):
+            known = [(column, cell) for column, cell in zip(columns, cells, strict=True) if column]
+            texts = {column.meaning: cell for column, cell in known}
+            names = [cell for column, cell in known if column.meaning == "name" and cell]
+            found.append(TableRow(number, {**texts, "name": ", ".join(names)} if names else texts))
+        else:
+            count = f"{counted(len(cells), 'cell')} under {len(head)} headers"
+            problems.add(number, f"{count} (line {problems.head}); give each header its cell")
+    return [column for column in columns if column], found
+
+
+_Line = tuple[int, tuple[str, ...]]
+"""Number of a line, from 1, and its cells without surrounding spaces and Markdown emphasis."""
+
+
+def _markdown(lines: Sequence[str]) -> Iterator[list[_Line]]:
+    for at in range(1, len(lines)):
+        head, rule = lines[at - 1], lines[at]
+        if "|" in head and "|" in rule and _RULE.fullmatch(rule):
+            rows = takewhile(lambda row: "|" in row[1], enumerate(lines[at + 1 :], start=at + 2))
+            yield [(number, _markdown_cells(line)) for number, line in ((at, head), *rows)]
+
+
+def _markdown_cells(line: str) -> tuple[str, ...]:
+    inner = line.strip().removeprefix("|").removesuffix("|")
+    return tuple(cell.strip(" *`") for cell in inner.split("|"))
+
+
+def _csv(lines: Sequence[str], problems: Problems) -> list[_Line]:
+    rows: list[_Line] = []
+    delimiter = ""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        delimiter = delimiter or max((",", ";", "\t"), key=line.count)
+        try:
+            # Line by line, since a quoted line break would hide an unclosed quote.
+            (cells,) = csv.reader([line], delimiter=delimiter, strict=True)
+        except csv.Error as error:
+            problems.add(number, f"this is no line of a table: {error}")
+        else:
+            rows.append((number, tuple(cell.strip() for cell in cells)))
+    return rows
+
+
+def parse_header(header: str) -> TableColumn | None:
+    """Return the column that a header describes; None if the header is unknown."""
+    words = " ".join(re.sub(r"[\s_()\[\]]", " ", header.lower()).split())
+    words = re.sub(r"/sec(ond)?\b", "/s", words.replace(" per ", "/"))
+    name, unit = (words, "") if words in _MEANINGS else words.rpartition(" ")[::2]
+    meaning = _MEANINGS.get(name)
+    if meaning in _TIMES and unit in ("", *_SECONDS):
+        return TableColumn(header, meaning, _SECONDS[unit or "s"])
+    if meaning and (not unit or _MEANINGS.get(unit) == meaning):
+        return TableColumn(header, meaning)
+    return None
+
+
+def _columns_of(
+    headers: Sequence[str], asked: Mapping[str, str], problems: Problems
+) -> list[TableColumn | None]:
+    """Return a column for each header; an invalid header gives None and a problem."""
+    columns: list[TableColumn | None] = []
+    first: dict[str, str] = {}
+    wanted = {header.casefold(): meaning for header, meaning in asked.items()}
+    for header in headers:
+        column = None
+        with problems.on(problems.head, place=f"column '{header}'"):
+            column = _column_asked_for(header, wanted.pop(header.casefold(), None))
+            other = first.setdefault(column.meaning, header)
+            if other is not header and column.meaning not in ("name", "skip"):
+                column = None
+                problem = f"means the same as '{other}'; leave one out: {_skip(header)}"
+                raise DecodeError("", problem)
+        columns.append(column)
+    for header in (name for name in asked if name.casefold() in wanted):
+        there = ", ".join(f"'{cell}'" for cell in headers)
+        problems.add(problems.head, f"--column: no column is '{header}'; there are {there}")
+    return columns
+
+
+def _column_asked_for(header: str, meaning: str | None) -> TableColumn:
+    if meaning in ("name", "skip"):
+        return TableColumn(header, meaning)
+    column = parse_header(meaning or header)
+    if column is not None:
+        return column._replace(header=header)
+    if meaning is not None:
+        problem = f"--column: '{meaning}' is neither name, nor skip, nor a known header"
+        raise DecodeError("", f"{problem} (docs/baselines.md)")
+    name = shlex.quote(f"{header}=name")
+    raise DecodeError(
+        "",
+        f"not known; make it part of the row's name with --column {name}, or leave it out: "
+        f"{_skip(header)}",
+    )
+
+
+def _skip(header: str) -> str:
+    return f"--column {shlex.quote(f'{header}=skip')}"
+
+
+def cell_value(text: str, column: TableColumn) -> Any:
+    """Return the value of a cell: for a measurement, the times in seconds, or the throughputs."""
+    if column.meaning in MEASURES:
+        bounded = Seconds if column.meaning in _TIMES else SamplesPerSecond
+        numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
+        return tuple(from_builtins(bounded, number) for number in numbers)
+    kind, words = _KINDS.get(column.meaning, (Line, "a line"))
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        raise DecodeError("", f"expected {words}, found {shown(text)}") from None
+
+
+def _number(text: str, column: TableColumn) -> float:
+    """Parse a number in the column's unit, or a time, `5:42:11.9` or `2 min 25 s`, in seconds."""
+    if re.fullmatch(_NUMBER, text):
+        return float(text) * column.seconds
+    if column.meaning not in _TIMES:
+        raise DecodeError("", f"expected a number such as 1520.5, found {shown(text)}")
+    if clock := _CLOCK.fullmatch(text):
+        return float(clock[1] or 0) * 3600 + float(clock[2]) * 60 + float(clock[3])
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text) or any(unit not in _SECONDS for _, unit in parts):
+        problem = f"expected a time such as 145, 2:25 or 2 min 25 s, found {shown(text)}"
+        raise DecodeError("", problem)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)

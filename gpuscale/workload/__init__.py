@@ -1,1 +1,0 @@
-"""Workloads: cases, commands and the lines they print, injected faults, run defaults."""

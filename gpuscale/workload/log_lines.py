@@ -1,0 +1,190 @@
+"""Classes that describe log formats, and functions that parse the lines of logs."""
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpuscale.base.errors import UsageError
+
+NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
+STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
+STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"
+LONGEST = 4000
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
+_STEP_WORD = r"(?<![a-z])(?:steps?|iter[a-z]*|it|batch)(?![a-z])"
+_OF_TRAINING = re.compile(rf"(?:{_STEP_WORD}\W*\d|(?<![a-z])loss\W*\d)", re.IGNORECASE)
+_COUNTER = re.compile(rf"({_STEP_WORD}\W*)\d", re.IGNORECASE)
+_FEWEST_ALIKE = 20
+_SHORTEST_S = 10.0
+_LONGEST_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Values reported by one line; fields that the line does not report are None."""
+
+    step: int | None = None
+    """Value of the counter; None in a line that reports something else."""
+    epoch: int | None = None
+    total_steps: int | None = None
+    """Final value of the counter; serves to distinguish different loops or progress bars."""
+    samples_per_step: int | None = None
+    """Samples per step over all ranks."""
+    samples_per_s: float | None = None
+    """Speed that the script reports."""
+    loss: float | None = None
+    validated: bool = False
+    """True if the line shows that a validation took place: before this line if it reports a step,
+    otherwise around the time of this line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """How to read the lines of one kind of script."""
+
+    name: str
+    example: str
+    """A line that a real script printed."""
+    read: Callable[[str], Mark | None]
+    """Function that reads a line returned by `plain`; returns None if the format is different."""
+    generic: int = 0
+    """0 for a specific format, higher for formats that many scripts share. A format is used only if
+    no format with a lower value matches."""
+
+
+def plain(line: str) -> str:
+    """Return the beginning of a line, without colours, other escape sequences and backspaces.
+
+    Lines that report steps are short, and patterns may take quadratic time on long lines.
+    """
+    line = line[:LONGEST]
+    return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
+
+
+def number(value: Any) -> float | None:
+    """Parse a number from JSON or text (thousands separators are allowed); None if invalid."""
+    try:
+        return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def whole(text: str | None) -> int | None:
+    """Parse a whole number, which may have thousands separators."""
+    return None if text is None else int(text.replace(",", ""))
+
+
+VALIDATION = Mark(validated=True)
+
+
+def reader(
+    pattern: str, *, holds: str, validation: str | None = None
+) -> Callable[[str], Mark | None]:
+    """Return a function that reads lines containing a match of a pattern.
+
+    Args:
+        pattern: Regular expression with the groups of `mark_of`.
+        holds: Text that each such line contains; searching for text is faster than for a pattern.
+        validation: Text contained in lines that report a validation.
+    """
+    search = re.compile(pattern).search
+
+    def read(line: str) -> Mark | None:
+        if validation is not None and validation in line:
+            return VALIDATION
+        found = search(line) if holds in line else None
+        return found and mark_of(found.groupdict())
+
+    return read
+
+
+def mark_of(told: dict[str, str | None]) -> Mark:
+    """Return the mark with the values of the named groups that matched in a line."""
+    return Mark(
+        step=whole(told.get("step")),
+        epoch=whole(told.get("epoch")),
+        total_steps=whole(told.get("total")),
+        samples_per_step=whole(told.get("samples")),
+        samples_per_s=number(told.get("rate")),
+        loss=number(told.get("loss")),
+    )
+
+
+def by_regex(pattern: str) -> LogFormat:
+    """Return the format for a user's pattern (`--step-regex`); a single unnamed group is the step.
+
+    Raise a UsageError if the pattern or a group is invalid. The format's `read` raises a UsageError
+    if a group matches something that is not a number.
+    """
+
+    def refused(problem: object) -> UsageError:
+        return UsageError(f"--step-regex {shlex.quote(pattern)}: {problem}")
+
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise refused(error) from error
+    groups = set(compiled.groupindex)
+    is_bare = not groups and compiled.groups == 1
+    if "step" not in groups and not is_bare:
+        raise refused(f"has no group named step; for example --step-regex '{STEP_REGEX_EXAMPLE}'")
+    if unknown := groups.difference(STEP_REGEX_GROUPS):
+        known = ", ".join(STEP_REGEX_GROUPS)
+        raise refused(f"there is no group {min(unknown)}; choose from {known}")
+
+    def read(line: str) -> Mark | None:
+        found = compiled.search(line)
+        if found is None:
+            return None
+        told = {"step": found[1]} if is_bare else found.groupdict()
+        try:
+            return mark_of(told)
+        except ValueError:
+            taken = ", ".join(f"{name} '{text}'" for name, text in told.items())
+            problem = f"takes {taken} from the line '{line}'"
+            raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
+
+    return LogFormat(name="step-regex", example="", read=read)
+
+
+class UnreadLines:
+    """Finds lines that a script probably prints at each step, although no known format matches."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[int, float]] = {}
+        """For each sequence of words: number of lines with it, and arrival time of the first."""
+        self.of_training: str | None = None
+        """Latest line of a frequent kind that mentions steps or a loss; None if there is none."""
+
+    def take(self, line: str, arrived_s: float) -> None:
+        """Examine the next line, as returned by `plain`."""
+        if not _OF_TRAINING.search(line):
+            return
+        kind = re.sub(r"[^A-Za-z]+", " ", line)
+        count, first_s = self._kinds.get(kind, (0, arrived_s))
+        self._kinds[kind] = (count + 1, first_s)
+        if count + 1 >= _FEWEST_ALIKE and arrived_s - first_s >= _SHORTEST_S:
+            self.of_training = line.strip()[:_LONGEST_SHOWN]
+
+    def reason(self, format_name: str | None, last_line: str) -> str:
+        """Explain why no step was found in the lines, and suggest a remedy."""
+        line = self.of_training or last_line
+        if not line:
+            return "it printed nothing, and its steps are timed by the lines that tell them"
+        reads = f"{format_name} does not read" if format_name else "no format known reads"
+        return f"{reads} a step in lines such as: {line}; {_remedy(line)}"
+
+
+def _remedy(line: str) -> str:
+    own = "print lines of 'GPUSCALE {\"step\": 10}'"
+    if counter := _COUNTER.search(line):
+        # A single quote would end that of the shell.
+        words = re.escape(counter[1]).replace(r"\ ", r"\s*").replace("'", ".")
+        return rf"give --step-regex '{words}(?P<step>\d+)' or the like, or {own}"
+    # Of `[2/3] [390/400]` the first counts epochs.
+    if totals := re.findall(r"\d/(\d+)", line):
+        pattern = rf"(?P<step>\d+)/{max(totals, key=int)}"
+        return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
+    return own

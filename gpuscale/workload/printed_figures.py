@@ -1,0 +1,175 @@
+"""Parsers for the figures that commands print, and the metrics to which the figures belong.
+
+The parsers of known benchmarks also parse log files that users import.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gpuscale.base.errors import CaseError
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import format_bytes
+from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, described
+
+_SMALLEST_BYTES = 1 << 20
+"""Smallest message, in bytes, whose bandwidth is read; smaller messages measure latency."""
+_COLLECTIVE = re.compile(r"#\s+Collective test starting:\s*(\w+)|\b(\w+)_perf\b")
+_ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+(?:\w+\s+)?(?:-?\d+\s+)?(.*)")
+_SIZE = re.compile(r"(?:\.0+)? (?=[KMGT]iB)")
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*(\S+)")
+_NUMBERS_OF_PASS = 4
+"""Number of values for each pass: time, algorithm bandwidth, bus bandwidth, wrong values."""
+_MLPERF = ":::MLLOG "
+
+
+def positive(value: object) -> float | None:
+    """Return the value of a measurement if it is a finite number above 0; None if not."""
+    with suppress(ValueError, OverflowError):
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            return found if 0 < (found := float(value)) < math.inf else None
+    return None
+
+
+class NcclTests:
+    """Parser for the output of nccl-tests and rccl-tests; lines must be passed in order."""
+
+    def __init__(self) -> None:
+        self.collective = ""
+        """Name of the current collective; empty if not printed, as by older versions."""
+
+    def figures(self, line: str) -> dict[str, str | float]:
+        """Return the figures in a line: bus bandwidths by collective and size, or their average."""
+        if average := _AVERAGE.search(line):
+            return {"busbw_gb_s": average[1]}
+        return dict(self._bandwidths(line))
+
+    def _bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
+        """Yield the bus bandwidths of a line's two passes: out of place, then in place."""
+        if told := _COLLECTIVE.search(line):
+            self.collective = (told[1] or told[2]).removesuffix("_perf")
+        row = _ROW.fullmatch(line)
+        if row is None or int(row[1]) < _SMALLEST_BYTES:
+            return
+        numbers = row[2].split()
+        for place, how in enumerate(("", " in place")):
+            of_pass = numbers[place * _NUMBERS_OF_PASS :][:_NUMBERS_OF_PASS]
+            if len(of_pass) == _NUMBERS_OF_PASS and (bandwidth := positive(of_pass[2])):
+                size = _SIZE.sub("", format_bytes(int(row[1])))
+                yield f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_"), bandwidth
+
+
+class _Event(msgspec.Struct):
+    key: str
+    time_ms: float
+    value: Any = None
+    metadata: dict[str, Any] = {}
+
+
+class Mlperf:
+    """Parser for the `:::MLLOG` lines of one training run; lines must be passed in order."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+        """The last printed value of each key, as text."""
+        self.began_at_s: float | None = None
+        self.status = "not ended"
+
+    def figures(self, line: str) -> dict[str, str | float]:
+        """Return the time to train if the line ends a successful training run; otherwise empty."""
+        _, mark, rest = line.partition(_MLPERF)
+        # Lines of several ranks may be mixed.
+        with suppress(msgspec.DecodeError):
+            event = msgspec.json.decode(rest if mark else "", type=_Event)
+            if event.value:
+                self.told[event.key] = str(event.value)
+            if event.key == "run_start":
+                self.began_at_s = event.time_ms / 1e3
+            elif event.key == "run_stop" and self.began_at_s is not None:
+                self.status = str(event.metadata.get("status", "not ended"))
+                if self.status == "success":
+                    return {"time_to_train_s": event.time_ms / 1e3 - self.began_at_s}
+        return {}
+
+
+FigureReader = Callable[[str], Mapping[str, str | float]]
+"""Function that parses a process's lines in order; returns the figures in each line, by metric."""
+
+
+class KnownFigures(NamedTuple):
+    """Reader and metrics of a benchmark that `--figure` accepts by name, such as `nccl-tests`."""
+
+    metrics: tuple[str, ...]
+    """Metrics that every run prints; the output names any further metrics."""
+    new_reader: Callable[[], FigureReader]
+
+
+_NCCL_TESTS = KnownFigures(("busbw_gb_s",), lambda: NcclTests().figures)
+KNOWN_FIGURES = {
+    "nccl-tests": _NCCL_TESTS,
+    "rccl-tests": _NCCL_TESTS,
+    "mlperf": KnownFigures(("time_to_train_s",), lambda: Mlperf().figures),
+}
+"""Parsers and metrics of known benchmarks, keyed by names that `--figure` accepts."""
+_EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
+
+
+def new_reader(figure: str) -> FigureReader:
+    """Return a reader of a known benchmark's output, or one that uses a regular expression."""
+    if (known := KNOWN_FIGURES.get(figure)) is not None:
+        return known.new_reader()
+    pattern = re.compile(figure)
+
+    def read(line: str) -> dict[str, str | float]:
+        found = (each for match in pattern.finditer(line) for each in match.groupdict().items())
+        return {name: text for name, text in found if text is not None}
+
+    return read
+
+
+def metrics_of(
+    figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
+) -> tuple[OpenMetric, ...]:
+    """Return the metrics of `figure`; raise a CaseError if it is unknown whether more is better."""
+
+    def refused(problem: object) -> CaseError:
+        return CaseError(f"--figure {shlex.quote(figure)}: {problem}")
+
+    known_figures = KNOWN_FIGURES.get(figure)
+    try:
+        names = known_figures.metrics if known_figures else tuple(re.compile(figure).groupindex)
+    except re.error as error:
+        raise refused(error) from error
+    if not names:
+        known = ", ".join(KNOWN_FIGURES)
+        raise refused(f"names no group, as in {_EXAMPLE}; known names are {known}")
+    if taken := sorted({*METRICS_BY_NAME, *STRATEGIES}.intersection(names)):
+        raise refused(f"{taken[0]} is a name of gpuscale's own; choose another for the group")
+    if unknown := sorted(better.keys() - {*names}):
+        raise refused(f"has no group {unknown[0]}, which --better names")
+    if wrong := [f"{name}={way}" for name, way in better.items() if way not in ("more", "less")]:
+        raise refused(f"--better {wrong[0]}: it takes more or less")
+    found = {
+        name: described(
+            name,
+            more_is_better=better[name] == "more" if name in better else None,
+            of_work=scaling,
+        )
+        for name in names
+    }
+    metrics = tuple(metric for metric in found.values() if metric is not None)
+    if len(metrics) < len(names):
+        open_names = [name for name, metric in found.items() if metric is None]
+        options = " ".join(f"--better {name}=more|less" for name in open_names)
+        raise refused(
+            f"nothing says whether more or less is better of {', '.join(open_names)}; give "
+            f"{options}, or a name that ends in a unit, such as _s or _gb_s"
+        )
+    if scaling is not None and not any(metric.scaling == scaling for metric in metrics):
+        raise refused(f"--scaling {scaling}: no group is a time of known work, such as epoch_s")
+    return metrics

@@ -1,0 +1,230 @@
+"""How a row is decided: on its limits, with how many runs, and by how many that gave a number."""
+
+import math
+from statistics import NormalDist
+
+import pytest
+from builders import CNN, baseline, figure, measured, published, results, run
+from changing import replace
+from statements import codes_in, known
+
+from gpuscale.analysis.estimates import Term, difference
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.verdict import (
+    ErrorRates,
+    Quantities,
+    Quantity,
+    decide,
+    loss_in_points,
+    required_runs,
+)
+from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Failure,
+    Finding,
+    Limits,
+    Run,
+    Statement,
+    ToleranceOverride,
+    Tolerances,
+    Verdict,
+)
+
+NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
+QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
+
+
+@pytest.mark.parametrize(
+    ("needed", "made", "advised"),
+    [
+        (1, 3, (1, Statement.of("further_runs", needed=1))),
+        (7, 3, (8, Statement.of("further_runs", needed=8))),
+        (12, 4, (12, Statement.of("further_runs", needed=12))),
+        (10, 3, (None, Statement.of("unknown_further_runs", too_few=3))),
+        (5, 1, (None, Statement.of("unknown_further_runs", too_few=1))),
+        (51, 50, (None, None)),
+    ],
+)
+def test_only_a_credible_number_is_advised(
+    needed: int, made: int, advised: tuple[int | None, Statement | None]
+) -> None:
+    assert required_runs(lambda runs: runs >= needed, made=made) == advised
+
+
+def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
+    before, now = baseline({1: NOISY}), measured({1: [0.096, 0.105, 0.102]})
+    (compared,) = compare(before, [now]).entries
+    plan = SequentialPlan(fewest_runs=3, most_runs=8)
+    rule = DecidedVerdict(baseline=before, plan=plan)
+    (looked,) = rule.verdict_after(now).entries
+    assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
+    assert compared.further_runs == looked.entry.further_runs
+
+
+def _only(now: list[float]) -> EntryVerdict:
+    before = baseline({1: QUIET})
+    (row,) = compare(before, [measured({1: now})]).entries
+    return row
+
+
+def test_a_loss_that_chance_may_explain_says_so_and_at_which_level() -> None:
+    row = _only([0.13, 0.155, 0.115])
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert known(known(row.change).high) < 0
+    assert row.reason.code == "not_beyond_chance"
+    assert row.reason.facts["significance"] == 0.01
+
+
+def test_an_uncertain_row_names_the_loss_that_it_does_not_exclude() -> None:
+    reason = _only([0.09, 0.1, 0.11]).reason
+    assert reason.code == "loss_not_excluded"
+    assert reason.facts["ok_bound"] == 0.05
+
+
+def test_what_lasts_of_a_speedups_spread_is_told_by_the_speedup() -> None:
+    wide = Tolerances(allocation_deviation_time=0.001, allocation_deviation_speedup=0.06)
+    before = replace(baseline({1: QUIET, 4: [1.1 * t for t in QUIET]}), tolerances=wide)
+    now = measured({1: QUIET[:3], 4: [1.1 * t for t in QUIET[:3]]})
+    row = compare(before, [now]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert row.further_runs is None
+    remedy = row.reason.facts["remedy"]
+    assert isinstance(remedy, Statement)
+    assert remedy.code == "nights_differ"
+    assert remedy.facts["deviation"] == pytest.approx(0.062, abs=1e-3)
+
+
+def test_noise_of_the_runs_on_1_gpu_is_what_lasts_of_a_speedups_spread() -> None:
+    loud = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04)]
+    row = compare(baseline({1: loud, 4: QUIET}), [measured({1: QUIET, 4: QUIET})]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert "baseline_runs_differ" in codes_in(row.reason)
+    row = compare(baseline({1: QUIET, 4: QUIET}), [measured({1: loud[:3], 4: QUIET})]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert "baseline_runs_differ" not in codes_in(row.reason)
+
+
+def test_the_limits_of_the_row_on_1_gpu_hold_for_it_as_the_reference() -> None:
+    then, faster = baseline({1: QUIET, 4: QUIET}), measured({1: [0.09] * 3, 4: QUIET[:3]})
+    usual = compare(then, [faster]).entries[1]
+    assert usual.finding is Finding.REFERENCE_FASTER
+    # By a margin of 20 %, T(1) has not moved, so that nothing explains the lost speedup.
+    wide = Tolerances(overrides=(ToleranceOverride(gpus=1, margin=0.2),))
+    row = compare(replace(then, tolerances=wide), [faster]).entries[1]
+    assert (row.verdict, row.finding) == (Verdict.INCONCLUSIVE, None)
+
+
+def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity:
+    """A quantity in points, so that its loss is exactly that, and known without any spread."""
+    return Quantity(
+        name="E(n)",
+        gain=difference(gain, [Term(variance=0.0, df=math.inf)]),
+        p_worse=p,
+        p_better=p,
+        limits=Limits(margin=margin, ok_bound=0.5, allocation_deviation=0.0),
+        rates=ErrorRates(significance=0.01, confidence=0.95),
+        loss_of=loss_in_points,
+    )
+
+
+@pytest.mark.parametrize(("loss", "is_beyond"), [(0.25, False), (0.2501, True), (0.2, False)])
+def test_a_change_of_the_margin_itself_is_within_it(loss: float, is_beyond: bool) -> None:
+    lost, won = quantity(-loss), quantity(loss)
+    assert (lost.is_worse, lost.is_better, lost.moved_worse(0.05)) == (is_beyond, False, is_beyond)
+    assert (won.is_better, won.is_worse, won.moved_better(0.05)) == (is_beyond, False, is_beyond)
+    assert not lost.moved_better(0.05)
+    assert not won.moved_worse(0.05)
+    assert lost.excess_loss == pytest.approx(loss - 0.25)
+
+
+@pytest.mark.parametrize(("p", "counts"), [(0.01, False), (0.0099, True)])
+def test_a_p_of_the_significance_itself_does_not_count(p: float, counts: bool) -> None:
+    assert quantity(-0.3, p=p).is_worse is counts
+    assert quantity(0.3, p=p).is_better is counts
+
+
+def test_a_loss_that_may_be_the_bound_of_ok_is_not_ok() -> None:
+    assert not quantity(-0.5).is_ok
+    assert quantity(-0.4999).is_ok
+    # A margin beyond the bound takes its place.
+    assert quantity(-0.55, margin=0.6).is_ok
+    assert not quantity(-0.6, margin=0.6).is_ok
+
+
+@pytest.mark.parametrize(
+    ("p", "verdict", "finding"),
+    [(0.049, Verdict.OK, Finding.REFERENCE_FASTER), (0.051, Verdict.INCONCLUSIVE, None)],
+)
+def test_a_faster_reference_explains(p: float, verdict: Verdict, finding: Finding | None) -> None:
+    deviation = 0.3 / NormalDist().inv_cdf(1 - p)
+    faster = difference(0.3, [Term(variance=deviation**2, df=math.inf)])
+    row = Quantities(
+        time=quantity(0.0, p=0.5),
+        speedup=quantity(-0.3),
+        reference=replace(quantity(0.0), gain=faster),
+    )
+    assert decide(row)[:2] == (verdict, finding)
+
+
+THEN = {
+    1: [0.1, 0.1005, 0.0995, 0.1002, 0.0998, 0.1],
+    4: [0.11, 0.1105, 0.1095, 0.1102, 0.1098, 0.11],
+}
+ONE = [0.1, 0.1001, 0.1002]
+
+
+def _of(comparison: Comparison, gpus: int) -> EntryVerdict:
+    (entry,) = [entry for entry in comparison.entries if entry.key.gpus == gpus]
+    return entry
+
+
+def _unsteady(gpus: int, index: int) -> Run:
+    failure = Failure(kind="unsteady", message="windows alternate")
+    return replace(run(gpus, None, index=index), failure=failure)
+
+
+def test_one_run_that_survived_of_eight_is_no_pass() -> None:
+    comparison = compare(baseline(THEN), [measured({1: [0.1] * 8, 4: [0.11] + [None] * 7})])
+    row = _of(comparison, 4)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.reason.code == "too_few_of_all_runs"
+    assert (row.reason.facts["valid"], row.reason.facts["made"]) == (1, 8)
+    assert comparison.exit_code == 3
+
+
+def test_what_happened_to_the_others_is_told_by_kind() -> None:
+    now = results(
+        *(run(1, time_s) for time_s in ONE),
+        run(4, 0.11),
+        run(4, None, index=2),
+        _unsteady(4, 3),
+        _unsteady(4, 4),
+        replace(run(4, 0.11), windows=(), measured={}),
+    )
+    reason = _of(compare(baseline(THEN), [now]), 4).reason
+    assert reason.facts["failures"] == {"killed": 1, "unsteady": 2, "": 1}
+
+
+@pytest.mark.parametrize(
+    ("four", "verdict"),
+    [
+        ([0.11, 0.1101, None], Verdict.OK),
+        ([0.11, 0.1101, None, None], Verdict.OK),
+        ([0.11, 0.1101, None, None, None], Verdict.INCONCLUSIVE),
+        ([0.11, None], Verdict.INCONCLUSIVE),
+        ([0.11], Verdict.OK),
+    ],
+)
+def test_a_pass_needs_two_numbers(four: list[float | None], verdict: Verdict) -> None:
+    comparison = compare(baseline(THEN), [measured({1: ONE, 4: four})])
+    assert _of(comparison, 4).verdict is verdict
+
+
+def test_a_published_figure_is_not_met_by_too_few_valid_runs() -> None:
+    before = published(figure(1, time_s=100.0), figure(4, time_s=27.0))
+    now = measured({1: [0.1] * 3, 4: [0.1, None, None]}, configuration=CNN)
+    row = _of(compare(before, [now]), 4)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.reason.facts["failures"] == {"killed": 2}

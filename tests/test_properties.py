@@ -1,0 +1,137 @@
+"""Statements that hold of every comparison and diagnosis, whatever numbers a file may hold."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from builders import baseline, environment, figure, gpu_summary, measured, published, with_values
+from changing import replace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.sides import sides_of
+from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
+from gpuscale.reports.cause_words import evidence, next_step, whole_line
+from gpuscale.reports.reason_words import reason_text, statement_text
+
+pytestmark = pytest.mark.thorough
+SECONDS = st.floats(0, 1e9)
+STEPS = st.floats(1e-9, 1e9)
+SUMMARIES = st.builds(
+    lambda clock, share: replace(
+        with_values(gpu_summary(0.5), sm_clock_mean_mhz=clock),
+        clock_event_reasons={"x": share},
+    ),
+    st.none() | st.floats(0, 1e5),
+    st.floats(0, 1),
+)
+RANKS = st.lists(
+    st.tuples(
+        st.none() | SECONDS,
+        st.none() | st.builds(Phases, **dict.fromkeys(Phases.__struct_fields__, SECONDS)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@st.composite
+def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
+    """The run with arbitrary evidence."""
+    found = draw(st.none() | st.floats(-1e9, 1e9))
+    exposed = {} if found is None else {"exposed_communication_s": found}
+    return replace(
+        plain,
+        windows=(),
+        unsynced_windows=(),
+        measured={"step_time_s": plain.step_time_s, **exposed},
+        ranks=tuple(
+            RankReport(
+                rank=number, host="node1", device_uuids=("GPU-0",), pace_s=pace_s, phases=phases
+            )
+            for number, (pace_s, phases) in enumerate(draw(RANKS))
+        ),
+        gpu_summaries=tuple(draw(st.lists(SUMMARIES, max_size=1))),
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
+    gpus = data.draw(st.sampled_from([1, 4]))
+    times = data.draw(st.lists(STEPS, min_size=2, max_size=4))
+    plain: Baseline = baseline({gpus: times})
+    before = replace(
+        plain,
+        runs=tuple(data.draw(st.just(run) | with_evidence(run)) for run in plain.runs),
+        environments={"then": environment("Tesla V100-SXM2-16GB")},
+    )
+    night: Results = measured({gpus: data.draw(st.lists(STEPS, min_size=1, max_size=3))})
+    now = replace(night, runs=tuple(data.draw(with_evidence(run)) for run in night.runs))
+    comparison = compare(before, [now])
+    called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)
+    (row,) = diagnose(sides_of(before, [now]), replace(comparison, entries=called)).entries
+    assert row.causes
+    for cause in row.causes:
+        assert whole_line(cause, "cuda")
+        assert all(evidence(cause))
+        assert next_step(cause) or cause.remedy is None
+    shares = [cause.share for cause in row.causes if cause.share is not None]
+    assert all(0 <= share <= 1 for share in shares)
+    assert sum(shares) <= 1 + 1e-9
+
+
+GPUS = st.sampled_from([1, 2, 4])
+# The bounds that the file formats put on seconds.
+STEP_SECONDS = st.one_of(
+    st.floats(1e-9, 1e9), st.floats(0.09, 0.11), st.sampled_from([1e-9, 0.1, 1e9])
+)
+MEASURED = st.dictionaries(GPUS, st.lists(st.none() | STEP_SECONDS, min_size=1, max_size=4))
+MEASURED_BASELINE = st.builds(
+    lambda times, allocations: baseline(times, allocations=[f"a{i}" for i in range(allocations)]),
+    st.dictionaries(GPUS, st.lists(STEP_SECONDS, min_size=1, max_size=6)),
+    st.integers(1, 5),
+)
+PUBLISHED_BASELINE = st.builds(
+    lambda times, nodes: published(
+        *(figure(gpus, time_s=time_s, nodes=min(gpus, nodes)) for gpus, time_s in times.items())
+    ),
+    st.dictionaries(GPUS, STEP_SECONDS),
+    st.integers(1, 2),
+)
+
+
+def _nights(times: Sequence[Mapping[int, Sequence[float | None]]]) -> list[Results]:
+    return [measured(night, job_id=f"job{i}") for i, night in enumerate(times)]
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(MEASURED_BASELINE | PUBLISHED_BASELINE, st.lists(MEASURED, max_size=2))
+def test_every_comparison_has_a_reasoned_row_for_every_entry_of_either_side(
+    before: Baseline, times: list[dict[int, list[float | None]]]
+) -> None:
+    comparison = compare(before, _nights(times))
+    expected = {run.gpus for run in before.runs}
+    expected.update(published_figure.gpus for published_figure in before.published)
+    expected.update(gpus for night in times for gpus in night)
+    assert [entry.key.gpus for entry in comparison.entries] == sorted(expected)
+    assert all(statement_text(note) for note in comparison.notes)
+    for entry in comparison.entries:
+        assert reason_text(entry)
+        assert "\n" not in reason_text(entry)
+        change = entry.change
+        if change is not None and change.low is not None and change.high is not None:
+            assert change.low <= change.value <= change.high
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(MEASURED_BASELINE | PUBLISHED_BASELINE, st.lists(MEASURED, max_size=2))
+def test_only_a_comparison_of_passes_that_compared_something_ends_with_0(
+    before: Baseline, times: list[dict[int, list[float | None]]]
+) -> None:
+    comparison = compare(before, _nights(times))
+    passed = [entry.verdict.is_pass for entry in comparison.entries]
+    assert (comparison.exit_code == 0) == (bool(passed) and all(passed))
+    if comparison.exit_code == 0:
+        assert any(entry.change is not None for entry in comparison.entries)
