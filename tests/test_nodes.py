@@ -215,18 +215,18 @@ def test_a_leaf_switch_with_a_slow_uplink_is_named_as_slurm_names_it() -> None:
     names = [f"n{number}" for number in range(1, 6)]
     leaves = ("SwitchName=leaf1 Nodes=n[1-2]", "SwitchName=leaf2 Nodes=n[3-5]")
     spine = "SwitchName=spine Switches=leaf[1-2]"
-    # Small messages, so that links are slow enough for a busy machine to keep up with.
+    # Small messages on links that are slow enough for a busy machine to keep up with.
     buckets = run(2, 0.1, configuration=replace(CNN, strategy_options="bucket_cap_mb=1"))
     with slurm_cluster(dict.fromkeys(names, "CPUs=1"), topology=(*leaves, spine)) as cluster:
         near, far = cluster.nodes[:2], cluster.nodes[2:]
         for node in cluster.nodes:
-            node.limit_uplink("40mbit", beyond=far if node in near else near, adapter="100mbit")
+            node.limit_uplink("20mbit", beyond=far if node in near else near, adapter="50mbit")
         (cluster.directory / "small.jsonl").write_text(results_text(results(buckets)))
         job = ("salloc", "--quiet", "--nodes=5", "--exclusive", sys.executable, "-m", "gpuscale")
         probe = ("probe", "small.jsonl", "--only", SEND, "--launcher", "slurm", "--device", "cpu")
         answer = cluster.run(*job, *probe)
     assert answer.returncode == 1, answer.stdout
-    assert "\n1 problem\n  n1, n2: their links take" in answer.stdout, answer.stdout
+    assert "\n  n1, n2: their links take" in answer.stdout, answer.stdout
     assert "see the leaf switch leaf1" in answer.stdout
 
 
@@ -238,11 +238,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.mark.scheduler
 def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: Cluster) -> None:
-    cluster.nodes[1].limit_link("100mbit")
+    cluster.nodes[1].limit_link("250mbit")
     ((kind, hosts, _),), nodes = examined(cluster)
     assert (kind, hosts) == ("node links", ["n2"])
     assert [node["host"] for node in nodes] == ["n1", "n2", "n3"]
     # The message cannot be faster than its bytes through that link.
     sends = [probe for probe in nodes[1]["probes"] if probe["name"] == SEND]
     assert sends
-    assert all(rate < 100e6 / 8 / 0.8 for send in sends for rate in send["rates"])
+    assert all(rate < 250e6 / 8 / 0.8 for send in sends for rate in send["rates"])

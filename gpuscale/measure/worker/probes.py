@@ -32,8 +32,8 @@ _STEADY = 0.005
 _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
-_REPEATS = 5
-"""Number of times each message is sent."""
+_REPEATS = 9
+"""Number of times each message is sent; a busy node may delay two of them unnoticed."""
 
 Work = tuple[Callable[[], object], float]
 """A call to repeat, and the amount of work that it does, such as bytes copied."""
