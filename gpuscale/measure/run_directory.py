@@ -66,7 +66,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Return a method that takes a rank or host and returns the path of its file."""
+    """Return a method that takes a rank or host and returns the path of the file named after it."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -75,7 +75,7 @@ def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], R
 
 
 class RunDirectory:
-    """The files of a run; each file has one writer and is complete as soon as it exists."""
+    """The files of a run; each file has a single writer, and records are written atomically."""
 
     def __init__(self, *, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class RunDirectory:
         self.gpus = RecordFile(path / "gpus.json", dict[str, dict[str, str | None]])
         """PCI addresses of the run's GPUs by host and UUID; None if unknown."""
         self.progress = path / "progress"
-        """Progress of rank 0: stage, done and total, separated by tabs and padded with blanks."""
+        """Progress of rank 0 or a command: stage, done and total, separated by tabs, then blanks."""
         self.hosts = path / "hosts"
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
@@ -102,15 +102,15 @@ class RunDirectory:
     samples = _path("samples-{}.jsonl")
     """Readings of the GPU sampler on a host."""
     environment = _record("environment-{}.json", Environment)
-    """A node's description of itself; the file name contains the launcher's name for the node."""
+    """Environment of a node; the file name contains the node's name as used by the launcher."""
     refusal = _path("environment-{}.refusal")
     """Reason why a node is unusable, in one line; present instead of the environment."""
     output = _path("rank-{}.log")
-    """Standard output and standard error of a rank; absent if the rank ended well."""
+    """Standard output and standard error of a rank; absent unless the rank failed."""
     stacks = _path("rank-{}.stacks")
     """Stack traces of the rank's threads at the timeout; absent without a timeout."""
     command_outcome = _record("rank-{}.command.json", CommandOutcome)
-    """Windows in the output of the rank's command; present instead of `outcomes`."""
+    """Windows timed from the output of the rank's command; present instead of `outcomes`."""
     figures = _record("rank-{}.figures.json", FigureOutcome)
     """Figures that the rank's command printed; present instead of `command_outcome`."""
     software = _record("rank-{}.software.json", ProcessSoftware)
@@ -143,7 +143,7 @@ class RunDirectory:
         return f"GPUSCALE_RUN={self.path.absolute()}"
 
     def read_progress(self) -> tuple[str, int, int] | None:
-        """Return rank 0's progress as (stage, done, total); None before its first report."""
+        """Return the progress of the run as (stage, done, total); None before the first report."""
         try:
             stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
         except (OSError, ValueError):
@@ -157,13 +157,13 @@ class RunDirectory:
         return tuple(filter(None, left))
 
     def left_by(self, job: str, hosts: Sequence[str], ranks: int) -> list[Path]:
-        """Return the paths of the files that a job writes if it succeeds."""
+        """Return the files that a job, such as `rank` or `describe`, writes if it succeeds."""
         if job == "describe":
             return [self.environment(host).path for host in hosts]
         if job == "probe":
             return [self.probe(rank).path for rank in range(ranks)]
         nodes = [self.node_evidence(host).path for host in {*self.host_of_ranks().values()}]
-        # One rank of a command has reported for all.
+        # One process of a command reports for all ranks.
         return [*nodes, self.outcomes.path if job == "rank" else self.enough]
 
     def failures(self) -> list[RankFailure]:
@@ -181,11 +181,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def wait_for(paths: Iterable[Path]) -> None:
-    """Wait, for a limited time, until files written on other nodes are visible and not empty."""
+    """Wait until files written on other nodes are visible and not empty, for 30 s at most."""
     deadline_s = time.monotonic() + _VISIBLE_S
     for path in paths:
         while time.monotonic() < deadline_s:
-            # To list the folder makes a network file system look again.
+            # Listing the folder makes a network file system refresh its cache.
             if path in path.parent.iterdir() and path.stat().st_size > 0:
                 break
             time.sleep(_LOOK_S)
@@ -193,13 +193,13 @@ def wait_for(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder, after removing folders that killed processes left behind."""
+    """Provide a folder in `within` (default: /tmp), after removing folders of killed processes."""
     place = Path(tempfile.gettempdir()) if within is None else within
-    # If each host keeps the locks of a shared file system by itself, those of another host look
-    # free. No host name has an underscore.
+    # A shared file system may keep locks per host, so that folders in use on another host look
+    # unlocked. Host names contain no underscore.
     on_this_host = f"{prefix}{socket.gethostname()}_"
     for folder in place.glob(f"{on_this_host}*"):
-        # The system releases the lock when a process ends, however that comes about.
+        # The kernel releases the lock when the owner ends, even if the owner was killed.
         with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -209,10 +209,10 @@ def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]
         ) as name,
         contextlib.ExitStack() as held,
     ):
-        # Some network file systems have no locks: there a folder is never taken for left.
+        # Some network file systems have no locks: folders on them are never removed as abandoned.
         with contextlib.suppress(OSError):
             claim = Path(name) / f"new-{_OWNER}"
             fcntl.flock(held.enter_context(claim.open("wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under its name only once it is locked, so that no process finds it free.
+            # Rename the file only once it is locked, so that no process finds it unlocked.
             claim.rename(claim.with_name(_OWNER))
         yield Path(name)

@@ -25,7 +25,7 @@ from gpuscale.measure.telemetry.device import Device
 
 NAME = "AMD SMI"
 _NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
-"""Errors whose cause is permanent, by their names without `AMDSMI_STATUS_`."""
+"""Names, without the prefix `AMDSMI_STATUS_`, of AMD SMI's errors with a permanent cause."""
 _NOT_COUNTED = 2**64 - 1
 _UNKNOWN = (None, "N/A", 2**32 - 1, _NOT_COUNTED)
 """Values that AMD SMI returns for an unknown quantity."""
@@ -58,11 +58,11 @@ class AmdGpu:
 
 @cache
 def _binding() -> Any:
-    """Import the binding, preferably the one that ROCm ships with the library."""
+    """Import the Python binding, preferably ROCm's own; raise DriverAbsentError if impossible."""
     root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
     sys.path.insert(0, str(root / "share" / "amd_smi"))
     try:
-        # Without the library it prints a line, and then fails on what it did not load.
+        # If the library is missing, the binding prints a line and then raises a KeyError.
         with redirect_stdout(StringIO()):
             return import_module("amdsmi")
     except ImportError:
@@ -138,9 +138,9 @@ def _metrics(gpu: AmdGpu) -> Any:
 
 
 def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
-    """Find a GPU by PCI address, because its UUID and index differ between AMD SMI and HIP.
+    """Return a GPU, found by PCI address because UUIDs and indices differ between AMD SMI and HIP.
 
-    `addresses` maps the UUIDs of all devices of the run to their PCI addresses.
+    `addresses` maps UUIDs to PCI addresses. Raise DeviceAbsentError if the GPU cannot be sampled.
     """
     if (address := addresses[uuid]) is None:
         raise DeviceAbsentError(
@@ -156,7 +156,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield AMD SMI's index of every GPU, and the device."""
+    """Yield the index that AMD SMI assigns to each GPU, and the device."""
     return enumerate(map(AmdDevice, _gpus()))
 
 
@@ -188,7 +188,7 @@ class AmdDevice(Device):
         self._counted: list[int] = []
         self._at = self._errors = 0
         self._reasons: tuple[str, ...] = ()
-        # Reasons are those since the previous reading.
+        # Set the baseline: later calls return the reasons since the previous call.
         with suppress(QueryError):
             self._held_back_by()
 

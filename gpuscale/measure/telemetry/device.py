@@ -23,7 +23,7 @@ _DRIVERS = ("gpuscale.measure.telemetry.nvml", "gpuscale.measure.telemetry.amd")
 """Modules that implement `Smi`, imported only when a driver is opened."""
 
 _AT_EVERY_TICK = [moment for moment, field in MOMENTS.items() if field.when == "windows"]
-# A counter is set against the time, so it is read as soon as the clock was.
+# Increasing counters are interpolated in time, so they are read right after the clock.
 _AT_EVERY_TICK.sort(key=lambda moment: MOMENTS[moment].reduce != "increase")
 _SELDOM = [moment for moment in MOMENTS if moment not in _AT_EVERY_TICK]
 
@@ -49,9 +49,9 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read counters; `own` has methods for counters that no query can read."""
+        """Prepare to read counters; `own` maps `Field.moment` to methods that replace queries."""
         self.never_offered: dict[str, str] = {}
-        """Permanent reasons why counters cannot be read; these counters are not queried again."""
+        """Permanent reasons why counters cannot be read, keyed by `Field.moment`; not queried again."""
         self._gone: str | None = None
         self._questions = {**own}
         for moment, field in MOMENTS.items():
@@ -119,7 +119,7 @@ class Forms:
         self._forms = [*forms]
 
     def __call__(self) -> Any:
-        """Call the newest version of the function that the driver has, and return the result."""
+        """Return the result of the newest form; raise NeverOfferedError if the driver has none."""
         while len(self._forms) > 1:
             try:
                 return self._forms[0]()
@@ -142,7 +142,7 @@ class Smi(Protocol):
 
 @contextmanager
 def open_smi() -> Iterator[Smi]:
-    """Open the driver interface of this machine, NVML or AMD SMI, while the context lasts."""
+    """Open NVML or AMD SMI while the context lasts; raise DriverAbsentError if neither starts."""
     absent: list[DriverAbsentError] = []
     for name in _DRIVERS:
         smi = cast("Smi", import_module(name))

@@ -36,9 +36,9 @@ _SLOWDOWNS = {
     "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
     "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
 }
-"""Clock event reasons that a healthy GPU never reports, the most specific first.
+"""Message for each clock event reason that a healthy GPU never reports, most specific first.
 
-`sw_power_cap` and `ppt` are not among them: many healthy GPUs always train at their power limit.
+`sw_power_cap` and `ppt` are not included: many healthy GPUs always train at their power limit.
 """
 
 
@@ -151,7 +151,7 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"
         found.append(f"the driver of the GPUs does not work ({machine.driver_absent}): {remedy}")
-    # Compared within a model: the number of links in use differs between healthy machines.
+    # Only GPUs of one model are compared: the number of links in use differs between machines.
     most_links: _Links = Counter()
     for gpu in machine.gpus:
         for moment in _LINKS:

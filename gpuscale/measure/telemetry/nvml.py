@@ -35,13 +35,13 @@ _KINDS = {
 _MIG = "in MIG mode, in which NVML counts for the whole GPU"
 _FIELD, _COUNTER = "NVML_FI_DEV_NVLINK", "NVML_NVLINK_ERROR_DL"
 _NVLINK_ERRORS = (
-    # On Hopper, on Blackwell, and before: fields, other fields, and counters.
+    # Field IDs on Hopper, other field IDs on Blackwell, and error counters on older GPUs.
     [f"{_FIELD}_ERROR_DL_{kind}" for kind in ("REPLAY", "RECOVERY", "CRC")],
-    # Effective errors are those that error correction, which always has some to do, has left.
+    # Effective errors are those that error correction could not correct; corrected ones are normal.
     [f"{_FIELD}_COUNT_{kind}" for kind in ("LINK_RECOVERY_EVENTS", "EFFECTIVE_ERRORS")],
     [f"{_COUNTER}_{kind}" for kind in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")],
 )
-"""Names of the kinds of errors that a link counts, for each generation of GPUs."""
+"""Names of the error counters of a link, for each generation of GPUs."""
 
 
 def start() -> None:
@@ -111,7 +111,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
             continue
         is_instance = _ask_or_none("nvmlDeviceIsMigDeviceHandle", handle)
         if is_instance or (_ask_or_none("nvmlDeviceGetMigMode", handle) or [0])[0]:
-            # An old CUDA gives the UUID of the whole GPU for one of its instances.
+            # Old CUDA versions report the UUID of the whole GPU for a MIG instance.
             raise DeviceAbsentError(_MIG)
         return NvmlDevice(handle)
     raise DeviceAbsentError(reason)
@@ -154,7 +154,7 @@ class NvmlDevice(Device):
     def compute_processes(self) -> int:
         """Return the number of processes that are computing on the device."""
         call = "nvmlDeviceGetComputeRunningProcesses"
-        # On a driver before R510 the call without a version raises something else than NVMLError.
+        # Before driver R510, the call without a version raises an error other than NVMLError.
         versions = (partial(_ask, call + version, self._handle) for version in ("_v3", "_v2"))
         return len(Forms(*versions)())
 
@@ -173,7 +173,7 @@ class NvmlDevice(Device):
             try:
                 states.append(bool(_ask("nvmlDeviceGetNvLinkState", self._handle, link)))
             except QueryError as error:
-                # The first number that no link has; without link 0 there is no NVLink.
+                # This link number is one past the last link; without link 0 there is no NVLink.
                 if not states or error.code not in _NO_SUCH_LINK:
                     raise
                 break
@@ -187,7 +187,7 @@ class NvmlDevice(Device):
         return errors
 
     def _errors_of_kinds(self, names: Sequence[str]) -> int:
-        """Return the errors of these kinds on all links; not every link counts every kind."""
+        """Return the total of these counters; raise NeverOfferedError if no link has one of them."""
         errors = 0
         for name in names:
             counts: list[int] = []
@@ -211,7 +211,7 @@ def _firmware(handle: Any) -> str | None:
     """Return a GPU's firmware versions, such as `VBIOS 96.00.74, GSP 575.57`; None if unknown."""
     calls = {"VBIOS": "nvmlDeviceGetVbiosVersion", "GSP": "nvmlDeviceGetGspFirmwareVersion"}
     found = {part: _ask_or_none(call, handle) for part, call in calls.items()}
-    # The binding leaves some texts as bytes.
+    # The binding returns some strings as bytes.
     texts = {p: v.decode() if isinstance(v, bytes) else v for p, v in found.items() if v}
     return ", ".join(map(" ".join, texts.items())) or None
 

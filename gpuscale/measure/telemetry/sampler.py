@@ -1,4 +1,4 @@
-"""Sample the GPUs of a node during runs, in the keeper's separate process for the GPU driver.
+"""Sample the GPUs of a node during runs, in a process that the keeper of the node forks.
 
 The sampler writes a file for each run: a header, with the reason if sampling is impossible, and a
 line for each tick. The file is in JSON Lines and has no format version, because only processes of
@@ -47,7 +47,7 @@ class SamplesHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """Any line of a samples file after the header: readings of all devices at one time."""
+    """A line of a samples file after the header: readings of all devices at one time."""
 
     time_s: float
     """Unix time at which the reading began."""
@@ -61,9 +61,9 @@ def line_of(record: SamplesHeader | Tick) -> str:
 
 
 def read_samples(path: Path) -> tuple[SamplesHeader | None, list[Tick]]:
-    """Return the header and the ticks of a samples file, which may be missing or still growing.
+    """Return the header and the ticks of a samples file, which may still be growing.
 
-    Incomplete lines are left out, such as the last line while the sampler is writing it.
+    The header is None if missing. Incomplete lines, such as a line being written, are left out.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
@@ -79,7 +79,7 @@ def read_samples(path: Path) -> tuple[SamplesHeader | None, list[Tick]]:
 
 
 class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The order to sample devices until the next message, which ends the sampling."""
+    """A message to the sampler to sample devices until the next message arrives."""
 
     addresses: dict[str, str | None]
     """PCI address of each device by UUID; None if unknown."""
@@ -88,7 +88,7 @@ class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(pipe: socket.socket) -> None:
-    """Carry out sampling orders that arrive through the pipe, until the other end closes it."""
+    """Carry out sampling orders that arrive through the pipe, until its other end is closed."""
     while message := pipe.recv(_LONGEST_ORDER_BYTES):
         order = msgspec.json.decode(message, type=SamplingOrder)
         with (
@@ -109,7 +109,7 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     order: SamplingOrder, opened: ExitStack
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
-    """Open the driver; return the header, the devices, and how many processes use the devices."""
+    """Return the header, the devices, and the number of processes using them (None if unknown)."""
     smi = opened.enter_context(open_smi())
     found = find_devices(smi, order.addresses)
     devices = {uuid: one for uuid, one in found.items() if not isinstance(one, DeviceAbsentError)}
@@ -131,10 +131,10 @@ def _sample(
     tick, is_last = 0, False
     while True:
         now_s, begun = time.time(), time.monotonic()
-        # While the driver hangs, no message can be received.
+        # While the driver hangs, no order to stop can be received: the alarm ends this process.
         signal.alarm(HANG_S)
         readings = {uuid: device.read() for uuid, device in devices.items()}
-        # At the end too, so that the counters cover the run, and energy its last window.
+        # Also at the last tick, so that these counters cover the whole run.
         if is_last or begun >= inspection_due:
             inspection_due = begun + INSPECTION_S
             readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
@@ -150,5 +150,5 @@ def _sample(
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
-    """Return the number of the next tick on a fixed grid; a slow reading makes it skip ticks."""
+    """Return the number of the next tick on a fixed grid, skipping ticks that are already past."""
     return max(tick, math.floor(elapsed_s / interval_s)) + 1

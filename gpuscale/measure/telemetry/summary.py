@@ -104,14 +104,14 @@ class _Seen:
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings, in the whole run or in windows, from which a counter is computed."""
+        """Return the readings from the part of the run that `counter.when` selects."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
         return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
 
     def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
-        """Return the summarised value of a counter over these windows; None if unknown."""
+        """Return the summarised value of a counter, given the timed windows; None if unknown."""
         if counter.when == "windows" and counter.reduce == "increase":
             rises = self._rises(counter, intervals)
             return None if None in rises else fold(counter.name, rises)
@@ -124,8 +124,8 @@ class _Seen:
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
         """Return the increase of a counter in each window, interpolated at both ends of the window.
 
-        Interpolation is needed because a window holds few readings, a tenth of a second apart. An
-        increase is None if the counter restarted, or if no reading precedes or follows an end.
+        Interpolation is needed because a window contains few readings, which are 0.1 s apart. An
+        increase is None if the counter restarted, or if an end has no reading before or after it.
         """
         points = [
             (time_s, reading.answers[counter.moment])
@@ -147,7 +147,7 @@ def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _increase(counts: Sequence[float | None]) -> float | None:
-    """Return the increase of a counter; None if the counter restarted or was read only once."""
+    """Return the increase of a counter; None if it restarted or has fewer than two known counts."""
     known = [count for count in counts if count is not None]
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
@@ -188,7 +188,7 @@ def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
 
 
 def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
-    """Yield why counters are missing, as in `power: GPU is lost (in 12 of 40 samples)`."""
+    """Yield the reasons for missing counters, e.g. `power: GPU is lost (in 12 of 40 samples)`."""
     if seen.device.absent:
         yield f"device: {seen.device.absent}"
         return
