@@ -84,7 +84,7 @@ class RunDirectory:
         self.gpus = RecordFile(path / "gpus.json", dict[str, dict[str, str | None]])
         """PCI addresses of the run's GPUs by host and UUID; None if unknown."""
         self.progress = path / "progress"
-        """Progress of rank 0 or a command: stage, done and total, separated by tabs, then blanks."""
+        """Progress of rank 0 or a command: tab-separated stage, done and total, then blanks."""
         self.hosts = path / "hosts"
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"

@@ -51,7 +51,7 @@ class Device:
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
         """Prepare to read counters; `own` maps `Field.moment` to methods that replace queries."""
         self.never_offered: dict[str, str] = {}
-        """Permanent reasons why counters cannot be read, keyed by `Field.moment`; not queried again."""
+        """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None
         self._questions = {**own}
         for moment, field in MOMENTS.items():
