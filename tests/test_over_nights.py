@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -240,6 +241,22 @@ def test_few_nights_say_no_more_than_they_tell(
     assert len(levels) == len(history.rows[0].changes) + (word == "STEADY")
     # No level lies where no night does.
     assert all(min(abs(level / rate - 1) for rate in samples_per_s) < 0.03 for level in levels)
+
+
+def test_a_history_shows_the_numbers_of_its_last_five_nights_within_the_terminal() -> None:
+    nights = nights_on_1_gpu([0.2, 0.101, 0.102, 0.103, 0.104, 0.105])
+    for columns in (60, 100):
+        said = render(history_of(nights), Screen(columns=columns))
+        assert max(map(len, said.splitlines())) <= columns
+        _, of_nights = said.split("step time of the last nights:\n")
+        assert re.findall(r"(\d+) ms", of_nights) == ["101", "102", "103", "104", "105"]
+    assert "of the last nights" not in render(history_of(nights[:1]), Screen())
+
+
+def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:
+    first, second, third = nights_on_1_gpu([0.1, 0.1, 0.1])
+    names = history_of([first, moved(second, 5 / DAY_S - 1), third]).names
+    assert names == ["2026-09-21 14:13:20", "2026-09-21 14:13:25", "2026-09-23"]
 
 
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
     ]
     points = dict.fromkeys(point for night in corrected for point in night.log_costs)
     rows = tuple(
-        replace(row, last=_level(nights[row.nights[-1]], row.point))
+        replace(row, last=level_on(nights[row.nights[-1]], row.point))
         for row in (_row(point, corrected) for point in points)
     )
     return History(
@@ -191,7 +191,8 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
     )
 
 
-def _level(night: Night, point: PointKey) -> Scaling:
+def level_on(night: Night, point: PointKey) -> Scaling:
+    """Return the level of a row on a night that measured it, as measured."""
     return level_of(point, Estimate(value=exponential(night.log_costs[point])))
 
 
@@ -231,7 +232,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         changes=changes,
         level_nights=len(level),
         outlying=tuple(indices[i] for i in far),
-        last=_level(nights[indices[-1]], point),
+        last=level_on(nights[indices[-1]], point),
         departure=None if last is None else exponential(-last) - 1,
         stands_out=alone,
         smallest_loss=1 - exponential(-step_size(level)) if len(level) > FEWEST_NIGHTS else None,

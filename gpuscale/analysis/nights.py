@@ -124,10 +124,10 @@ def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
 
 def date_texts(moments: Sequence[datetime]) -> list[str]:
     """Return the date of each moment, with its time if several moments share a date."""
-    dates = [f"{moment:%Y-%m-%d}" for moment in moments]
-    shared = Counter(dates)
-    dated = zip(dates, moments, strict=True)
-    return [day if shared[day] == 1 else f"{at:%Y-%m-%d %H:%M}" for day, at in dated]
+    forms = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S")
+    texts = [[f"{moment:{form}}" for form in forms] for moment in moments]
+    counts = Counter(text for each in texts for text in each)
+    return [next((text for text in each if counts[text] == 1), each[-1]) for each in texts]
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:

@@ -1,9 +1,10 @@
 """The history of a machine as text: the state of its rows, and when they changed."""
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
-from gpuscale.analysis.history import History, HistoryEvent, RowHistory
-from gpuscale.analysis.level_changes import REMEMBERED
+from gpuscale.analysis.history import History, HistoryEvent, RowHistory, level_on
+from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.judge.baseline import TOO_WEAK
 from gpuscale.records import PointKey
@@ -26,6 +27,8 @@ _MOST_NAMED = 2
 _MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
+_MOST_NIGHTS = FEWEST_NIGHTS + 1
+"""Maximum number of last nights that are shown one by one: as many as the first verdict needs."""
 
 
 def render(history: History, screen: Screen) -> str:
@@ -38,6 +41,10 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     first = (level_header(history), STANDING)
     yield text_table(standings(history), screen.columns, first=first)
     yield ""
+    if len(history.nights) > 1:
+        yield f"{first[0]} of the last nights:"
+        yield text_table(_last_nights(history), screen.columns)
+        yield ""
     if history.nodes:
         yield text_table(node_table(history), screen.columns)
         yield ""
@@ -225,6 +232,21 @@ def standings(history: History) -> list[dict[str, Cell]]:
         if row.stands_out:
             rows[-1][STANDING] = Cell(standing, tone="doubt")
     return renamed(rows, device_headers(row.point.configuration.device for row in history.rows))
+
+
+def _last_nights(history: History) -> list[dict[str, Cell]]:
+    """Return a table of the level of each row on each of the last nights."""
+    level, rows = level_header(history), []
+    for row, cells in zip(history.rows, standings(history), strict=True):
+        named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
+        levels = {
+            history.names[i]: Cell(
+                level_text(level_on(night, row.point)) if i in row.nights else phrases.UNKNOWN
+            )
+            for i, night in enumerate(history.nights)
+        }
+        rows.append(named | dict([*levels.items()][-_MOST_NIGHTS:]))
+    return rows
 
 
 def _no_change_text(history: History) -> str:
