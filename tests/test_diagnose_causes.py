@@ -41,10 +41,12 @@ def step(
     computing_s: float = 7.0,
     *,
     hosts: Sequence[str] = ("node1", "node1"),
+    forward_s: float = 2.0,
+    optimizer_s: float = 1.0,
     summaries: Sequence[GpuSummary] = (),
 ) -> Step:
-    """A run whose ranks are all alike."""
-    own = phases(data_s=data_s, h2d_s=h2d_s, forward_s=computing_s)
+    """A run whose ranks are all alike; backward is the rest of computing."""
+    own = phases(data_s=data_s, h2d_s=h2d_s, forward_s=forward_s, optimizer_s=optimizer_s)
     pace_s = data_s + h2d_s + computing_s
     return Step(
         time_s=pace_s + communication_s,
@@ -113,8 +115,8 @@ def test_data_are_late_by_waiting_or_by_copying(after: Step, code: str, kind: Ca
             replace(CNN, device="cpu"),
             "network",
         ),
-        (step(computing_s=9.0), CNN, "doctor_on_hosts"),
-        (step(computing_s=9.0), replace(CNN, device="cpu"), "processes_on_hosts"),
+        (step(computing_s=9.0, forward_s=2.6), CNN, "doctor_on_hosts"),
+        (step(computing_s=9.0, forward_s=2.6), replace(CNN, device="cpu"), "processes_on_hosts"),
     ],
 )
 def test_causes_have_remedies(after: Step, configuration: Configuration, remedy: str) -> None:
@@ -147,6 +149,35 @@ def test_lost_xgmi_links_and_their_errors_are_named_where_communication_is_slowe
         (cause,) = lost_parts(row(after, before=before), ())
         assert cause.kind is CauseKind.XGMI
         assert words in " ".join([whole_line(cause, "cuda"), *evidence(cause)])
+
+
+@pytest.mark.parametrize(
+    ("after", "phase"),
+    [
+        (step(computing_s=9.0, forward_s=4.0), "forward"),
+        (step(computing_s=9.0, forward_s=3.9), "forward"),
+        (step(computing_s=9.0), "backward"),
+        (step(computing_s=9.0, optimizer_s=3.0), "optimizer"),
+        (step(computing_s=9.0, forward_s=3.7), None),
+        (step(computing_s=9.0, forward_s=4.5), None),
+    ],
+)
+def test_the_only_phase_that_got_longer_is_named_and_the_script_is_to_be_looked_at(
+    after: Step, phase: str | None
+) -> None:
+    (cause,) = lost_parts(row(after), ())
+    assert cause.phase == phase
+    assert cause.remedy is not None
+    assert (cause.remedy.code == "script") is (phase is not None)
+    assert (f"computing ({phase}) +2.0 s" in whole_line(cause, "cuda")) is (phase is not None)
+
+
+def test_a_phase_that_always_was_most_of_the_step_is_not_named() -> None:
+    before = step(forward_s=7.0, optimizer_s=0.0)
+    (cause,) = lost_parts(
+        row(step(computing_s=9.0, forward_s=9.0, optimizer_s=0.0), before=before), ()
+    )
+    assert cause.phase is None
 
 
 def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:

@@ -142,6 +142,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """GPU counts with and without the loss; None if only one GPU count can be compared."""
     includes: str | None = None
     """Strategy's communication (such as `all-reduce`) if it is part of the cause; else None."""
+    phase: str | None = None
+    """The only phase of the step that got longer; None if several did, or if unknown."""
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()

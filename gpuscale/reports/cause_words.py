@@ -172,7 +172,10 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
 def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     clocks = "clocks: " if cause.kind is CauseKind.CLOCKS else ""
     inside = f", with {cause.includes} inside it," if cause.includes else ""
-    return f"{clocks}computing {added}", f"computing{inside} takes {took}"
+    where, alone = "", ""
+    if cause.phase:
+        where, alone = f" ({cause.phase})", f", nearly all of the increase in {cause.phase}"
+    return f"{clocks}computing{where} {added}", f"computing{inside} takes {took}{alone}"
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
@@ -232,6 +235,10 @@ NEXT_STEPS: Mapping[str, str] = {
         "limits and links; and look there for other processes"
     ),
     "processes_on_hosts": ("look for other processes on {places}, and for cores that ranks share"),
+    "script": (
+        "look at what changed in the script, the model and the shape of its data: other work on "
+        "the host would slow every phase of a step"
+    ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
     "jobs_in_turn": (
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"

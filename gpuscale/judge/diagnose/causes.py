@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step
+from gpuscale.judge.diagnose.step_parts import NAMED_SHARE, Part, PartChange, Rank, Step
 from gpuscale.judge.diagnose.stragglers import stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
@@ -86,13 +86,26 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         _phase("backward", row, lambda rank: rank.backward_s),
         _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
     )
+    inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
+    phase = None if clocks or inside else _only_longer_phase(phases, change.noise_s)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
-        includes=demands.inside_computing if demands and row.point.key.gpus > 1 else None,
+        includes=inside,
+        phase=phase,
         evidence=(*phases, *clocks),
-        remedy=look_at_devices(row, row.hosts),
+        remedy=Remedy("script") if phase else look_at_devices(row, row.hosts),
     )
+
+
+def _only_longer_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
+    """Return the phase with nearly all of the loss, unless an even slowdown would look alike."""
+    grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
+    most = max(phases, key=lambda phase: grown_s[phase.name])
+    lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
+    others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
+    is_uneven = (others_s + noise_s) * before_s < lost_s * (before_s - most.before_s)
+    return most.name if is_uneven and others_s <= NAMED_SHARE * lost_s else None
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:

@@ -276,4 +276,5 @@ def likeness_of_cause(cause: Cause) -> object:
         if not isinstance(each, PhaseChange)
     }
     alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
-    return cause.kind, cause.code, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)
+    named = (cause.kind, cause.code, cause.phase, cause.ranks, cause.hosts, alone)
+    return named, cause.remedy, frozenset(seen)
