@@ -1,4 +1,4 @@
-"""A bisection in words: its progress, what it found, and a report for an issue."""
+"""Text about a bisection: each trial, the finding, and a report to paste into an issue."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,14 +23,14 @@ _IN_ORDER = ("against the commit before it", "the rest of the commits")
 
 
 def loss_text(estimate: Estimate | None) -> str:
-    """Return a relative change in speed with its interval: `−12.0 % [−13.1 %, −10.8 %]`."""
+    """Format a relative change in speed, `−12.0 % [−13.1 %, −10.8 %]`; return `–` for None."""
     return interval_text(estimate, lambda value: format_percent(value, signed=True))
 
 
 def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
-    """Describe a trial by a line for each environment, compared with the one before it.
+    """Describe a trial, one line per environment; each is compared with the one on the line above.
 
-    A row holds an answer such as `slower`, the environment in words, and its relative speed.
+    A row holds an answer such as `slower`, the environment's name, and its relative speed.
     """
     shown = ((answer, words, loss_text(speed) if speed else "") for answer, words, speed in rows)
     return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
@@ -44,9 +44,9 @@ def bisection_text(
     *,
     is_ordered: bool = False,
 ) -> str:
-    """Return the finding, the losses with the culprits alone and without them, and what to do next.
+    """Describe the finding, the losses with only the culprits and without them, and the next step.
 
-    `left` lists differences that were not tried.
+    `found` refers to `changes` by index; `left` lists differences that were not tried.
     """
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is BisectionFinding.SAME:
@@ -72,7 +72,7 @@ def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:
 
 
 def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
-    """Return a bisection as Markdown, for an issue; `measured` says what ran on which machine."""
+    """Return a bisection as Markdown, for an issue; `measured` names the command and machine."""
     parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
     blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
     return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

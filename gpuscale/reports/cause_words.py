@@ -41,7 +41,7 @@ def statement(cause: Cause) -> str:
 
 
 def whole_line(cause: Cause, device: str) -> str:
-    """Describe a cause: `computing +14 ms (83 % of what got longer): …; from 4 GPUs on`."""
+    """Describe a cause in one line: `computing +14 ms (83 % of …): …; from 4 GPUs on`."""
     share = "" if cause.share is None else f" ({whole_percent(cause.share)} of what got longer)"
     words, sentence = _headline_and_statement(cause)
     where = scope(cause, device)
@@ -49,7 +49,7 @@ def whole_line(cause: Cause, device: str) -> str:
 
 
 def scope(cause: Cause, device: str) -> str:
-    """Return the device counts with a cause: `from 8 GPUs on, not on 4`; empty if unknown."""
+    """Return the device counts that a cause affects: `from 8 GPUs on, not on 4`; may be empty."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -67,7 +67,7 @@ def scope(cause: Cause, device: str) -> str:
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """Return facts that support a cause: first on phases, then on devices and the environment."""
+    """Return facts that support a cause; empty if the headline contains the only one."""
     if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
@@ -114,7 +114,7 @@ def _duration(seconds: float) -> str:
 
 
 def _spent(seconds: float) -> str:
-    """Format a time; if noise has made it negative, return `about 0 ms`."""
+    """Format a duration; if noise has made it negative, return `about 0 ms`."""
     return "about 0 ms" if seconds < 0 else _duration(seconds)
 
 
@@ -287,7 +287,7 @@ _COUNTERS = {
     "nvlink_active_min": ("{} NVLink links active", "{}"),
     "xgmi_active_min": ("{} XGMI links active", "{}"),
 }
-"""For each counter, templates for a value that is too low and for the usual value."""
+"""Templates for a value that is too low and for the usual value, keyed by counter."""
 _PORT_FACTS = {
     "state": "{} → {}",
     "rate_gbit_s": "rate {:g} → {:g} Gb/s",

@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[_Row]):
-    """A table column: `field` is its name in data for scripts, `header` its title in tables."""
+    """A table column: `field` is its name in CSV and JSON, `header` its title in tables."""
 
     field: str
     header: str = ""
@@ -91,7 +91,7 @@ SCALING = (VALUE, STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
 
 
 def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, Column[Any]]:
-    """Return the columns of step times, of metric values, or of both, keyed by header."""
+    """Return the columns for what was measured (step times, metrics or both), keyed by header."""
     has_metric = {each is not None and each.metric is not None for each in configurations}
     of_metrics = {"value": VALUE} if True in has_metric else {}
     of_steps = {} if has_metric == {True} else {"step time": STEP_TIME, "samples/s": SAMPLES}
@@ -99,11 +99,11 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
 
 
 _ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-hours"}
-"""Headers of tables on CPU ranks, keyed by those of tables on GPUs."""
+"""Headers for measurements on CPU ranks, keyed by the corresponding headers for GPUs."""
 
 
 def device_headers(devices: Iterable[str]) -> Mapping[str, str]:
-    """Map `GPUs`, `batch/GPU` and `GPU-hours` to the headers to use for these types of devices."""
+    """Map headers such as `GPUs` to `CPU ranks` if all devices are `cpu`, else to themselves."""
     on_cpu = {*devices} == {"cpu"}
     return {of_gpus: of_ranks if on_cpu else of_gpus for of_gpus, of_ranks in _ON_CPU.items()}
 
@@ -121,7 +121,7 @@ def level_text(level: Scaling) -> str:
 def text_table(
     rows: Sequence[Mapping[str, Cell]], columns: int | None = None, first: Sequence[str] = ()
 ) -> str:
-    """Return rows of cells as a text table; `screen.table` explains the options."""
+    """Return rows of cells as a text table; `columns` and `first` are passed to `screen.table`."""
     texts = [[cell.line for cell in row.values()] for row in rows]
     return table([*rows[0]], texts, columns, first)
 

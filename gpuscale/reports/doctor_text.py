@@ -170,7 +170,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """Return a counter's current value as text; None if unknown, or if another line includes it."""
+    """Format a counter's current value; return None if it is unknown or part of another line."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None

@@ -42,7 +42,7 @@ class SweepView:
     evidence: Mapping[str, str]
     """Causes found on sick and unclear nodes by comparison with healthy ones, keyed by node."""
     exclude: str
-    """The sick nodes, in the format of `--exclude`."""
+    """Sick nodes in the format of Slurm's `--exclude`, `nid[0102,0417]`; empty if none is sick."""
     clock_errors_s: Mapping[str, float]
     """Seconds by which a node's clock is ahead of the clock of the sweep; negative if behind."""
 
@@ -56,7 +56,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Counts of sick, else unclear, else healthy nodes: `2 of 64 nodes; 1 not measured (…)`."""
+        """Number of sick nodes (of unclear or healthy ones if none is sick): `2 of 64 nodes; …`."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -106,7 +106,7 @@ def speed_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Compare sick and unclear nodes with healthy ones; return the first two findings on each."""
+    """Compare sick and unclear nodes with healthy ones; return up to two findings by node."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
@@ -132,7 +132,7 @@ def _runs_of(results: Results, row: FleetRow) -> tuple[Run, ...]:
 
 
 def _text(view: SweepView) -> str:
-    """Return the sick nodes, the unclear nodes and the nodes not measured, as lines of text."""
+    """Return the verdict, the nodes that are sick, unclear or not measured, and clock errors."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK

@@ -32,7 +32,7 @@ _MOST_NIGHTS = FEWEST_NIGHTS + 1
 
 
 def render(history: History, screen: Screen) -> str:
-    """Return the table of rows, then the changes, the latest first, without a final line break."""
+    """Return the history as text, the latest changes first, without a final line break."""
     return "\n".join(_lines(history, screen))
 
 
@@ -127,7 +127,7 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the verdict and a text on the rows concerned; None without enough nightly runs."""
+    """Return the verdict and a text on the rows concerned; None if all rows have too few nights."""
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate(history)
     if all(row.nights_missing for row in rows):
@@ -183,7 +183,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _is_weak(row: RowHistory) -> bool:
-    """Return True if nights differ so much that only a large lasting loss would be seen."""
+    """True if nights vary so much that only a large lasting loss could be detected."""
     return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
 
 
@@ -250,7 +250,7 @@ def _last_nights(history: History) -> list[dict[str, Cell]]:
 
 
 def _no_change_text(history: History) -> str:
-    """Say why a history has no events: nothing changed, or too few nightly runs to tell."""
+    """Explain why a history has no events: no change, too few nightly runs or too much noise."""
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
     if any(map(_is_weak, history.rows)):

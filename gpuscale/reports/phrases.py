@@ -152,7 +152,7 @@ def row_texts(rows: Iterable[tuple[str, int]], device: str, most: int | None = N
 def times_text(runs: Iterable[Run], otherwise: str) -> str:
     """Return when the first and the last run began, `2026-11-20 02:10 to 02:31` (UTC).
 
-    `otherwise` is the moment to return if the runs have no times.
+    If no run has a start time, return the ISO timestamp `otherwise`, shortened to minutes.
     """
     starts_s = sorted(run.started_at_s for run in runs if run.started_at_s is not None)
     if not starts_s:
@@ -199,19 +199,19 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number; for None, return the sign that stands for an unknown value."""
+    """Format a number; return `–`, the sign for an unknown value, for None."""
     return UNKNOWN if value is None else form(value)
 
 
 def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.2f}".format) -> str:
-    """Format an estimate with its interval, `1.86 [1.80, 1.93]`; without one, only its value."""
+    """Format an estimate, `1.86 [1.80, 1.93]`, or its value if it has no interval; `–` for None."""
     if estimate is None:
         return UNKNOWN
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
 
 
 def spread_text(estimate: Estimate, form: Callable[[float], str]) -> str:
-    """Format an interval as half its width, `±2.1 %`, or by its bounds if it is wide."""
+    """Format an interval, `±2.1 %`, or its bounds if it is wide; empty without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     half = (estimate.high - estimate.low) / 2 / estimate.value
@@ -271,7 +271,7 @@ def change_text(change: Estimate) -> str:
 
 
 def percent_text(fraction: float, more: int = 0) -> str:
-    """Format a change with its sign, `−9.1 %`, or an increase of more than tenfold as `×1000`."""
+    """Format a change, `−9.1 %`, or as a factor above +1000 %, `×12.0`; `more` adds digits."""
     if fraction > 10:
         return f"×{significant(1 + fraction, 3 + more)}"
     return format_percent(fraction, signed=True, decimals=1 + more)
@@ -283,7 +283,7 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Sort verdicts by severity: losses first, then rows not shown to be fine, then passes."""
+    """Sort verdicts by severity: losses first, then neither losses nor passes, then passes."""
     return sorted(verdicts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
 
 

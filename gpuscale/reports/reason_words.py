@@ -1,4 +1,4 @@
-"""Sentences for reasons and notes, and the format of each fact in them."""
+"""Sentences for the reasons of verdicts and for notes, and the format of each fact in them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -71,7 +71,7 @@ class Words(NamedTuple):
     needs_baseline: bool = False
     """True if only more baseline runs, not more current runs, can settle the verdict."""
     beyond_table: str | None = None
-    """Text below a table with the row's numbers, instead of `sentence`; None: use `sentence`."""
+    """Text to show below a table that has the row's numbers; if None, `sentence` is shown."""
     caution: str | None = None
     """Next step (may be empty) if the note casts doubt on all verdicts; None for other notes."""
     caution_is_first: bool = False
@@ -417,7 +417,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, device: str) -> str:
-    """Return a sentence template, filled in with the formatted facts of the statement."""
+    """Fill in a sentence template with the formatted facts of the statement."""
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)

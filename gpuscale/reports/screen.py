@@ -23,17 +23,17 @@ _RESET, _BOLD = "\033[0m", "\033[1m"
 _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
 _BAR_CELLS, _SHORTEST_BAR = 20, 4
 _REFRESH_S = 0.2
-# Characters that may take two columns or none; gpuscale's own texts have none of them.
+# Characters that may be two columns wide or zero; gpuscale's own texts contain no such characters.
 _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _LABEL = re.compile(r"\S.*? {2,}")
-# The space before a unit, and the spaces in `− communication 0.09`.
+# Spaces where a line must not break: before a unit, and in terms such as `− communication 0.09`.
 _UNBROKEN = re.compile(
     r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|CPU|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
     r"|(?<=[a-z]) (?=\d\.\d\d\b)"
 )
 _ERASE_LINE = "\r\033[K"
-# The cursor stays after the present content of the line and returns there after each text, so that
-# nothing is left behind when the screen scrolls; a text never runs into a second line.
+# The cursor returns to the end of the line's existing content after each drawing, so that scrolling
+# leaves nothing behind. Automatic wrapping is off, so a text never continues on a second line.
 _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
@@ -48,7 +48,7 @@ class Screen:
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
         """Detect the width and colour support of a stream; NO_COLOR disables colour."""
-        # no-color.org
+        # See no-color.org.
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         columns = max(columns_of(stream), _NARROWEST)
         return cls(columns=columns, colour=stream.isatty() and not plain)
@@ -95,7 +95,7 @@ def padded(text: str, width: int, side: str = "<") -> str:
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
     """Wrap each line to a width in columns.
 
-    A text of several lines is a table that already fits, so it is returned unchanged.
+    An item that contains line breaks is a table that already fits, so it is yielded unchanged.
     """
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
@@ -132,11 +132,11 @@ def table(
     *,
     left: Collection[str] = (),
 ) -> str:
-    """Return one table if it fits into `columns`, or several narrower ones.
+    """Return a text table, divided into several narrower ones if it is wider than `columns`.
 
-    The first two headers identify a row, so each of the tables begins with them. `first` names the
-    headers that come next in narrow tables, `left` those aligned to the left, as the first header
-    always is. A header may be wrapped, a cell may not.
+    The first two headers identify a row, so each table begins with them. `first` names the headers
+    that come next if the table is divided, `left` those that are left-aligned like the first
+    header. Headers may be wrapped, cells may not.
     """
     aligned_left = {headers[0], *left}
     texts = [*zip(headers, *rows, strict=True)]
@@ -162,7 +162,7 @@ def table(
 def _drawn(
     columns: Sequence[Sequence[str]], widths: Mapping[str, int], aligned_left: Collection[str]
 ) -> str:
-    """Draw a table from columns that each begin with their header, which may be wrapped."""
+    """Draw a table from columns, each a header followed by its cells; long headers are wrapped."""
     heads = {name: textwrap.wrap(name, widths[name]) for name, *_ in columns}
     height = max(map(len, heads.values()))
     drawn = []

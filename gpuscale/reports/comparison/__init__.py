@@ -1,4 +1,4 @@
-"""The content of a comparison, ordered and in words, for all report formats."""
+"""Content of a comparison report, ordered and put into words, for all report formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +118,7 @@ def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
 
     Rows with the same finding, causes and lost metrics share an explanation, whose numbers are
     those of the row with the most devices. A next step is omitted if it repeats an earlier one or
-    `next_step`, that of the headline; if there is one, the first explanation has none.
+    the headline's, `next_step`; if the headline has one, the first explanation shows none.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
@@ -152,8 +152,8 @@ def _likeness(row: Row) -> object:
     """Return a key for grouping rows that differ only in their numbers."""
     entry = row.entry
     parts = [*parts_of(entry.reason)]
-    # Efficiency is undefined on one GPU, so a sentence on it must not represent such a row. The
-    # reason may mention other numbers of GPUs, irrelevant if a single GPU is slower.
+    # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on
+    # one GPU. If each GPU is slower, details of the reason must not separate the rows.
     of_speedup = any(QuantityName.EFFICIENCY in part.facts.values() for part in parts)
     what = (*(part.code for part in parts), of_speedup)
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:

@@ -159,8 +159,8 @@ def junit(view: View) -> str:
     """Return a JUnit report with a test case for each row, as GitLab, Jenkins and others show it.
 
     It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
-    (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure, a
-    row not shown to be fine an error, and so is a comparison without rows: the report is green only
+    (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure;
+    rows not shown to be fine and a comparison without rows are errors. So the report is green only
     if the exit code is 0.
     """
     cases = [_case(row) for row in view.ranked]

@@ -44,7 +44,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     device = device_of(comparison.entries)
     name = listed(before.files) or comparison.baseline_name
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
-    # `WORDS` lists the most serious ones first.
+    # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
     shared = _sharing(rows)
     lines = (
@@ -129,7 +129,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Return why rows do not pass: the reason that all share, or short reasons with counts."""
+    """Explain why rows do not pass, by one shared reason or by short reasons with row counts."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -141,7 +141,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the first line if all rows pass, with any gains and the loss that can be ruled out."""
+    """Return the verdict and its text if all rows pass: gains, and the loss that is ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains: dict[str, list[float]] = {}
     for row in rows:

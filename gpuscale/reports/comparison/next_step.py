@@ -1,4 +1,4 @@
-"""The advice of a comparison: what to do next, after a loss, a doubt or too few runs."""
+"""The next step that a comparison recommends after a loss, a doubt or too few runs."""
 
 import shlex
 from collections.abc import Container, Sequence
@@ -21,7 +21,7 @@ _MORE_BEFORE = {
 def next_step_of(
     comparison: Comparison, rows: Sequence[Row], shared: Sequence[Row], *, is_changed: bool
 ) -> str:
-    """Return what to do next: a note's caution, the first cause's next step or a row's remedy.
+    """Return what to do next, from a note, the first cause or a row; empty if nothing is needed.
 
     The rows must be ranked, the worst first; those in `shared` have the same first cause.
     """

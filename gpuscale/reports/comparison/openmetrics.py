@@ -70,7 +70,7 @@ def openmetrics(view: View) -> str:
 
 def _lines(view: View) -> Iterator[str]:
     comparison = view.comparison
-    # Injected faults are not a state of the cluster, so they get series of their own.
+    # Injected faults are not a state of the cluster, so a label separates their time series.
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
     measured = scaling_points([run for result in view.results for run in result.runs])
@@ -139,7 +139,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the lines for a metric, then those for its bounds, which are metrics of their own."""
+    """Yield the lines of a metric, then those of the bounds, which are separate metrics."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

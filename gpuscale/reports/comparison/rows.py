@@ -1,4 +1,4 @@
-"""The rows of a comparison in words."""
+"""Rows of a comparison, formatted for reports: names, reasons, numbers and causes."""
 
 import math
 from collections import Counter, defaultdict
@@ -85,7 +85,7 @@ class Row:
     short_reason: str
     """Cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None
-    """Change on which the verdict rests."""
+    """Relative change on which the verdict rests; None if unknown."""
     moved: Cell
     """Change with its interval, `E −7.6 %` (E: efficiency); for a metric, also both values."""
     numbers: Mapping[str, Pair]
@@ -120,7 +120,7 @@ def _row(
     entry: EntryVerdict, name: str, runs: Sequence[Run], columns: Mapping[str, Column[Any]]
 ) -> Row:
     devices = phrases.devices_text(entry.device, entry.key.gpus)
-    # None if time or speedup decided.
+    # None if the step time or the speedup decided the verdict.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     moved = Cell("") if decided is None else _metric_cell(decided)
     if decided is None and entry.change is not None:
@@ -184,7 +184,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """State the loss that a verdict of `ok` allows, as text; empty for the default tolerance."""
+    """State the loss that the verdict `ok` allows; empty if it is within the default tolerance."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -223,7 +223,7 @@ def finding_of(entry: EntryVerdict) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Return a phrase for rows: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if these are all."""
+    """Name rows: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if they are all those in `among`."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)

@@ -140,7 +140,7 @@ def markdown(view: View) -> str:
 
 
 def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table of the first rows, and a line that counts those left out."""
+    """Yield a table of the first rows, then a line with the number of rows left out, if any."""
     if rows:
         names = rows[0].numbers.keys()
         rules = "|---|--:" + "|---" * (len(names) + 3) + "|"
@@ -152,7 +152,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _first(texts: Sequence[str], most: int, rest: str) -> Sequence[str]:
-    """Return the first texts, and a line that counts those left out."""
+    """Return the first `most` texts, and a line that counts those left out, if any."""
     left = len(texts) - most
     return texts if left <= 0 else [*texts[:most], f"… {counted(left, rest)}, left out here"]
 

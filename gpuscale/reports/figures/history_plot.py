@@ -33,7 +33,7 @@ _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """Draw each row's nightly throughput; rows with a change of level come first."""
+    """Draw each row's nightly throughput, rows with level changes first; None without rows."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -101,7 +101,7 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
         ("night", _COLOR, [index for index in row.nights if index not in row.outlying]),
         ("outlying night", SURFACE, row.outlying),
     ):
-        # An empty line would take the corner of the figure and narrow the rest.
+        # A line without points would extend to the figure's corner and narrow the rest.
         if nights:
             axes.plot(
                 nights,
@@ -121,7 +121,7 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
 
 
 def _shown(point: PointKey, cost: float) -> float:
-    """Return a cost as samples/s, or as a value of the metric that is judged instead."""
+    """Convert a cost, such as a step time, to samples/s or the metric that is judged instead."""
     level = level_of(point, Estimate(value=cost))
     shown = level.value or level.samples_per_s
     assert shown is not None, "a level has one of the two"

@@ -96,7 +96,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure with a title."""
+    """A finished figure, its title, and the items that did not fit."""
 
     figure: Figure
     title: str
@@ -105,9 +105,9 @@ class Picture:
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """Return a style for each training variant, until the styles run out.
+    """Return a style for each key of `strategies`, a variant's name, until the styles run out.
 
-    The alphabetically first variant of a strategy gets the strategy's own style.
+    The values are strategies; the alphabetically first variant of each gets its style in `STYLES`.
     """
     styles: dict[str, Style] = {}
     for way, strategy in sorted(strategies.items()):
@@ -163,7 +163,7 @@ def drawn(
         labelled = {label: each for both in found for each, label in zip(*both, strict=True)}
         longest = max(map(len, labelled), default=0)
         column_in = _LEGEND_MARK_IN + longest / _LEGEND_CHARACTERS_PER_IN
-        # As few columns as the lines need: then a curve and its baseline are in one column.
+        # The fewest columns that keep the number of lines: a curve and its baseline share a column.
         lines = math.ceil(len(labelled) / max(1, int(width_in / column_in)))
         figure.legend(
             labelled.values(),
@@ -206,12 +206,12 @@ def _element(picture: Picture, *, background: str) -> str:
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         picture.figure.savefig(written, format="svg", facecolor=background, metadata=metadata)
     text = written.getvalue()
-    # Ids of groups are the same in every figure, and nothing refers to them.
+    # Matplotlib gives groups the same IDs in every figure, and nothing refers to them.
     used = {*re.findall(r'(?:href="|url\()#([^")]+)', text)}
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
-    # Nobody sees less than a hundredth of a point.
+    # Differences of less than a hundredth of a point are invisible.
     text = re.sub(r"(\.\d\d)\d{4}\b", r"\1", re.sub(r"\n\s+", "\n", text))
-    # In a page such a rule would apply to the whole page.
+    # Embedded in a page, the style rule would apply to the whole page.
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = text.replace(f"'{_FONT}'", "sans-serif")
     opening, _, content = text[text.index("<svg") :].strip().partition(">")

@@ -100,7 +100,7 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
         return [*before.values(), *published.values()]
     found: list[_Curve] = []
     for configuration, curve in measured.items():
-        # Configurations with the same label share a publication, which is drawn once.
+        # Configurations with the same label share the published figures, which are drawn once.
         beside = (before.get(configuration), published.pop(configuration.label, None))
         found += [curve, *(replace(each, way=curve.way) for each in beside if each is not None)]
     return found
@@ -160,7 +160,7 @@ def _draw(
         return
     label = "throughput (samples/s)" if quantity == "throughput" else "speedup"
     if quantity == "time":
-        # The time of a job is not that of an epoch.
+        # Times of different scope, such as an epoch and a job, must not share an axis.
         known = [curve for curve in known if curve.timed == known[0].timed]
         label = f"{known[0].timed} (s)"
     for place, curve in enumerate(known):
@@ -191,7 +191,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
-    """Draw a line through the values, with intervals; only markers of current runs are filled."""
+    """Draw a curve with intervals, its x values multiplied by `beside`; fill current markers."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [

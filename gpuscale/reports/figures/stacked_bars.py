@@ -52,7 +52,7 @@ class _Bar(NamedTuple):
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
-    """Draw the efficiency budget of each row on several GPUs."""
+    """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
     # If there is not room for all bars, those that lost most are shown.
     worst = sorted(budgets, key=lambda each: each.efficiency)[:MOST_BARS]
@@ -75,7 +75,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
-    """Draw the phases of an average step in each row; each case has its own axis."""
+    """Draw the phases of an average step in each row, one axis per case; None without phases."""
     steps = typical_steps(measurements.runs)
     longest_s = max((step.time_s for step in steps.values()), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
@@ -109,7 +109,7 @@ def _picture(
     """Draw bars, with one axis for each case; return None without bars."""
     if not bars:
         return None
-    # The bar with most parts has them in the order in which all are stacked.
+    # The bar with the most parts determines the order in which the parts of all bars are stacked.
     fullest = sorted(bars, key=lambda bar: -len(bar.parts))
     parts = [*dict.fromkeys(name for bar in fullest for name in bar.parts)]
     facets = [[*facet] for _, facet in groupby(bars, key=lambda bar: bar.case)]
@@ -156,7 +156,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         for at, width in enumerate(widths):
             (gains if width < 0 else losses)[at] += width
     for place, bar in enumerate(bars):
-        # A long label must not narrow the bars, since nothing stands next to it.
+        # There is free space next to the label, so a long one must not narrow the bars.
         axes.annotate(
             bar.label,
             (0.0, place - _BAR_HEIGHT / 2),
@@ -168,6 +168,6 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    # Leaves room for the first label.
+    # Leave room for the first label.
     axes.set_ylim(len(bars) - 1 + _BAR_HEIGHT, _BAR_HEIGHT / 2 - 1)
     axes.margins(x=0.02)

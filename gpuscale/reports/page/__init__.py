@@ -1,4 +1,4 @@
-"""The content of a page (sections with figures, tables and notes), its rendering, and the index."""
+"""HTML pages: their sections, tables and notes, rendering, and the index of nightly runs."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Data for a page; attributes are None for data that were not given."""
+    """Data for a report page; an attribute is None if its data were not given."""
 
     results: Sequence[Results]
     baseline: Baseline | None = None
@@ -108,7 +108,7 @@ def readable(text: str) -> str:
 def rendered(sections: Sequence[Section], **values: Any) -> str:
     """Return the HTML of a page with these sections and template values; all text is escaped."""
     require_packages("a page", ("jinja2",))
-    # Imported here, since not every importer of this module renders a page.
+    # Imported here, since modules that only use the classes above need no Jinja2.
     import jinja2
 
     environment = jinja2.Environment(
@@ -147,7 +147,7 @@ def write_index(folder: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
-    """Yield the rows of the table, the latest nightly run first."""
+    """Yield the rows of the index, the latest nightly run first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     unknown = NightRecord(night="no record: it still runs, or was ended")
     records = {night: read_night(night) or unknown for night in nights}

@@ -85,7 +85,7 @@ def _strip(nodes: Iterable[tuple[NodeVerdict, Estimate]]) -> str:
 
 
 def _grid(nodes: Sequence[NodeVerdict]) -> str:
-    """Draw the speed of each node in a grid; names that differ in the last digit share a row."""
+    """Draw each node's speed in a grid; names that differ only in the last digit share a row."""
     places = {node.node: len(node.node) - node.node[-1].isdigit() for node in nodes}
     rows = sorted({name[:at] for name, at in places.items()})
     left = _CHARACTER * (2 + max(map(len, rows)))
@@ -95,7 +95,7 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
         row, digit = node.node[: places[node.node]], node.node[places[node.node] :]
         speed = "–"
         if node.speed is not None:
-            # Two digits and a decimal would touch the next column.
+            # Two digits and a decimal are too wide for the column.
             decimals = 1 if abs(node.speed.value) < 0.0995 else 0
             speed = format_percent(node.speed.value, signed=True, decimals=decimals)[:-2]
         at = left + _CELL * int(digit or 0), _LINE * (2 + rows.index(row))

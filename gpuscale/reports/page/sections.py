@@ -38,7 +38,7 @@ from gpuscale.reports.show import failures, scaling_cells, table_notes
 
 
 def causes(subject: Subject) -> Section | None:
-    """Return the section that explains the verdicts, the worst first."""
+    """Return the section that explains the verdicts, the worst first; None if it is empty."""
     view = subject.view
     if view is None:
         return None
@@ -59,14 +59,14 @@ def causes(subject: Subject) -> Section | None:
 
 
 def rows(subject: Subject) -> Section | None:
-    """Return the section with all rows and their absolute numbers."""
+    """Return the section with all rows and their absolute numbers; None without rows."""
     if subject.view is not None and subject.view.rows:
         return _compared(subject.view)
     return _measured(subject.runs) if subject.runs else None
 
 
 def place_text(results: Results) -> str:
-    """Say where and when results were measured: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
+    """Return the place and time of results: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
     where, began = results.environment, datetime.fromisoformat(results.created_at)
     job = f"job {where.job_id}" if where.job_id else ""
     facts = where.host, where.hardware_label, f"{began:%Y-%m-%d %H:%M}", job
@@ -74,7 +74,7 @@ def place_text(results: Results) -> str:
 
 
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """Return the headline of a page without a verdict."""
+    """Return the headline of a page without a verdict, as pairs of a label and a text."""
     points = scaling_points(subject.runs)
     rows = phrases.counted(len(points), "row")
     measured = sum(point.valid_runs > 0 for point in points)
@@ -169,7 +169,7 @@ def _facts(
     jobs: Sequence[str | None],
     environments: Sequence[Environment],
 ) -> dict[str, str]:
-    """Return where, when and with what one side was measured; unknown facts are empty."""
+    """Return facts on one side's machine, software and time, keyed by label; empty if unknown."""
     variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
     values: dict[str, Iterable[object]] = {
         "machine": [machine],
@@ -197,7 +197,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
 
 
 def nights(subject: Subject) -> Section | None:
-    """Return the section on each row's latest nightly result and all changes, latest first."""
+    """Return the section on nightly runs, latest changes first; None without a history."""
     history = subject.history
     if history is None:
         return None

@@ -22,7 +22,7 @@ _MOST_LINES = 8
 
 
 def budget(subject: Subject) -> Section | None:
-    """Return the section on the efficiency budget."""
+    """Return the section on the efficiency budget; None if no row has one."""
     found = [each for each in efficiency_budgets(subject.runs) if each.parts]
     if not found:
         return None
@@ -40,7 +40,7 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 
 def phases(subject: Subject) -> Section | None:
-    """Return the section on the phases of a step in each row."""
+    """Return the section on the phases of a step in each row; None if none were recorded."""
     steps = typical_steps(subject.runs)
     if not steps:
         return None

@@ -130,7 +130,7 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
 def scaling_table(
     points: Sequence[ScalingPoint], *, columns: int | None = None, steps: int | None = None
 ) -> str:
-    """Return the table of measured points as text."""
+    """Return the points as a text table, divided if it is wider than `columns` (None: never)."""
     rows = scaling_cells(points, steps)
     whole = text_table(rows)
     if columns is None or max(map(width_of, whole.splitlines())) <= columns:
@@ -192,7 +192,7 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """Return the cells of each point, keyed by header; cells in `further` take precedence."""
+    """Return each point's cells, keyed by header; `further` holds cells that take precedence."""
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)
     rows = []

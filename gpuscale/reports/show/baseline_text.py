@@ -72,7 +72,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     by_software: dict[str, list[str]] = {}
     for allocation, environment in baseline.environments.items():
         host = environment.host
-        # Without a scheduler an allocation is named by its host already.
+        # Without a scheduler, the allocation's name already contains the host.
         named = host is None or host in allocation
         place = allocation if named else f"{allocation} on {host}"
         by_software.setdefault(phrases.software_text(environment), []).append(place)

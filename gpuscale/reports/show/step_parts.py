@@ -68,7 +68,7 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def budget_legend(
     budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
 ) -> Iterator[str]:
-    """Yield explanations of the parts of the budgets."""
+    """Yield explanations of the parts; `phases_have` begins a clause: `show --phases has`."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -149,7 +149,6 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
     if not steps:
         yield "no phases were recorded"
         return
-    # Narrow tables omit the sum: notes name rows whose sum is not the whole.
     yield text_table(phase_cells(steps), columns)
     yield ""
     yield from fitted(phase_notes(steps), columns)
@@ -185,7 +184,7 @@ def phase_notes(
 ) -> Iterator[str]:
     """Yield the meaning of the columns, and the rows whose phases are incomplete.
 
-    `judged` names the step time on which verdicts are based, in words that the reader knows.
+    `judged` is the phrase that refers to the step time on which verdicts are based.
     """
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
