@@ -18,11 +18,11 @@ class Lsf(Scheduler):
     directive = "#BSUB"
     script_ending = "lsf"
     submit_command = ("bsub",)
-    # bsub reads #BSUB lines only of a script that comes by standard input.
+    # bsub parses #BSUB lines only in a script that it reads from standard input.
     takes_stdin = True
     job_number = re.compile(r"Job <(\d+)>")
     cancel_program = "bkill"
-    # bjobs may be set up to end with the exit code of a job that has ended.
+    # Sites can configure bjobs to exit with the exit code of the job.
     tells_by_failing = True
     job_variable = "LSB_JOBID"
     folder_variable = "LS_SUBCWD"
@@ -30,7 +30,7 @@ class Lsf(Scheduler):
     default_gpu_option = '-gpu "num={gpus}:j_exclusive=yes"'
     launcher = "mpirun"
 
-    # A login shell: elsewhere `module` is not defined.
+    # A login shell, because other shells do not define `module`.
     options = (
         "-L /bin/bash",
         "-J {job_name}",
@@ -47,7 +47,7 @@ class Lsf(Scheduler):
     questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        # Each is followed by the number of its slots.
+        # The variable lists host names, each followed by the number of slots on that host.
         return tuple(dict.fromkeys(environment.get(self.nodes_variable, "").split()[::2]))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:

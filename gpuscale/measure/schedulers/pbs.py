@@ -7,10 +7,10 @@ from gpuscale.measure.schedulers.scheduler import UNKNOWN, Demand, Ending, JobSt
 
 _ENDINGS = {
     -29: Ending.TIME_UP,
-    # A node's daemon began anew, could not be reached, or memory ran out.
+    # A node's daemon restarted or could not be reached, or memory ran out.
     **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
 }
-"""Reasons why a job has ended, keyed by PBS's own exit codes."""
+"""Reasons why a job has ended, keyed by the negative exit codes that PBS itself assigns."""
 _KILLED = 256
 """If a signal kills a job's shell, PBS reports this plus the signal number as the exit code."""
 
@@ -23,7 +23,7 @@ class Pbs(Scheduler):
     directive = "#PBS"
     script_ending = "pbs"
     submit_command = ("qsub",)
-    # The server's name follows, as in PBS_JOBID.
+    # The number includes the server's name, as in PBS_JOBID.
     job_number = re.compile(r"^(\d+(?:\.\S+)?)\s*$", re.MULTILINE)
     cancel_program = "qdel"
     job_variable = "PBS_JOBID"
@@ -42,17 +42,17 @@ class Pbs(Scheduler):
         "-l walltime={time_limit}",
         "-r n",
         "-j oe",
-        # Written in place, not copied there after the job's end.
+        # Write the log in its final folder, rather than copying it there when the job has ended.
         "-k doe",
     )
     variables_option = "-v"
-    # PBS puts no number into a name that one chooses.
+    # This is PBS's default name, since PBS inserts the job number into no other.
     log_name = "{job_name}.o{job}"
-    # A server that keeps no history refuses -x.
+    # A server without job history rejects -x.
     questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        # One core for each GPU if the number is unknown: PBS would give one in all.
+        # If the number of cores is unknown, request one per GPU; PBS's default is one in all.
         cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
         return {
             "chunk": f"ncpus={cores}:{gpus}" if gpus else f"ncpus={cores}",

@@ -37,7 +37,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStarter(Protocol):
-    """A program that starts a command several times on the hosts of a job."""
+    """Interface to a program that starts the ranks or keepers on the hosts of a job."""
 
     name: ClassVar[str]
     """Name of the program in gpuscale's options and results."""
@@ -113,7 +113,7 @@ def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str
     first = 0 if request.launch == "once" else request.index - 1
     placement = place(request.processes, hosts, slots=slots, first=first)
     if request.launch == "once" or is_map(request.cpu_bind):
-        # All cores, which processes of the command may share, and a map chooses from.
+        # Processes of a command share all cores of a node, and a CPU map selects among them.
         return placement
     oversubscribed = placement.ranks_per_host * cores_per_rank > cores
     return replace(

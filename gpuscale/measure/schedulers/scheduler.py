@@ -71,7 +71,7 @@ class JobState:
     remark: str | None = None
     """Explanation if something other than the job itself caused the end."""
     is_final: bool = True
-    """False if the scheduler may tell of another end once its accounting is complete."""
+    """False if the scheduler may report a different ending once its accounting is complete."""
 
 
 UNKNOWN = JobState("unknown")
@@ -85,7 +85,7 @@ class Scheduler(ABC):
     directive: ClassVar[str]
     """Prefix of lines with options in a job script, such as `#SBATCH`."""
     options: ClassVar[tuple[str, ...]]
-    """Job options, in order, with `{…}` for values; an option with an unknown value is left out."""
+    """Job options with `{…}` placeholders; an option with an unknown value is left out."""
     script_ending: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
     takes_stdin: ClassVar[bool] = False
@@ -163,7 +163,7 @@ class Scheduler(ABC):
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> str:
-        """Submit a script, passing on `GPUSCALE_…` environment variables; return the job number."""
+        """Submit a job with `GPUSCALE_…` variables; return its number or raise SchedulerError."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command, *options]
@@ -190,7 +190,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """Return the number of the submitted job, as found in the output of the submit command."""
+        """Return the job number in the submit command's output; raise SchedulerError if none."""
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(
@@ -203,7 +203,7 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """Return a command's output; None if the command failed.
+    """Return a command's output; None if the command failed, is missing or did not answer in time.
 
     With `or_failed`, also return the output of a failed command, including standard error.
     """

@@ -10,7 +10,7 @@ _RAN = frozenset({"15", _TIME_UP, "100"})
 """Values of `failed` in qacct's output for jobs that ran: error in the epilog, time limit, signal.
 With other non-zero values, `exit_status` is not the exit code of the job."""
 _GONE = "do not exist"
-"""Part of qstat's message for a job that has ended; if qstat fails otherwise, the job may run."""
+"""Part of qstat's message for an ended job; after another error, the job may still be running."""
 
 
 class Sge(Scheduler):
@@ -26,7 +26,7 @@ class Sge(Scheduler):
     job_variable = "JOB_ID"
     folder_variable = "SGE_O_WORKDIR"
     nodes_variable = "PE_HOSTFILE"
-    # Every site names its GPUs in its own way, and asks for several nodes of them in its own too.
+    # Sites define their own resource names for GPUs and parallel environments for several nodes.
     default_gpu_option = None
     launcher = None
 
@@ -52,7 +52,7 @@ class Sge(Scheduler):
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         if "job_number:" in answers[0]:
-            # qstat -j shows usage lines only of jobs that run.
+            # qstat -j shows usage lines only for running jobs.
             runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
             stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
             if stuck is not None and not runs:
@@ -64,7 +64,7 @@ class Sge(Scheduler):
         failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
         if status is None:
             return UNKNOWN
-        # Of a parallel job, the records of tasks may be written seconds before the job's own.
+        # A parallel job's tasks may have records seconds before the job itself has one.
         is_final = not re.search(r"^granted_pe\s+(?!NONE)\S", accounted, re.MULTILINE)
         if failed is None or not int(failed[1]):
             return JobState("ended", "done", int(status[1]), Ending.COMPLETED, is_final=is_final)
@@ -77,8 +77,8 @@ class Sge(Scheduler):
 def _record_of_job(accounted: str) -> str:
     """Return the job's own record from qacct's output; '' if only its tasks have ended.
 
-    Tasks that a job starts on its nodes by `qrsh -inherit`, as Open MPI does, have records of their
-    own, each written when the task ends. The job itself ends last and runs longest.
+    Tasks that a job starts with `qrsh -inherit`, as Open MPI does, have separate records, each
+    written when the task ends. The job itself ends last and runs longest.
     """
     records = re.split(r"^=+\n", accounted, flags=re.MULTILINE)
     found = (re.search(r"^ru_wallclock\s+([\d.]+)", text, re.MULTILINE) for text in records)

@@ -1,6 +1,6 @@
-"""Slurm as a batch scheduler and as a starter of processes, and the nodes of its clusters.
+"""Support for the scheduler Slurm: jobs, job steps, and the nodes of clusters.
 
-ClusterShell folds and expands names of nodes. Only sweeps need it, so it is imported where used.
+ClusterShell folds and expands node names. Only sweeps need it, so functions import it when called.
 """
 
 import os
@@ -21,9 +21,9 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""Number of seconds before the time limit at which Slurm warns a job, so that results so far can be
-compared: ending ranks on other nodes takes longer than Slurm waits before it kills the job. The
-warning may come a minute early, so jobs with limits below `_SHORTEST_WARNED_S` get no warning."""
+"""Seconds before the time limit at which Slurm warns a job, and the shortest limit with a warning.
+The warning leaves time to end ranks on other nodes and compare results, for which Slurm's own delay
+before it kills a job is too short. It may come a minute early, so short jobs get none."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 _ENDINGS = {
     "COMPLETED": Ending.COMPLETED,
@@ -31,7 +31,7 @@ _ENDINGS = {
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), Ending.TIME_UP),
     **dict.fromkeys(_LOST, Ending.RESOURCES_LOST),
 }
-# While COMPLETING its processes may still be writing to the log.
+# Processes of a COMPLETING job may still be writing to the log.
 _RUNS = (
     *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
     *("SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"),
@@ -39,8 +39,8 @@ _RUNS = (
 _OTHERS_S = 10
 """Seconds that the other tasks of a job step may continue after the first task has ended."""
 _OF_THE_JOB_SCRIPT = (
-    # srun would take these for its own options, and what the job asked for as a whole does not fit
-    # a step on some of its nodes.
+    # srun would read these as its own options, but requests of the whole job do not fit a step on
+    # some of the job's nodes.
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE"),
     *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU"),
@@ -51,7 +51,7 @@ _OF_THE_JOB_SCRIPT = (
 _BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
 
 _OUT = ("down", "drain", "fail", "error", "inval", "maint", "boot_fail", "no_resp")
-"""Prefixes of the states that Slurm reports for nodes on which no job can start."""
+"""Prefixes of the states that Slurm reports for nodes that cannot start jobs."""
 
 
 class Slurm(Scheduler, ProcessStarter):
@@ -62,7 +62,7 @@ class Slurm(Scheduler, ProcessStarter):
     directive = "#SBATCH"
     script_ending = "sbatch"
     submit_command = ("sbatch", "--parsable")
-    # Behind a semicolon comes the cluster's name.
+    # The cluster's name may follow, separated by a semicolon.
     job_number = re.compile(r"^(\d+)(?:;\S*)?\s*$", re.MULTILINE)
     cancel_program = "scancel"
     job_variable = "SLURM_JOB_ID"
@@ -77,7 +77,7 @@ class Slurm(Scheduler, ProcessStarter):
     }
     limits_cores = True
     passes_input = True
-    # Slurm's name of a node need not be the one that the node has for itself.
+    # Slurm's name for a node may differ from the node's host name.
     node_variable = "SLURMD_NODENAME"
 
     options = (
@@ -90,7 +90,7 @@ class Slurm(Scheduler, ProcessStarter):
         "--cpus-per-task={cores_per_task}",
         "{gpus}",
         "--time={time_limit}",
-        # Never started again under the same job number: each night has its own directory.
+        # A requeued job would keep its number, and with it the directory of the first attempt.
         "--no-requeue",
         "{when_a_node_fails}",
         "--signal=B:TERM@{warning_s}",
@@ -105,7 +105,7 @@ class Slurm(Scheduler, ProcessStarter):
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         warning_s = min(_WARNING_S, demand.limit_s // 10)
         return {
-            # The night goes on with the other nodes and tries once more.
+            # If a node fails, the nightly job retries once on the remaining nodes.
             "when_a_node_fails": "--no-kill" if demand.nodes > 1 else None,
             "warning_s": warning_s if demand.limit_s >= _SHORTEST_WARNED_S else None,
         }
@@ -172,12 +172,12 @@ class Slurm(Scheduler, ProcessStarter):
             *([] if cores is None else [f"--cpus-per-task={cores}"]),
             "--distribution=block",
             *([] if placement.is_bound_by_site else ["--cpu-bind=none"]),
-            # pytest may itself run in a step of this job, which would hold the resources.
+            # pytest itself may run in a step of this job, which would otherwise hold the resources.
             "--overlap",
             *(["--overcommit"] if placement.oversubscribed else []),
             "--mpi=none",
             "--export=ALL",
-            # A keeper that dies takes its ranks along; those elsewhere may still say what they saw.
+            # If a keeper dies, so do its ranks; ranks on other nodes may still report the failure.
             "--kill-on-bad-exit=0",
             f"--wait={_OTHERS_S}",
             *program,
@@ -189,7 +189,7 @@ class Slurm(Scheduler, ProcessStarter):
 
 
 def host_names(listed: str) -> tuple[str, ...]:
-    """Return the nodes in a list in Slurm's notation; empty if Slurm does not answer."""
+    """Expand a node list such as `nid[01-04]` with scontrol; empty if scontrol does not answer."""
     return tuple((answer_of(["scontrol", "show", "hostnames", listed]) or "").split())
 
 
@@ -201,7 +201,7 @@ class ClusterNode(NamedTuple):
     state: str
     """State as Slurm names it, such as `idle`, with an admin's reason if any: `drained (fan)`."""
     kind: str
-    """GPUs and cores, such as `gpu:a100:4, 64 cores`; the same text for nodes of the same kind."""
+    """GPUs and cores, such as `gpu:a100:4, 64 cores`; identical for identically equipped nodes."""
 
     @property
     def stage(self) -> Literal["idle", "busy", "out"]:
@@ -212,7 +212,7 @@ class ClusterNode(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job of this user that waits or runs."""
+    """A pending or running job of this user."""
 
     number: str
     waits: bool
@@ -221,14 +221,14 @@ class QueuedJob(NamedTuple):
 def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
     """Return the nodes of a partition, or all nodes; None if Slurm's controller does not answer."""
     only = [] if partition is None else [f"--partition={partition}"]
-    # The reason comes last, since it may contain any sign.
+    # The reason comes last, since it may contain any character.
     answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])
     if answer is None:
         return None
     nodes = []
     for name, of, state, gres, cores, reason in (x.split("|", 5) for x in answer.splitlines()):
-        # An asterisk marks a node that does not answer, or of which a controller that has just
-        # begun knows nothing yet; other signs are of power saving.
+        # An asterisk marks a node that does not respond, or whose state a restarted controller
+        # does not know yet; other symbols concern power saving.
         word = re.sub(r"[^a-z_]", "", state.lower())
         word = "down" if state.endswith("*") and word != "unknown" else word
         gpus = "" if gres == "(null)" else f"{re.sub(r'[(][^)]*[)]', '', gres)}, "
@@ -268,6 +268,6 @@ def folded(names: Iterable[str]) -> str:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     nodes = NodeSet.fromlist([*names], resolver=RESOLVER_NOGROUP)
-    # Slurm reads at most two ranges in a name, and names such as x1000c0s0b0n0 have five numbers.
+    # Slurm accepts at most two ranges per name, but names such as x1000c0s0b0n0 have five numbers.
     nodes.fold_axis = [-1]
     return str(nodes)
