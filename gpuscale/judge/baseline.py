@@ -19,7 +19,7 @@ from gpuscale.records.run import without_windows
 MINIMUM_RUNS = 3
 """Minimum number of valid runs of each entry in a baseline file."""
 TOO_WEAK = 0.2
-"""Loss above which the smallest detectable loss makes a baseline or a history too weak."""
+"""Smallest detectable loss, as a fraction, above which a baseline or a history is too weak."""
 EVERYTHING = "all"
 """Selector that chooses every proposal that can be accepted."""
 _IN_HISTORY = (
@@ -56,8 +56,8 @@ def baseline_from_results(
 ) -> Baseline:
     """Make a baseline from the valid runs in `results`, which are in the order of measurement.
 
-    The runs of one scheduler job, or of one invocation without a scheduler, form one allocation.
     `cases`, such as `mnist_cnn` or `mnist_cnn/ddp`, and `gpus` select entries; None selects all.
+    Raise UsageError if an entry has fewer than `minimum_runs` valid runs, or if hardware differs.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:
@@ -91,7 +91,7 @@ def baseline_from_results(
 
 
 def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """Return advice for an entry that has too few valid runs."""
+    """Return advice for an error message about entries with too few valid runs."""
     return (
         "give the results of all nights together, or measure as before with '--runs "
         f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "
@@ -156,7 +156,10 @@ def proposals(
 
 
 def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
-    """Return the proposals that match a selector; the selector `all` skips unacceptable ones."""
+    """Return the selected proposals; `all` skips those that cannot be accepted.
+
+    Raise UsageError if any other selector names no proposal, or one that cannot be accepted.
+    """
     chosen = []
     for selector in selectors:
         named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
@@ -259,7 +262,7 @@ def _validate_workload(entry: EntryId, runs: Sequence[Run], entries: Collection[
 
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
-    """The entry's name, with the options that distinguish it from entries of the same name."""
+    """Return the entry's name, with the options that distinguish it from entries of that name."""
     alike = (other for other in entries if other.gpus == entry.gpus)
     namesakes = [other.configuration for other in alike if other.key == entry.key]
     apart = [

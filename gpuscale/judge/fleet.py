@@ -1,12 +1,12 @@
-"""Find the sick nodes of a fleet, in which healthy nodes and GPUs differ persistently.
+"""Find sick nodes in a fleet whose healthy nodes and GPUs also differ persistently.
 
-Each GPU is compared with all of its kind, and each node (all GPUs together) with other nodes, by
-logarithms of step times without the drift of the machine. Repeated jobs do not average out the
-differences between healthy nodes, so the limit follows from their robustly estimated spread and
-their number. If there are earlier sweeps, each node is also compared with itself. A node is called
-sick only if later jobs alone show the loss again; the loss is estimated from these jobs, since the
-first job was the worst of many. More jobs are run while the verdict is open
-(docs/evidence/rates.md has the error rates).
+The log step times of each GPU, corrected for the drift of the machine, are compared with those of
+all GPUs of its kind, and those of each node (all GPUs together) with those of other nodes. Repeated
+jobs do not average out differences between healthy nodes, so the limit depends on the number of
+nodes and the robustly estimated spread between them. If there are earlier sweeps, each node is also
+compared with itself. A node is called sick only if later jobs alone show the loss again; they also
+provide the estimate of the loss, since the first job was the worst of many. More jobs are run while
+the verdict is open (error rates: docs/evidence/rates.md).
 """
 
 import math
@@ -32,7 +32,7 @@ from gpuscale.records.campaigns import (
 FEWEST_NODES = 4
 """Minimum number of nodes of one kind that is needed to judge any of them."""
 SMALLEST_LOSS = math.log(1.015)
-"""Nodes with a smaller loss (log step time) are never called sick."""
+"""Smallest loss (log step time) of a node that may be called sick."""
 _NEVER_HEALTHY = math.log(1.5)
 """Loss (log step time) in a single job above which a node is never called healthy."""
 _ERROR = 0.05
@@ -42,7 +42,7 @@ _SUSPICIOUS = 0.005
 _MOST_JOBS = 4
 """Maximum number of jobs on a node whose verdict is still open."""
 _OPEN_ERRORS = 2.0
-"""A verdict is open if the loss is within this many standard errors of the limit."""
+"""Distance of a loss from the limit, in standard errors, below which the verdict is open."""
 _CONFIRMATION_P = 0.001
 """One-sided p-value, uncorrected, that the later jobs alone must reach to confirm a loss."""
 _STATES = list(NodeState)
@@ -150,9 +150,9 @@ def judge(
 
 
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
-    """Return the finding to report for a node.
+    """Return the finding to report for a node: the largest loss among those with the worst state.
 
-    It is that of a single GPU if fewer than half of the node's rows are slow GPUs.
+    If single GPUs with this state are fewer than half of the node's rows, one of them is reported.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]
@@ -165,10 +165,7 @@ def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
 def _findings(
     now: Mapping[_Group, _Jobs], past: Iterable[Sequence[NodeVisit]]
 ) -> dict[str, list[_Finding]]:
-    """Judge every row against each reference; p-values are corrected for the number of tests.
-
-    Return the findings by node.
-    """
+    """Return each node's findings on every row and reference, corrected for multiple testing."""
     levels: dict[_Key, list[float]] = {}
     for jobs in (jobs for sweep in past for jobs in _measured(sweep).values()):
         centre = statistics.median(own[0].deviation for own in jobs.values())
@@ -206,12 +203,12 @@ def _verdict(
     against: Reference,
     before: float | None,
 ) -> NodeVerdict:
-    """Judge one row of one node against one reference; `before` is its level in earlier sweeps.
+    """Judge a node's row against one reference; `before` is the row's level in earlier sweeps.
 
     A node is sick only if all jobs together show a loss that the later jobs alone confirm.
     """
     node, row = key
-    # The job that raised suspicion was the slowest of many, so that it overstates the loss.
+    # The job that raised suspicion was the slowest of many, so it overstates the loss.
     later = jobs[1:] or jobs
     is_open, is_large = scale.is_open(jobs, p_value), scale.ratio(jobs, p_value) > 1
     is_confirmed = len(jobs) > 1 and scale.ratio(later, _CONFIRMATION_P) > 1

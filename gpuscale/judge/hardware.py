@@ -11,14 +11,14 @@ from gpuscale.records.environment import UNKNOWN_HOST, UNRECORDED
 
 _SPELLINGS = (
     (r"^\s*\d+\s*[X×]\s+", ""),
-    # A site's settings do not make a different model: `300W`, `1410 MHz`, `PCIe Gen4`.
+    # Power limit, clock and PCIe generation (`300W`, `1410 MHz`, `Gen4`) do not identify a model.
     (r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b", ""),
     (r"\bMIG\s+(\d+)G\.(\d+)GB\b", r"MIG\1X\2"),
     (r"\b(\d+)\s*(?:GB|GIB|G)\b", r"\1GB"),
     (r"\bPCI-?E\d*\b", "PCIE"),
     (r"\b(SXM|HBM)\d*\b", r"\1"),
 )
-"""Patterns of spellings in GPU names, with their replacements."""
+"""Regular expressions that unify the spelling of GPU names, each with its replacement."""
 _FORMS = frozenset({"SXM", "PCIE", "NVL"})
 _VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
 # Words that distinguish models of the same number: an RTX 3090 is not an RTX 3090 Ti.
@@ -107,7 +107,7 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
 
 
 def common_hardware(environments: Sequence[Environment]) -> Hardware:
-    """Return the hardware of all environments; raise UsageError if it differs."""
+    """Return the hardware that all environments share; raise UsageError if it differs."""
     devices = {environment.device for environment in environments}
     gpu_names = {name for environment in environments for name in environment.gpu_names}
     cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}

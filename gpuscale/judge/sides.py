@@ -39,7 +39,7 @@ class Side:
     """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
-    """Time at which the file was written (ISO 8601); reports use its UTC offset for all times."""
+    """Creation time of the (first) file (ISO 8601; its UTC offset is used in reports) or None."""
     probes: Sequence[Probe] = ()
 
     @property
@@ -58,7 +58,7 @@ class Side:
                 hosts.update(dict.fromkeys(rank.host for run in runs for rank in run.ranks))
                 starts = [run.started_at_s for run in runs if run.started_at_s is not None]
                 began[name] = min([began.get(name, float("inf")), *starts])
-        # If no run is valid, the side is known by its files alone.
+        # If no run is valid, only the side's files show where it was measured.
         ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
         known = [where for name in ordered if (where := self.by_allocation.get(name)) is not None]
         written_at = self.written_at

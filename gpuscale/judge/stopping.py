@@ -98,7 +98,7 @@ class SessionVerdict:
 class DecidedVerdict:
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
-    Past analyses are repeated from the order of the runs in the results, so a resumed session
+    Past analyses are repeated, in the order of the runs in the results, so a resumed session
     continues at the same point. Analysis k uses the first k valid runs of each row, and the failed
     runs before them. A row that is settled or confirmed stays so, unless most of its later runs
     fail. `cases`, `gpus` and `configurations` are those that the session measures; None means all.
@@ -113,7 +113,7 @@ class DecidedVerdict:
     cases: Collection[str] | None = None
     configurations: Collection[Configuration] | None = None
     _judged: tuple[int, SessionVerdict] | None = None
-    """Number of runs judged last, and the verdict on them (a cache)."""
+    """Cache of the last judgement: the number of runs that were judged, and the verdict."""
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Return the reason why a requested run is unnecessary; None if the run is needed."""
@@ -177,7 +177,7 @@ class _Session:
         self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
-        # Each run, with the first analysis that includes it, counted from 1.
+        # Each run, with the number of the first analysis that includes it.
         self._placed: list[tuple[Run, int]] = []
         for key, run in zip(point_keys(results.runs), results.runs, strict=True):
             self._placed.append((run, self._valid[key] + 1))
@@ -209,7 +209,7 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if the row and its reference on 1 GPU each have at least `runs` valid runs."""
+        """True if the row has `runs` valid runs, as has its 1-GPU reference if it can get them."""
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)
@@ -250,14 +250,14 @@ class _Session:
 
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
-    """True if more runs cannot help: other machine or workload, or nothing to compare with."""
+    """True if more runs cannot help: machine or workload differ, or the baseline lacks the row."""
     return row.obstacle is Verdict.INCOMPARABLE or (row.before is None and row.published is None)
 
 
 def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
     """Return the row to report, in which unconfirmed losses and premature passes are inconclusive.
 
-    If the verdict on all runs is the same, its numbers are reported, as by `gpuscale compare`.
+    If `of_all` (all runs) has the same verdict, its numbers are reported, as by `gpuscale compare`.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

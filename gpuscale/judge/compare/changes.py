@@ -1,4 +1,4 @@
-"""The changes that are judged: of step times, speedups and other metrics, from paired runs."""
+"""Compute the changes in step time, speedup and other metrics between both sides' runs."""
 
 import math
 from collections import defaultdict
@@ -39,22 +39,22 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Both sides of one row, with the runs on 1 GPU if both sides have them."""
+    """Both sides' samples of one row, each with the sample on 1 GPU if a speedup can be judged."""
 
     row: MatchedRow
     before: SideSample
     after: SideSample
     without_speedup: Statement | None = None
-    """Reason why the speedup cannot be judged; None if it can, or if the row is on 1 GPU."""
+    """Reason why the speedup cannot be judged; None if it can, or if the row has no speedup."""
     batches: float | None = None
     """Ratio of the baseline's global batches on n GPUs and 1 GPU; None if no speedup is judged."""
     beside: Sequence[tuple[SideSample, SideSample]] = ()
-    """Both sides' step-time ratios to further GPU counts that have the same 1-GPU reference."""
+    """Both sides' ratios of T(n) to T(m), for each other GPU count m with the same reference."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Return changes, without p-values, as if `further_runs` more runs had the same means."""
+        """Return the changes, not yet tested, as if `further_runs` more runs kept all means."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
@@ -141,7 +141,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
             same_ones[ones].append(keys)
     pairings = []
     for row, keys, ones in points:
-        # Tests of other tools often have the number of GPUs in their name, so T(1) is elsewhere.
+        # Other tools often put the number of GPUs in a test's name, so its rows have no T(1).
         is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
         is_alone |= keys[0].configuration.metric is not None and ones == (None, None)
         why = None if is_alone else _why_without_speedup(*ones)
@@ -219,7 +219,7 @@ def metric_changes(
     """
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
-    # Exposed communication is judged as a part of the baseline's step time.
+    # Exposed communication is judged as a fraction of the baseline's step time.
     before, after = sides.before.by_point, sides.after.by_point
     steps_s = {key: exponential(entry.sample.mean) for key, entry in before.items()}
     for spec in (metric for metric in METRICS_BY_NAME.values() if metric.limits is not None):
@@ -279,6 +279,6 @@ def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple
         if spec.in_points:
             found[night] = tuple(value / step_s for value in known)
         else:
-            # A counter at 0 measured nothing.
+            # A value of 0 means that nothing was measured.
             found[night] = tuple(math.log(value) for value in known if value > 0)
     return {night: values for night, values in found.items() if values}

@@ -24,7 +24,7 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs to pass despite failed runs; at least half must also be valid."""
+"""Minimum number of valid runs of a row that passes despite failures; half must also be valid."""
 _LONGEST_MESSAGE = 160
 
 
@@ -132,7 +132,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
         if then:
             rows += _measured_rows(then, now)
         elif published is not None:
-            # A publication that names no precision and no compiler is taken to have used none.
+            # Publications without such details are assumed to use fp32 and no compiler.
             plainest = sorted(now, key=_options)
             found = [(_published_differences(published, entry.point), entry) for entry in plainest]
             rows.append(_with_nearest(MatchedRow(key=key, published=published), found))
@@ -184,7 +184,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Return the row with the most similar measured entry, or with the reason why there is none."""
+    """Return the row with the most similar entry of `found`, blocked if they are not comparable."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

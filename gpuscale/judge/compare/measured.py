@@ -31,7 +31,7 @@ _MOVED_CODES = {
 
 
 _EVEN_ODDS = 0.5
-"""One-sided p-value if no change is observed (0.5); any observed loss has a smaller one."""
+"""One-sided p-value if no change is observed; the p-value of any observed loss is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +101,14 @@ def _judgement(
     decision = decide(quantities)
     verdict, decided_by = decision.verdict, decision.quantity.name
     finding: Finding | MetricSpec | None = decision.finding
-    # Slower training explains more energy, and takes precedence.
+    # Slower training also explains a higher energy use, so it takes precedence.
     worse = [metric for metric in metrics if metric.quantity.is_worse and not verdict.is_loss]
     lost = max(worse, key=lambda metric: metric.quantity.excess_loss, default=None)
     further_runs = remedy = None
     if verdict is Verdict.INCONCLUSIVE and lost is None:
         further_runs, remedy = _required_runs(pairing, rule)
         if remedy is None:
-            # If a speedup is certainly lost, the throughput has to show which end changed.
+            # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
             of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
             remedy = _lasting_spread(pairing, rule, of_speedup=of_speedup)
     reason = _reason(pairing, quantities, decision, remedy)
@@ -134,7 +134,7 @@ def _judgement(
 
 
 def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement | None]:
-    """Estimate how many more runs are needed, at the error rates of a single comparison."""
+    """Apply `verdict.required_runs` to one row, at the error rates of a single comparison."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)

@@ -47,7 +47,7 @@ def notes_of(
 
 
 def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison:
-    """Return the comparison with notes on changes in the environment and in packages."""
+    """Return the comparison with notes on the changed environment and, after a loss, packages."""
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes
@@ -208,7 +208,7 @@ def _unlikely_numbers(
 def _few_sessions(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
-    """Yield a note if there are too few sessions to distinguish a gain from their differences."""
+    """Yield a note if too few sessions were measured to tell a gain from variation between them."""
     if any(entry.verdict is Verdict.IMPROVED for entry in entries):
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
@@ -221,7 +221,7 @@ def _few_sessions(
 
 
 def _starts_of_sides(rows: Sequence[MatchedRow]) -> list[list[float]]:
-    """Return when the runs of the baseline and those of the results began, in ascending order."""
+    """Return the sorted start times (Unix, in seconds) of the baseline's and the results' runs."""
     sides = _runs_of_sides(rows)
     return [
         sorted(run.started_at_s for run in side if run.started_at_s is not None) for side in sides

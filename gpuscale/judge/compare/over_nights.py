@@ -88,7 +88,7 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """Return the comparison in which rows that recently dropped to a slower level have regressed.
+    """Return the comparison, with rows that recently dropped to a slower level marked `regressed`.
 
     The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
     it compares with may be slow already.
@@ -107,7 +107,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            # Compared with nights that are already on the lost level, the loss is tonight's own.
+            # Unless the level is new, the nights compared with share it, so this loss is tonight's.
             return replace(entry, since=since) if lost.is_new else entry
         loss = -lost.throughput.value
         facts: Facts = {"loss": loss, "since": onset}

@@ -42,7 +42,7 @@ class _Ratio:
         ]
         if self.nights is None or self.nights.variance is None:
             return difference(self.value, terms)
-        # Tonight is one more night beside the mean of the published ones, even with a single run.
+        # The results add one night to the mean of the published nights, even if from a single run.
         variance = self.nights.variance * (1 + 1 / self.nights.count)
         of_nights = Term(variance=variance, df=self.nights.df)
         return difference(self.value, [*filter(None, terms), of_nights])
@@ -75,8 +75,8 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
     """Judge one row that has a published figure and valid runs.
 
-    If the precision is the same, the throughput is judged too, since the efficiency does not show
-    a slowdown that all numbers of GPUs share.
+    The speedup is judged and, if the precision is the same, also the throughput, since a slowdown
+    that all numbers of GPUs share leaves the speedup unchanged.
     """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"

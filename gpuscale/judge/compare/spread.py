@@ -1,4 +1,4 @@
-"""Spread at three levels: windows within a run (reduced to medians), runs and allocations."""
+"""Estimate gains, with the spread between runs and between allocations (jobs or nights)."""
 
 import math
 import statistics
@@ -77,7 +77,7 @@ class SideSample:
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
     def own_estimate(self, by_allocation: bool = False) -> Difference:
-        """Estimate the judged value from this side's runs, or from its usual allocations."""
+        """Estimate `value` from this side's runs or, if `by_allocation`, its usual allocations."""
         if by_allocation:
             means = self.usual_means
             return difference(means.mean, [means.term()])
@@ -106,7 +106,7 @@ class SideSample:
         """Return the judged value's variance due to the declared deviation between allocations."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
-        # Samples from different nodes share nothing: each has the full deviation of a time.
+        # Samples from different allocations share no effect: each has the deviation of a step time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
 
 
@@ -164,10 +164,10 @@ def gain_of(
 ) -> Difference:
     """Estimate the gain of the current side over the baseline, logarithmic if the values are.
 
-    With A allocations and R runs on a side, the gain's variance is the one between allocations
-    times (1/A_baseline + 1/A_current) plus the one of runs times (1/R_baseline + 1/R_current). The
-    variance between allocations is declared or, if the baseline has enough of them, estimated with
-    the declared variance as prior. `deviation` is the declared standard deviation of the value, and
+    With A allocations and R runs on a side, the gain's variance is the variance between allocations
+    times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
+    The former is declared or, if the baseline has enough allocations, estimated with the declared
+    variance as prior. `deviation` is the declared standard deviation of the value, and
     `deviation_apart` that of each term of a ratio whose terms come from different allocations.
     """
     if estimates_allocations(baseline, current):
@@ -189,7 +189,7 @@ def _gain_over_allocations(
     means = baseline.usual_means
     of_runs = math.fsum((end.variance or 0.0) * _mean_share(end, names) for end in baseline.ends)
     declared = deviation**2
-    # The declared deviation covers the part of allocations in the residuals.
+    # If runs already contain effects of allocations, a sum would count these effects twice.
     of_one = max(declared, of_runs) if baseline.ends[0].holds_allocations else declared + of_runs
     between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
     of_allocations = Term(
@@ -206,5 +206,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(end: RunSample, names: Sequence[str]) -> float:
-    """Mean fraction of the variance between runs that remains in the mean of an allocation."""
+    """Return the mean fraction of the variance of runs that remains in an allocation's mean."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -196,7 +196,7 @@ def decide(quantities: Quantities) -> Decision:
 def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     time, reference = quantities.time, quantities.reference
     significance = time.rates.significance
-    # If 1 GPU got faster, n GPUs lost nothing relative to other numbers, whatever the night.
+    # If only 1 GPU got faster, T(n) has not risen relative to T on other numbers of GPUs.
     lost_beside = any(quantity.moved_worse(significance) for quantity in quantities.beside)
     is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
     if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):

@@ -109,7 +109,7 @@ def _only_longer_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | N
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
-    """Return the cause of a skew: slow ranks, slow clocks, or batches that arrive late."""
+    """Return the cause of a larger skew: slow ranks, slow clocks, or batches that arrive late."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
@@ -144,7 +144,7 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """Return the skew due to waiting for and copying batches, averaged over runs."""
+    """Return the seconds of skew due to waiting for and copying batches, averaged over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
@@ -156,7 +156,7 @@ def time_in_no_part(row: RowEvidence, change: PartChange) -> Cause:
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield a cause for each kind of device fault that is not yet evidence for another cause."""
     named_already = {found for cause in named for found in cause.evidence}
-    # Clocks also fall on a device that waits: then they are a consequence, not a cause.
+    # Clocks also fall while a device waits, as a consequence rather than a cause of the loss.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
     for kind in dict.fromkeys(symptom.kind for symptom in faults):
         found = [s for s in faults if s.kind is kind and s not in named_already]
@@ -180,7 +180,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before or not point.after:
-        # A baseline recorded now would contain the loss.
+        # Recording a new baseline is no remedy: it would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
         yield _open("no_phases", _look_at_links(row) if is_scaling else look_at_devices(row, hosts))
@@ -201,7 +201,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
     nodes = row.point.nodes_before, row.point.nodes_after
-    # If the parts of a step are unknown, as those of a command, communication may have lost time.
+    # If the parts of a step are unknown, as for commands, communication may have taken longer.
     connections = () if row.point.changes else _connection_changes(row)
     found = (*environment_changes(before, after, *nodes), *host_changes(*hosts), *connections)
     if found:
@@ -238,7 +238,7 @@ def look_at_loaders(row: RowEvidence) -> Remedy:
 
 
 def published_figures() -> Cause:
-    """Return the cause "unknown" for a slowdown against published figures, which have no phases."""
+    """Return a cause "not established" for a loss against published figures, which lack phases."""
     return _open("published_figures", Remedy("record_own"))
 
 

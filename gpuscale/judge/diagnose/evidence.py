@@ -1,4 +1,4 @@
-"""The evidence from which the causes of a row's loss are found, and probes that confirm them."""
+"""The evidence for the causes of a row's loss, and the probes that confirm these causes."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
 _AS_LARGE = 0.25
-"""A row on another number of GPUs has the same loss if it lost at least this fraction as much."""
+"""A loss also occurs on another number of GPUs if it is at least this fraction as large there."""
 _LEAST_LOSS = 0.02
 """Smallest relative loss of a probe's rate that confirms a cause."""
 _SIGNIFICANCE = 0.05
@@ -174,7 +174,7 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
                 usual = statistics.fmean(then[key])
                 variance += sample.variance / len(then[key])
             elif len(means) > 1:
-                # Healthy devices differ from one another by more than from themselves.
+                # Healthy devices differ more than repetitions on one device do.
                 variance += statistics.variance(means) * (1 + 1 / len(means))
                 df = len(means) - 1
             else:

@@ -21,7 +21,7 @@ SLOW_LINK = 1.5
 SLOW_COMPUTATION = 1.2
 """Slowdown above which a GPU is called slow; GPUs of one model differ by 8% (arXiv 2208.11035)."""
 _NEAR = 3.0
-"""Two sick nodes share a fault if their link is this many times faster than their other links."""
+"""Two slow nodes share a fault if their link is this many times faster than their other links."""
 _ALL_MEET = 8
 """Up to this number of nodes, every node exchanges messages with every other node."""
 _PARTNERS = 3
@@ -43,9 +43,9 @@ class NodeFinding(msgspec.Struct, frozen=True):
 
 
 def tournament(nodes: int) -> tuple[Pairs, ...]:
-    """Arrange pairs of nodes in rounds in which no node occurs twice (the circle method).
+    """Return rounds of node pairs; no node occurs twice in a round (the circle method).
 
-    Up to eight nodes, all pairs occur; beyond that, each node meets log₂ N others, near and far.
+    Up to eight nodes, all pairs occur; with N > 8 nodes, each is paired with about log₂ N others.
     """
     places = [*range(nodes), *([-1] if nodes % 2 else [])]
     table = []
@@ -90,7 +90,7 @@ def find_slow(
 
 
 def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
-    """Compare every device with the median of all devices of the other nodes."""
+    """Yield a finding for each device that is slower than the median device of the other nodes."""
     for place, probe in enumerate(probes):
         others = (*probes[:place], *probes[place + 1 :])
         usual_s = [time_s for other in others for _, time_s in _compute_s(other)]
@@ -108,13 +108,13 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
-    """Return each device of a node, and its time for a fixed amount of matrix multiplication."""
+    """Return a node's devices, each with its median seconds per FLOP in matrix multiplications."""
     found = [probe for probe in node.probes if probe.name == MATRIX]
     return [(probe.device, 1 / statistics.median(probe.rates)) for probe in found]
 
 
 def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iterator[NodeFinding]:
-    """Yield slow nodes, slow links, and groups of nodes behind a slow switch."""
+    """Yield findings of slow nodes, switches and links; of two nodes, only of a slow direction."""
     if len(nodes) == 2:
         yield from _slow_direction(nodes)
         return
@@ -123,7 +123,7 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
     sick = _nodes_of_slow_links(slow, seen)
     near = _near(sick, seen)
     while sick:
-        # Nodes that are fast among each other share what is slow.
+        # Slow nodes whose links to each other are fast share one fault, such as a switch.
         group = {min(sick)}
         while more := {*chain(*(pair for pair in near if group.intersection(pair)))} - group:
             group |= more
@@ -170,7 +170,7 @@ def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
 def _shared_switch(
     hosts: Collection[str], nodes: Sequence[NodeProbe], switches: Mapping[str, str]
 ) -> str | None:
-    """Return the name of the leaf switch that connects exactly these hosts; None without one."""
+    """Return the leaf switch, if known, that connects these hosts and no others of the job."""
     leaf_of = {node.host: switches.get(node.host.partition(".")[0]) for node in nodes}
     leaves = {leaf_of[host] for host in hosts}
     others = {leaf for host, leaf in leaf_of.items() if host not in hosts}
@@ -181,8 +181,8 @@ def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
     """Return the slowdown of each pair of nodes, relative to typical pairs.
 
     The slowdown of a pair is the largest over message sizes, directions, and two quantiles of the
-    repetitions: the fastest, and the lower third, since a flapping link is fast at its best. Fewer
-    slow repetitions than a third are ignored: a busy node delays some.
+    repetitions: the fastest, and the lower third, since a flapping link is fast at times. If fewer
+    than a third of the repetitions are slow, they are ignored, since a busy node delays some.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
     times_s: dict[object, dict[Pair, float]] = defaultdict(dict)
@@ -205,7 +205,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], seen: Collection[Pair]) -> set[
     """Return a small set of nodes, each with mostly slow links, that explains the slow links."""
     sick: set[int] = set()
     while True:
-        # Links to faulty nodes show nothing about the others.
+        # A link to a faulty node shows nothing about the node at its other end.
         left, known = (
             Counter(chain(*(pair for pair in pairs if not sick.intersection(pair))))
             for pairs in (slow, seen)
@@ -221,7 +221,7 @@ def _slow_direction(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
     sends = [[probe for probe in node.probes if probe.name == SEND] for node in nodes]
     if not all(sends):
         return
-    # Of the largest message, and of the slowest GPU.
+    # Seconds per byte, for the largest message and the slowest GPU.
     times = [max((p.message_bytes or 0, 1 / max(p.rates)) for p in each)[1] for each in sends]
     for sender, receiver in ((0, 1), (1, 0)):
         slower = times[sender] / times[receiver]

@@ -1,4 +1,4 @@
-"""Divide training steps into parts, and find out how much each part changed.
+"""Divide training steps into parts, and compute the change of each part.
 
 The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
 communication, the slowest rank's pace and a rest. The slowest rank's pace is the sum of the median
@@ -152,8 +152,8 @@ def changes_of(
     """Compute the change of each part that is known on both sides, for one number of GPUs.
 
     Changes are differences of means over runs, as in the verdict, so they add up: a part that is
-    slow in one run of three accounts for the loss of that run. From one job to the next, a part may
-    differ by the fraction `allocation_deviation`.
+    slow in one run of three accounts for the loss of that run. `allocation_deviation` is the
+    standard deviation of a part between jobs, as a fraction of the part.
     """
     if not before or not after:
         return {}

@@ -12,7 +12,7 @@ from gpuscale.records.cause import Cause, CauseKind, CountOf
 _OF_THE_SKEW = 0.5
 """A rank is a straggler in a run if it lags by at least this fraction of the skew."""
 _OF_THE_RUNS = 2 / 3
-"""A rank that lags in a smaller fraction of the runs with unusual skew may lag by chance."""
+"""Smallest fraction of the runs with unusual skew in which a straggler lags."""
 _Seat = tuple[str, tuple[str, ...], int | None]
 """Identity of a rank across runs: its host, with either its devices or its rank number."""
 
@@ -24,7 +24,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     change between runs. No ranks are given if each run has a different straggler. `usual_skew_s` is
     the skew of the baseline in seconds per step; every run must have several ranks.
     """
-    # A faulty device that takes its turn is not in every run, so runs below the mean are left out.
+    # Runs may use devices in turn, so runs with little skew may lack the faulty device.
     mean_s = statistics.fmean(step.skew_s for step in steps)
     threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]

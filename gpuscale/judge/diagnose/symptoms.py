@@ -1,4 +1,4 @@
-"""Find symptoms of GPUs and network ports, by comparison with the baseline or with similar ones."""
+"""Find abnormal counters of GPUs and ports, compared with the baseline or with similar devices."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ from gpuscale.records.ports import PORT_COUNTERS, Port
 _CLOCK_DROP = 0.03
 """Smallest relative drop in clock frequency that counts as a symptom; usual drops are smaller."""
 _REASON_SHARE = 0.1
-"""Increase in the share of samples with a clock event reason that counts as a symptom."""
+"""Smallest increase in the share of samples with a clock event reason that is a symptom."""
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
@@ -87,7 +87,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
     """Find the symptoms of each device in the results.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
-    devices of the baseline; and if these have no samples, with the other devices in the results.
+    devices of the baseline; and if it has no samples at all, with other devices in the results.
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
@@ -109,7 +109,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """Return the given devices' clock symptoms if lower clocks explain the slowdown; else empty."""
+    """Return the clock symptoms of `uuids` if they explain a slowdown `lost_s / of_s`, or none."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()
@@ -175,7 +175,7 @@ def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[Device
 
 
 _MORE = 2
-"""A counter is a symptom if it grew this many times as much as in any run of the baseline."""
+"""Smallest growth of a port counter that is a symptom, relative to the baseline's worst run."""
 _FACTS = {
     "rate_gbit_s": "runs at {:g} Gb/s, its neighbours at {:g}",
     "width": "has {} lanes, its neighbours {}",
@@ -190,7 +190,7 @@ _Ports = dict[tuple[str, str], list[Port]]
 def port_symptoms(
     nodes_before: Sequence[NodeEvidence], nodes_after: Sequence[NodeEvidence]
 ) -> Iterator[PortSymptom]:
-    """Yield symptoms of ports that are slower than in the baseline or have more errors.
+    """Yield symptoms of ports that are down, gone or slower than before, or have more errors.
 
     A port is compared with itself in the baseline, or else with ports of the same name on other
     hosts.
@@ -254,7 +254,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield a port's faults, compared with namesakes on other nodes or else ports of its node."""
+    """Yield texts on a port's faults, relative to namesakes of other nodes or else its own node."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
