@@ -1,6 +1,6 @@
-"""Immutable records that all other packages exchange; they only validate and compute.
+"""Immutable records exchanged between packages, with validation and simple computations.
 
-An unknown value is `None`, never 0. Units are in the field names. Nothing here reads files.
+An unknown value is `None`, never 0. Field names include units. Nothing here reads or writes files.
 """
 
 from gpuscale.records.baseline import (

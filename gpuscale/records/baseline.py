@@ -39,8 +39,8 @@ Timed = Literal["job", "training_loop", "epoch"]
 class ToleranceOverride(Record, frozen=True, kw_only=True):
     """Limits that replace those of `Tolerances` for some rows.
 
-    A case, strategy or number of GPUs of None matches every row, and a limit of None changes
-    nothing. If `metric` is None, the limits apply to throughput and speedup.
+    If `case`, `strategy` or `gpus` is None, any value matches; a limit of None changes nothing.
+    If `metric` is None, the limits apply to throughput and speedup.
     """
 
     case: Name | None = None
@@ -63,7 +63,7 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Values that a row and its metric must match, most important first; None matches all."""
+        """Case, strategy, GPU count and metric to match, most important first; None if unset."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
@@ -93,7 +93,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
             raise FieldError(f"overrides[{twice}]", problem)
 
     def limits(self, key: EntryKey, metric: str) -> Limits:
-        """Return the limits for one metric of one row, with all applicable overrides."""
+        """Return the limits for one metric of one row, after applying all matching overrides."""
         spec = METRICS_BY_NAME.get(metric)
         declared = self.allocation_deviation_speedup
         if metric == THROUGHPUT:
@@ -107,7 +107,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         )
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
-        """Return the fraction by which a metric of a row may be below a published figure."""
+        """Return the fraction by which a row's metric may fall short of its published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, metric, "margin", default)
 
@@ -116,7 +116,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         for override in self.overrides:
             value: float | None = getattr(override, name)
             metrics = (override.metric,) if override.metric else (THROUGHPUT, SPEEDUP)
-            # More conditions weigh more; among equally many, the earlier conditions decide.
+            # An override with more conditions wins; among equally many, earlier conditions win.
             given = [condition is not None for condition in override.conditions]
             weight = [sum(given), *given]
             pairs = zip(override.conditions, key, strict=False)
@@ -131,7 +131,7 @@ class Hardware(Record, frozen=True, kw_only=True):
 
     device: Name
     gpu_name: Name | None = None
-    """GPU name as published or as CUDA reports it; comparisons use only the model (`V100`)."""
+    """GPU name, as published or as reported by CUDA; comparisons use only the model (`V100`)."""
     gpus_per_node: Gpus | None = None
     cpu_model: Line | None = None
     system: Line | None = None
@@ -155,8 +155,8 @@ class Source(Record, frozen=True, kw_only=True):
 class PublishedFigure(Record, frozen=True, kw_only=True):
     """One published result: times of a fixed amount of training, a throughput, or a metric's value.
 
-    Exactly one of `times_s`, `samples_per_s` and `value` is given, since times include start-up and
-    validation, and a throughput does not.
+    Exactly one of `times_s`, `samples_per_s` and `value` is set. Times may include start-up and
+    validation, which a throughput excludes, so neither is computed from the other.
     """
 
     case: Name
@@ -180,7 +180,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     nights: Mapping[Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = msgspec.field(
         default_factory=dict
     )
-    """Mean result by date, in the unit of the figure; empty if the dates are unknown."""
+    """Mean result of each night by date, in the figure's unit; empty if the dates are unknown."""
     precision: Name | None = None
     """Numerical precision; None if the source does not specify it."""
     data: DataKind | None = None
@@ -211,7 +211,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return seconds per step, or the metric's cost (less is better); None for `times_s`."""
+        """Return seconds per step or the metric's cost (lower is better); None for job times."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s
@@ -224,7 +224,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
 
 
 class BaselineChange(Record, frozen=True, kw_only=True):
-    """One approved change to a baseline: the reason, and the runs that were replaced."""
+    """One approved change to a baseline: its reason, the replaced runs and the new rows."""
 
     at: Moment
     reason: Line
@@ -247,11 +247,11 @@ class Baseline(Record, frozen=True, kw_only=True):
     recorded_by: Name | None = None
     """Login name of the person who recorded the baseline."""
     gpuscale_version: Name | None = None
-    """Version of gpuscale used for the measurements; several are separated by commas."""
+    """Version of gpuscale used for the measurements; multiple versions are separated by commas."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
     environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
-    """Machine and software that the runs used, by allocation."""
+    """Machine and software of the measured runs, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""
     probes: tuple[Probe, ...] = ()

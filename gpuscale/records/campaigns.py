@@ -40,7 +40,7 @@ class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
     step_times_s: tuple[tuple[FleetRow, tuple[float, ...]], ...]
     """Step time of each valid run of each row; a row without valid runs is left out."""
     is_control: bool = False
-    """True if the node is measured repeatedly to observe the machine's drift, not on suspicion."""
+    """True if the node is remeasured to track the cluster's drift, not because it is suspect."""
 
 
 class NodeState(StrEnum):
@@ -58,11 +58,11 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     state: NodeState
     reason: NotMeasured | None = None
-    """Reason why the node was not measured; None if it was measured."""
+    """Reason why the node is not judged; None if it is judged."""
     detail: str = ""
     """Details of `reason`, from the scheduler or from the first failed run."""
     needs_job: bool = False
-    """True if another job may decide whether the node is sick."""
+    """True if one more job could settle whether the node is sick."""
     speed: Estimate | None = None
     """Speed of `row` relative to `against`, measured by the jobs after the first one if there are
     any; None if the node was not measured."""
@@ -82,13 +82,13 @@ class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the same number of steps, with and without gpuscale's measurement."""
 
     measured_s: float
-    """Seconds of training plus all of gpuscale's work between one window and the next."""
+    """Seconds for one window, including all of gpuscale's work before and during it."""
     bare_s: float
-    """Seconds in a bare training loop."""
+    """Seconds for the same steps in a bare training loop."""
 
 
 class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Overhead measurements of one rank in one run."""
+    """Overhead measured by one rank in one run."""
 
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
@@ -110,7 +110,7 @@ class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     evidence_s: float
     """Seconds per run spent collecting evidence outside of windows; median over the runs."""
     limit: float
-    """Upper limit that gpuscale promises for the ratio."""
+    """Documented upper limit of the ratio."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
     """Reason for the verdict; empty if the ratio alone determines the verdict."""
@@ -127,10 +127,10 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BisectionFinding(StrEnum):
-    """How a bisection ended."""
+    """Outcome of a bisection."""
 
     FOUND = "found"
-    """The culprits are confirmed: they alone cause the loss, and there is none without them."""
+    """The culprits are confirmed: they alone cause the loss, and undoing them removes it."""
     SUSPECTED = "suspected"
     UNDECIDED = "undecided"
     SAME = "same"
@@ -151,12 +151,12 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     loss: Estimate | None
     """Speed of the bad environment relative to the good one; None if the budget was too small."""
     culprits: tuple[tuple[int, ...], ...] = ()
-    """Indices of the culprits, in groups of changes that could not be tried separately."""
+    """Indices of the culprit changes; changes that cannot be tried separately form one group."""
     alone: Estimate | None = None
     """Speed of the good environment with only the culprits applied, relative to the good one.
 
-    Commits cannot be applied alone: for them, the speed at the culprit with the smallest loss,
-    relative to the commit before it.
+    Commits cannot be applied alone; for commits, this is the speed at the culprit with the smallest
+    loss, relative to the commit before it.
     """
     taken_back: Estimate | None = None
     """Speed of the bad environment without the culprits, relative to the good one.

@@ -54,10 +54,10 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     host: str | None
     counter: str
-    """Name of a counter, or of a value that combines several counters."""
+    """Name of a hardware counter, or of a value derived from several counters."""
     now: float
     usual: float | None = None
-    """Value to compare `now` with; None for an event, which has no usual value."""
+    """Reference value for `now`; None for an event, which has no usual value."""
     beside: Beside = Beside.BASELINE
     reason: str | None = None
     """Reason for a clock event, such as `sw_power_cap`; None for other symptoms."""
@@ -141,7 +141,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     onset: Onset | None = None
     """GPU counts with and without the loss; None if only one GPU count can be compared."""
     includes: str | None = None
-    """Strategy's communication (such as `all-reduce`) if it is part of the cause; else None."""
+    """Name of the strategy's communication, such as `all-reduce`, if part of the cause."""
     phase: str | None = None
     """The only phase of the step that got longer; None if several did, or if unknown."""
     ranks: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     case: Name
     strategy: Name
-    """Name such as `ddp`; results of strategies unknown to this version can also be compared."""
+    """Name of the strategy, such as `ddp`; names unknown to this version are allowed."""
     device: Name
     """Type of device that the ranks use, such as `cuda`, `rocm` or `cpu`."""
     size: Name | None = None
@@ -41,8 +41,8 @@ class Configuration(Record, frozen=True, kw_only=True):
     data_workers: Count | None = None
     """Data-loader processes per rank; 0 if the rank loads the data itself, or no data is loaded."""
     micro_batches: PositiveCount | None = None
-    """Micro-batches in each GPU's share of a batch, so a step on n GPUs has n times as many; None
-    if the strategy is not a pipeline."""
+    """Number of micro-batches per GPU, so that a step on n GPUs has n times as many; None if the
+    strategy is not a pipeline."""
     metric: OpenMetric | None = None
     """Metric that is judged instead of the step time; None if steps are timed."""
     command: Line | None = None
@@ -52,8 +52,8 @@ class Configuration(Record, frozen=True, kw_only=True):
     strategy_options: Line | None = None
     """Strategy options that the case sets, such as `bucket_cap_mb=50`."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Number of ranks that share each GPU, for tests; such runs are never compared. None if each
-    rank has its own GPU."""
+    """Number of ranks that share each GPU, for testing only; such runs are never compared. None if
+    each rank has its own GPU."""
 
     @property
     def has_speedup(self) -> bool:

@@ -73,7 +73,7 @@ class Environment(Record, frozen=True, kw_only=True):
     rccl_version: Line | None = None
     driver_version: Line | None = None
     packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Versions of the Python packages used for training, with the origin if not from an index."""
+    """Versions of the Python packages used for training, with the origin if not a package index."""
     packages_absent: Line | None = None
     """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
@@ -97,14 +97,14 @@ class Environment(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     def with_software_of(self, other: "Environment") -> "Environment":
-        """Return this environment with the software of `other`, but with its own driver version."""
+        """Return a copy with the software of `other`, except for the driver version."""
         names = {name for name in self.__struct_fields__ if name.endswith("_version")}
         names = (names | {"packages", "packages_absent"}) - {"driver_version"}
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of a host and one GPU; on several nodes, the first node's GPUs occur twice."""
+        """Iterator over pairs of host and GPU; with several nodes, the first node's occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -124,7 +124,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     def nodes_for(self, gpus: int) -> int:
-        """Return the number of nodes needed for this number of GPUs, or of ranks on CPUs."""
+        """Return the number of nodes needed for `gpus` GPUs or CPU ranks, at most `node_count`."""
         here = self.gpus_per_node if is_gpu(self.device) else self.cores_per_node
         return min(self.node_count, math.ceil(gpus / max(1, here)))
 
@@ -143,7 +143,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
-    """Return the PCI address of each GPU by UUID; None if unknown."""
+    """Return the PCI address of each GPU, keyed by UUID; an unknown address is None."""
     return {gpu.uuid: gpu.pci_address for gpu in gpus if gpu.uuid}
 
 
@@ -163,10 +163,10 @@ def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
 
 
 class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A field or environment variable whose values differ between environments."""
+    """A field, setting, package or environment variable that differs between environments."""
 
     name: str
-    """Name of the field or environment variable; `environment_diff` has readable field names."""
+    """Name of the changed item; `environment_diff` has readable names of fields."""
     before: tuple[str, ...]
     """Previous values; empty if there were none."""
     after: tuple[str, ...]

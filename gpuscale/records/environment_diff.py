@@ -44,8 +44,8 @@ def _of_gpus(name: str, unit: str = "") -> Callable[[Environment], str | None]:
     return value
 
 
-# Hosts, GPU UUIDs and limits, kernels and job numbers may differ within a results file: a killed
-# job continues in another job, and on another node of the same kind.
+# Hosts, GPU UUIDs and limits, kernels and job IDs may differ within a results file, since a killed
+# job may be resumed in another job, on another node of the same kind.
 ENVIRONMENT_FIELDS = (
     EnvironmentField("GPUs", of=lambda here: ", ".join(gpu.name for gpu in here.gpus) or "none"),
     EnvironmentField("nodes", of=attrgetter("node_count")),
@@ -143,7 +143,7 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a loss, except new hosts; empty if a side is empty.
+    """Return the changes that may explain a loss, except new hosts; empty if either side is empty.
 
     Unknown values, and values that occur in any earlier environment, are not changes.
     """

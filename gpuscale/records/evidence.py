@@ -1,4 +1,4 @@
-"""Evidence that a run leaves: windows, ranks, GPUs and failures; nodes and their software."""
+"""Evidence recorded with a run: windows, ranks, GPUs, failures, nodes and their software."""
 
 import math
 import re
@@ -39,19 +39,19 @@ FailureKind = Literal[
     "unread",
     "unsteady",
 ]
-"""Kinds of failures; `system` is an exception caused by a GPU, the network or a file system, and
-`unread` means that a command prints step counts in an unknown format."""
-# A look-up of the names in the table of counters is ten times as fast as a pattern.
+"""Kinds of failures. `system`: an exception caused by a GPU, network or file system; `unread`: no
+step count was recognised in a command's output; `unsteady`: the step time was not stable."""
+# Looking up names in the table of counters is ten times as fast as matching a pattern.
 Values = Mapping[str, int | float]
 
 
 class Phases(Record, frozen=True, kw_only=True):
     """Seconds that one rank spends in each phase, per window or per step depending on the use.
 
-    Phases follow each other without a gap and add up to the whole time. On CUDA a phase is the
-    time between events on the stream; if the device waits for the host, the phase that caused the
-    wait contains it. `backward_s` contains the exposed communication of synchronised steps, which
-    events cannot separate.
+    Phases are contiguous and add up to the total time. On CUDA, a phase is the time between events
+    on the stream; if the device waits for the host, the wait belongs to the phase that caused it.
+    `backward_s` includes the exposed communication of synchronised steps, which events cannot
+    separate.
     """
 
     data_s: Duration
@@ -62,7 +62,7 @@ class Phases(Record, frozen=True, kw_only=True):
     """Time spent computing the model's output and the loss."""
     backward_s: Duration
     optimizer_s: Duration
-    """Time spent clearing gradients, and in the steps of the optimiser and the loss scaler."""
+    """Time spent clearing gradients, and in the optimiser's and loss scaler's steps."""
     wait_s: Duration = 0.0
     """Time spent waiting for other pipeline stages between micro-batches, and for transfers."""
 
@@ -128,7 +128,7 @@ class Failure(Record, frozen=True, kw_only=True):
 
     @property
     def likeness(self) -> str:
-        """The message without numbers, so that ranks with the same failure have equal texts."""
+        """The message without digits; it is the same for ranks with the same failure."""
         return re.sub(r"\d+", "", self.message)
 
 
@@ -143,8 +143,8 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     values: Values = msgspec.field(default_factory=dict)
     """Counter values by name (see `gpuscale.base.gpu_counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """Share of samples with each reason for throttled clocks, as nvidia-smi or AMD names it
-    (`sw_power_cap`, `ppt`)."""
+    """Share of samples in which each clock event reason was active, by the vendor's name for the
+    reason: `sw_power_cap` (NVIDIA), `ppt` (AMD)."""
 
     def __post_init__(self) -> None:
         if problem := values_problem(self.values):
@@ -152,7 +152,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
 
 
 BUSY_LOAD_PER_CORE = 1.5
-"""Load average per core above which a host is busy; a run that has just ended may account for 1."""
+"""Load average per core above which a host is busy; a run that just ended may contribute 1."""
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class HostLoad(Record, frozen=True, kw_only=True):
     cores: PositiveCount
     """All cores of the host, including those that this job may not use."""
     gpu_processes: Count | None = None
-    """Number of other processes that computed on the run's GPUs before the run began."""
+    """Number of other processes that computed on the run's GPUs before the run; None if unknown."""
 
     @property
     def is_busy(self) -> bool:
@@ -198,7 +198,7 @@ class Library(Record, frozen=True, kw_only=True):
 
 
 class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
-    """Software of the processes that a command, or one rank of it, started."""
+    """Software in use by the processes of a command, or by one rank."""
 
     host: str
     libraries: tuple[Library, ...] = ()

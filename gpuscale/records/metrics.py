@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Definition of a metric, which gives one number per run."""
+    """Definition of a metric that has one value per run."""
 
     name: str
     """Key in `Run.measured` and in tolerances; the name ends with the unit."""
@@ -67,7 +67,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Return the units of work that a cost refers to: one for each GPU, or one for all GPUs."""
+        """Return the units of work per cost value: `gpus` for a rate or weak scaling, else 1."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:
@@ -91,7 +91,7 @@ METRICS = (
         short="communication",
         worse="more exposed communication",
         bounds=(-1e9, 1e9),
-        # Windows with and without communication use the same nodes, as both ends of a speedup do.
+        # Windows with and without communication use the same nodes, like both runs of a speedup.
         limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
         in_points=True,
     ),
@@ -120,7 +120,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
-    """Return a message about the first invalid value of `measured`; None if all are valid."""
+    """Return a message about the first invalid value, or None; `own` is valid besides `METRICS`."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:
@@ -159,7 +159,7 @@ _UNITS = {
 
 
 def unit_of_name(name: str) -> str:
-    """Return the unit at the end of a name, such as `GB/s` for `busbw_gb_s`; empty if none."""
+    """Return the unit that ends a metric's name: `GB/s` for `busbw_gb_s`; empty if none."""
     words = name.split("_")
     if words[-2:-1] == ["per"] and len(words) > 2:
         return f"{words[-3]}/{words[-1]}"
@@ -176,7 +176,7 @@ def described(
 ) -> OpenMetric | None:
     """Return the metric with this name; None if it is unknown whether more or less is better.
 
-    For a time, `of_work` says whether the work per GPU (weak) or in total (strong) is constant.
+    For a time, `of_work` specifies which work is constant: per GPU (weak) or in total (strong).
     """
     if not unit and unit_of_name(name) == "s" and _OF_RATES.fullmatch(name):
         if more_is_better is None:

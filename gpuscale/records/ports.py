@@ -1,4 +1,4 @@
-"""Network ports, and a table of their counters: where they are read, and which growth matters.
+"""Network ports and their counters: where to read each counter, and how much growth to report.
 
 InfiniBand's `counters` are documented in the kernel's ABI/stable/sysfs-class-infiniband and stop at
 their maximum; `hw_counters` come from the mlx5 driver, Slingshot's counters from HPE's cxi driver.
@@ -38,7 +38,7 @@ class PortCounter:
     kind: PortKind
     """Kind of port that has the counter; RoCE ports also have InfiniBand's counters."""
     folder: str
-    """Folder of the counter's file, relative to the port's folder; empty for the port's folder."""
+    """Folder of the counter's file, relative to the port's folder; empty if it is that folder."""
     name: str
     words: str
     bits: int
@@ -131,7 +131,7 @@ class Port(Record, frozen=True, kw_only=True):
 
     @property
     def is_usable(self) -> bool:
-        """True unless the port's state shows that it carries no traffic."""
+        """True if the port's state permits traffic or is unknown."""
         return self.state in _USABLE
 
     def growth_of(self, counter: str) -> int | None:

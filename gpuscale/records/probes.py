@@ -22,7 +22,7 @@ class ProbeKind(NamedTuple):
 
     unit: str
     confirms: str
-    """Description of `causes`, such as `slower computing`."""
+    """Wording for the confirmed causes, such as `slower computing`."""
     causes: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
-    """Combine the probes of one node from several ranks or repeated launches."""
+    """Combine probes of one node from several ranks or launches; keep the first part's ports."""
     probes: dict[object, Probe] = {}
     for probe in (probe for part in parts for probe in part.probes):
         known = probes.get(probe.identity)

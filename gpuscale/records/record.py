@@ -1,7 +1,7 @@
-"""Base class of all records, types with bounds for their fields, and records as JSON text.
+"""Base class of all records, bounded types for their fields, and conversion to and from JSON.
 
-msgspec validates records, and errors give the location. `gpuscale.store` builds file formats on
-this module; launchers and ranks exchange records with it.
+msgspec validates records, and error messages give the place of the invalid value. `gpuscale.store`
+builds file formats on this module; launchers and ranks use it to exchange records.
 """
 
 import json
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _LONGEST_SHOWN = 200
-# `$` would let a line break pass at the end.
+# `$` would also match before a line break at the end.
 _END = r"(?![\s\S])"
 NAME_LIMIT = 200
 
@@ -49,9 +49,9 @@ class Record(
 ):
     """Base class of stored values; they are immutable and validated when read or written.
 
-    Fields with default values are left out of files. Bounds on the fields exclude steps shorter
-    than 1 ns or longer than 30 years, which can only be unit errors, so that all quotients and
-    logarithms in judging are finite.
+    Fields with default values are omitted from files. Field bounds exclude step times below 1 ns or
+    above 30 years, which can only be unit errors; all quotients and logarithms computed from valid
+    records are therefore finite.
     """
 
 
@@ -89,7 +89,7 @@ Day = Annotated[str, matching(rf"^\d{{4}}-\d\d-\d\d{_END}", "a date such as 2027
 
 
 def to_json(record: msgspec.Struct) -> str:
-    """Encode a record as one line of JSON, with unprintable characters made visible.
+    """Encode a record as one line of JSON; unprintable characters become visible escapes.
 
     Raise a `DecodeError` if a value is outside the bounds of its field.
     """
@@ -104,7 +104,7 @@ def to_json(record: msgspec.Struct) -> str:
 
 
 def document_text(format_name: str, **fields: object) -> str:
-    """Return a JSON document in version 1 of the named format; values of fields may be records."""
+    """Return a JSON document in version 1 of the named format; `fields` may contain records."""
     document = msgspec.to_builtins({"format": format_name, "version": 1, **fields})
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
 

@@ -14,7 +14,7 @@ from gpuscale.records.evidence import Failure, Library, Phases, RankReport, Wind
 from gpuscale.records.metrics import OpenMetric, described
 
 Launch = Literal["per-rank", "per-node", "once"]
-"""How often a command is started: once for each rank, for each node, or for all nodes."""
+"""Start mode of a command: once for each rank, once for each node, or once for all nodes."""
 _WITH_UNSYNCED = 4 / 3
 """Ratio of all windows to synchronised windows; every fourth window is unsynchronised."""
 
@@ -35,7 +35,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_windows_s(self) -> float:
-        """Target duration of all windows, synchronised or not, if a run has as many as planned."""
+        """Target duration of the maximum number of windows, including unsynchronised ones."""
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
@@ -88,21 +88,21 @@ class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
     overhead_pairs: int | None = None
-    """Number of pairs of windows that are timed to measure gpuscale's overhead; one window of each
-    pair is timed in a bare training loop. None for all other runs."""
+    """Number of pairs of windows that measure gpuscale's overhead; one window of each pair runs in
+    a bare training loop. None for runs that do not measure the overhead."""
     cpu_bind: str = UNBOUND
     """Binding of ranks to CPUs: `site`, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """One request for each metric that the command prints; this request if there are none."""
+        """One request for each metric that the command prints; only this request if none."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request with the additional metrics that the command's output contains."""
+        """Return the request with a metric added for each new name that `described` recognises."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}
@@ -131,7 +131,7 @@ class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> Launch:
-        """Whether the command starts per rank, per node or once; `per-rank` if there is none."""
+        """Start mode of the command (see `Launch`); `per-rank` if there is no command."""
         return "per-rank" if self.command is None else self.command.launch
 
 
@@ -142,7 +142,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     lost_peer: bool
     """True if communication with another rank failed, most likely because that rank had ended."""
     steps_told: float = 0.0
-    """Latest step number that the command printed, to find the timed-out rank that got furthest."""
+    """Latest step number that the command printed; shows which rank got furthest before timeout."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,13 +170,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step of unsynchronised windows; for one rank, of synchronised ones."""
+        """Return median seconds per step; with several ranks, prefer unsynchronised windows."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.own_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
-        """Median of each phase over the synchronised windows, in seconds per step.
+        """Return the median of each phase over the synchronised windows, in seconds per step.
 
         Time that synchronisation adds to the forward pass is counted in the backward pass.
         """

@@ -48,7 +48,7 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
     """Samples per GPU and step; None if a command failed before it printed the batch size."""
     sample_shape: Shape | None = None
     samples_per_epoch: PositiveCount | None = None
-    """Number of training samples of the case, over all GPUs."""
+    """Number of training samples in one epoch, over all GPUs."""
     allocation: Name | None = None
     """Job that executed the run; runs of one job share the nodes and their state. None for the job
     that created the results file."""
@@ -80,7 +80,7 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key for deduplication; it also distinguishes runs with equal or unknown start times."""
+        """Key for deduplication; runs with equal or unknown start times usually differ in it."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
@@ -121,7 +121,7 @@ def nodes_of(runs: Iterable[Run]) -> list[NodeEvidence]:
 
 
 def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
-    """Return the busiest host, with its load, of each run that had a busy host, busiest first."""
+    """Return the busiest host and its load for each run with a busy host, busiest first."""
     busy = []
     for run in runs:
         loads = [(node.host, node.load) for node in run.nodes if node.load and node.load.is_busy]
@@ -140,7 +140,7 @@ class Header(Record, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     """Probes of the devices; kept in a separate file beside the results."""
     left_out: Line | None = None
-    """Reason given to `gpuscale leave-out` for not using these results; None if they are used."""
+    """Reason given to `gpuscale leave-out` for excluding these results; None if not excluded."""
 
 
 class Results(Header, frozen=True, kw_only=True):
@@ -159,7 +159,7 @@ class Results(Header, frozen=True, kw_only=True):
 
 
 def deduplicated(read: Iterable[Results]) -> list[Results]:
-    """Return the results with each run only once, since duplicates would narrow the intervals.
+    """Return the results with each run once, since duplicates would narrow confidence intervals.
 
     A run that also occurs in left-out results is removed from all other results.
     """
@@ -179,7 +179,7 @@ def _exposed_communication_s(run: Run) -> float | None:
     demands = STRATEGIES.get(run.configuration.strategy)
     if demands is None or not demands.micro_batches:
         return run.synchronization_s
-    # The wait of the stage that waits least: the bubble and exposed transfers.
+    # The stage that waits least waits only for the bubble and exposed transfers.
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
     step_time_s = median_step_time_s(run.windows, run.steps_per_window)
     return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)

@@ -51,7 +51,7 @@ class PointKey(NamedTuple):
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs; for a metric, units of work. Requires a valid run."""
+        """Samples (or a metric's units of work) per step over all GPUs; requires a valid run."""
         if (metric := self.configuration.metric) is not None:
             return metric.work(self.gpus)
         assert self.batch_per_gpu is not None, "a valid run knows its batch"
@@ -85,7 +85,7 @@ class ScalingPoint(OfRow, Scaling):
     nodes: int | None = None
     """Number of nodes that every valid run used; None if unknown or if the number differs."""
     valid_runs: int = 0
-    """Number of runs behind the estimates; for a published figure, the published number."""
+    """Number of runs behind the estimates; for a published figure, as stated by the source."""
     failed_runs: int = 0
     epoch_s: float | None = None
     """Seconds to process all training samples of the case at this throughput."""

@@ -1,4 +1,4 @@
-"""The step time T of a run: the median over windows, each as long as the slowest rank takes."""
+"""The step time T of a run: the median over its windows, each timed by its slowest rank."""
 
 import statistics
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ class Finding(StrEnum):
 class Facts(TypedDict, total=False):
     """Facts for the wording of a reason or note; a fact's name determines its type and format."""
 
-    # Fractions: of the throughput or the step time, or relative changes.
+    # Fractions of the throughput or the step time, and relative changes.
     allowed: float
     beside: float
     bound: float
@@ -106,7 +106,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A reason or note: a code, which `reports.reason_words` puts into words, and the facts."""
+    """A reason or note: a code, which `reports.reason_words` converts to text, and its facts."""
 
     code: str
     facts: Facts
