@@ -55,10 +55,10 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Read and delete a host's NCCL logs; return the properties of its connections, and a problem.
+    """Read and delete a host's NCCL logs; return the properties of connections, and a problem.
 
-    The problem says why there are no properties; it is None if there are properties, or no logs.
-    Other nodes may have their logs in the same folder, for example if nodes have no disks.
+    The problem is the reason why no property was found; None if some were found or there are no
+    logs. Other hosts may write to the same folder, for example if hosts have no disks.
     """
     texts = []
     try:
@@ -73,10 +73,10 @@ def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
-    """Return the properties of NCCL's connections that the logs report, by name; {} if none.
+    """Return the properties of NCCL's connections in a node's logs, by name; {} if there are none.
 
-    `logs` are the logs of a node's processes. Channels, rings and trees are those of the largest
-    communicator; a process may create several communicators at a time, in separate threads.
+    Channels, rings and trees are those of the largest communicator; a process may create several
+    communicators at a time, in separate threads.
     """
     said: dict[str, set[str]] = defaultdict(set)
     ways = set[str]()
@@ -86,7 +86,7 @@ def connections_in(logs: Iterable[str]) -> dict[str, str]:
         # The last line may be cut short.
         for line in log.split("\n")[:-1]:
             head, _, message = line.partition(_MARK)
-            # Connections are most of the lines, and few of their ends differ.
+            # Most lines report a connection `via` one of a few transports.
             message, _, way = message.partition(" via ")
             if way:
                 ways.add(way)
@@ -118,7 +118,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
         said["library"].add(f"{parts['library']} {parts['version']}")
     if "plugin" in parts:
         said["network plugin"].add(parts["plugin"])
-    # Without addresses, which differ from node to node.
+    # Addresses are removed, since they differ between nodes.
     names = (_ADDRESS.sub("", name) for name in _ADAPTER.findall(parts.get("adapters", "")))
     said["adapters"].update(names, filter(None, [parts.get("provider")]))
 

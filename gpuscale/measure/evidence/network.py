@@ -23,7 +23,7 @@ class _Fact(NamedTuple):
 
     field: str
     file: str
-    """Path below the folder of the port, or of its PCIe device."""
+    """Path relative to the folder of the port, or to that of the port's PCIe device."""
     pattern: str
     of: Callable[[str], Any] = float
     """Function that converts the text of the pattern's group to the field's value."""
@@ -52,7 +52,7 @@ _PORT_FACTS: Mapping[PortKind, tuple[_Fact, ...]] = {
     "slingshot": (
         _Fact("state", "device/properties/link", "([01])", {"0": "down", "1": "up"}.get),
         _Fact("rate_gbit_s", "device/properties/speed", _SPEED, _of_mbit_s),
-        # An extended speed, which the registers of PCIe cannot express.
+        # Extended speed mode (ESM), whose rates the standard PCIe registers cannot express.
         _Fact("pcie_gt_s", "device/properties/current_esm_link_speed", _NUMBER),
     ),
     "ethernet": (
@@ -91,7 +91,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters, and the lower of its rates at both times."""
+    """Yield each port with the growth of its counters and the lower of its two rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -139,10 +139,10 @@ def _port(kind: PortKind, folder: Path) -> Port:
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
-    """True for interfaces of adapters, and for virtual interfaces that carry traffic themselves."""
+    """Return True for interfaces of adapters and for virtual ones that carry their own traffic."""
     if text_of(folder / "type") != _ETHERNET:
         return False
-    # A virtual interface that belongs to a bridge passes on what the bridge counts.
+    # Traffic of a virtual interface in a bridge is counted by the bridge itself.
     is_used = text_of(folder / "statistics/rx_bytes") not in ("", "0")
     return port.pci_address is not None or (is_used and not (folder / "master").exists())
 
@@ -164,7 +164,7 @@ def _counters(kind: PortKind, folder: Path) -> dict[str, int | str]:
         if counter.kind == kind:
             try:
                 text = (folder / counter.folder / counter.name).read_text(encoding="ascii")
-                # Slingshot's counters come with the time: `1204@1795426392.731`.
+                # Slingshot's counters include a time stamp: `1204@1795426392.731`.
                 found[counter.name] = int(text.partition("@")[0])
             except OSError as error:
                 found[counter.name] = error.strerror or "not readable"

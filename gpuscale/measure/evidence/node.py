@@ -30,7 +30,7 @@ _PATIENCE_S = 10.0
 _Reader = Callable[[Path], str | None]
 
 _READ_BYTES = 16384
-# Any other option may hold a secret.
+# No other kernel options are recorded, since they may contain secrets.
 _KERNEL_OPTIONS = re.compile(
     r"(amd|intel)_(iommu|pstate)|iommu(\.passthrough|\.strict)?|swiotlb|pci|pcie_aspm|"
     r"mitigations|nopti|spectre_v2|nospectre_v2|nosmt|numa|numa_balancing|transparent_hugepage|"
@@ -43,10 +43,10 @@ _SIF_MAGIC, _SIF_ID = slice(32, 41), slice(48, 64)
 
 
 class DriverProcess:
-    """A process that samples the GPUs of runs, since ranks must not inherit an open driver.
+    """A process that samples GPUs, kept apart because ranks must not inherit an open driver.
 
-    The process is forked once, before its parent imports torch: to fork after that would take tens
-    of milliseconds for each run, because of the memory that torch maps.
+    The process is forked once, before its parent imports torch: a later fork for each run would
+    take tens of milliseconds, because of the memory that torch maps.
     """
 
     def __init__(self) -> None:
@@ -68,16 +68,16 @@ class DriverProcess:
         theirs.close()
 
     def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
-        """Sample these GPUs into a file until `stop` is called.
+        """Start to sample GPUs into a file; return how many processes use them (None if unknown).
 
-        Return the number of processes that already use these GPUs; None if unknown. `addresses`
-        maps the UUID of each GPU to its PCI address.
+        `addresses` maps the UUID of each GPU to the GPU's PCI address. Sampling continues until
+        `stop` is called.
         """
         answer = self._answer(json.encode({"addresses": addresses, "output": str(output)}))
         return int(answer) if answer.isdigit() else None
 
     def stop(self) -> None:
-        """Take a last sample, and end the sampling."""
+        """Take a last sample and stop sampling."""
         self._answer(b"stop")
 
     def _answer(self, message: bytes) -> bytes:
@@ -85,7 +85,7 @@ class DriverProcess:
             self._pipe.send(message)
             if answer := self._pipe.recv(100):
                 return answer
-        # A later answer would be taken for that of another run.
+        # A late answer must not be mistaken for the answer to the next message.
         self.is_usable = False
         self._pipe.close()
         with suppress(ProcessLookupError):
@@ -94,8 +94,8 @@ class DriverProcess:
 
 
 def host_load(gpu_processes: int | None = None) -> HostLoad:
-    """Return the load of this host over the last minute."""
-    # All cores of the host, like its load, even if this process may use only some.
+    """Return this host's load over the last minute; `gpu_processes` is copied into the result."""
+    # The load is that of all cores of the host, even if this process may use only some.
     cores = os.cpu_count() or 1
     return HostLoad(load_average=os.getloadavg()[0], cores=cores, gpu_processes=gpu_processes)
 
@@ -140,7 +140,7 @@ class NodeWatch:
         self._logs, variables, others = self._scratch, dict[str, str](), None
         if is_everywhere:
             self._logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
-        # Before the ranks start, so that all processes on the GPUs are others'.
+        # Sampling starts before the ranks, so that no rank counts among the GPUs' processes.
         if addresses:
             if self._driver is None or not self._driver.is_usable:
                 self._driver = DriverProcess()
@@ -157,7 +157,7 @@ class NodeWatch:
     def end(self) -> None:
         """Write the evidence of the run, and stop sampling."""
         if self._file is not None:
-            # If the launcher has ended, so has the folder.
+            # If the launcher has ended, the folder of the run is gone.
             with suppress(OSError):
                 self._file.write(self._evidence())
             self._file = None
@@ -197,7 +197,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that summarises the values in several files: `a`, or `a on 3, b on 1`."""
+    """Return a function that summarises values in files (a glob): `a`, or `a on 3, b on 1`."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
@@ -208,7 +208,7 @@ def _in_files(files: str, pattern: str) -> _Reader:
 
 
 def _matched(path: Path, pattern: str) -> str:
-    """Return the match of the pattern's group in a file; raise ValueError if none."""
+    """Return the pattern's group, matched at a file's start; raise ValueError if no match."""
     with path.open("rb") as file:
         text = file.read(_READ_BYTES).decode(errors="replace")
     if (found := re.match(pattern, text, re.DOTALL)) is None:
@@ -224,7 +224,7 @@ def _iommu(root: Path) -> str:
 
 
 def _kernel_options(root: Path) -> str:
-    # What follows two dashes is for the init process.
+    # The kernel passes options after `--` to the init process.
     words = f"{_matched(root / 'proc/cmdline', r'(.*)')} ".partition(" -- ")[0].split()
     named = ((word, word.partition("=")[0].replace("-", "_")) for word in words)
     return " ".join(w for w, name in named if _KERNEL_OPTIONS.fullmatch(name)) or "none"
@@ -234,7 +234,7 @@ def _container_image(root: Path) -> str:
     """Return Apptainer's image, Enroot's container name, `docker`, `podman` or `none`."""
     if image := next(filter(None, map(os.environ.get, _IMAGE_VARIABLES)), None):
         return image
-    # Enroot leaves this file in its containers; only the mounted folder has the name.
+    # Enroot containers have this file; only the mounted folder's path contains their name.
     if (root / ".lock").exists():
         pattern = r"(?:.*\n)?\S+ \S+ \S+ \S*?([^/\s]+) / "
         name = _matched(root / "proc/self/mountinfo", pattern)
@@ -246,7 +246,7 @@ def _container_image(root: Path) -> str:
 def _container_build(root: Path) -> str | None:
     """Return the ID in the header of Apptainer's image file; None if there is none."""
     for image in filter(None, map(os.environ.get, _IMAGE_VARIABLES)):
-        # Containers need not see the file that they were started from.
+        # The image file may not be visible inside the container.
         with suppress(OSError), (root / image.lstrip("/")).open("rb") as file:
             header = file.read(_SIF_ID.stop)
             if header[_SIF_MAGIC] == b"SIF_MAGIC":
@@ -255,7 +255,7 @@ def _container_build(root: Path) -> str | None:
 
 
 _CPUS = "sys/devices/system/cpu"
-# A name is shown with spaces for underscores.
+# Reports show names with spaces in place of underscores.
 SETTINGS: Mapping[str, _Reader] = {
     "governor": _in_files(f"{_CPUS}/cpufreq/policy*/scaling_governor", r"(\S+)"),
     "frequency_boost": _in_files(f"{_CPUS}/cpufreq/boost", r"(\d+)"),

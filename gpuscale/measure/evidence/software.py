@@ -139,7 +139,7 @@ def own_libraries() -> tuple[Library, ...]:
 
 
 def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files, with versions if this process maps them."""
+    """Return the known libraries among mapped files, with versions if this process mapped them."""
     found = []
     for file in files:
         path = file.removesuffix(_DELETED)
@@ -176,7 +176,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
                     notes = _origin(entry / "direct_url.json")
                     text = f"{version} ({notes})" if notes else version
                     found.setdefault(normalised(clean(package)), {})[text or "unknown"] = None
-    # Its version is recorded as such, and how it is imported depends on how a session is started.
+    # Its version is recorded separately, and whether it is here depends on how a session starts.
     found.pop("gpuscale", None)
     return {name: clean(", ".join(found[name])) for name in sorted(found)}
 
@@ -205,9 +205,9 @@ def _origin(file: Path) -> str:
 def software_of(
     processes: Collection[int], *, with_packages: bool = True, root: Path = Path("/")
 ) -> ProcessSoftware:
-    """Return the libraries that processes have loaded, and the software of their interpreter.
+    """Return the libraries that processes have loaded, and the packages of a Python process.
 
-    If the software cannot be read, `software.packages_absent` of the result gives the reason.
+    If packages cannot be read, `software.packages_absent` of the result gives the reason.
     """
     files: dict[int, list[str]] = {}
     absent: str | None = "no process of the command was left"
@@ -215,11 +215,11 @@ def software_of(
         try:
             files[process] = mapped_files(process, root=root)
         except OSError as error:
-            # It may have ended meanwhile; another may show the same.
+            # The process may have ended; another may have loaded the same libraries.
             absent = _refusal(process, error)
     software = without_software(None if files else absent)
     if files and with_packages:
-        # The ranks import at least what a starter such as torchrun imports.
+        # A rank imports at least as many packages as its launcher, such as torchrun.
         process = max(files, key=lambda process: len(_packages_in(files[process])))
         try:
             software = _software(process, files[process], root)
@@ -237,8 +237,8 @@ def _refusal(process: int, error: OSError) -> str:
 
 
 def _is_fork(process: int, processes: Collection[int], root: Path) -> bool:
-    """True if one of `processes` forked this process, such as a worker of a data loader."""
-    # A process may have ended; reading what it has mapped will say so.
+    """Return True if one of `processes` forked this process, such as a data loader worker."""
+    # The process may have ended; the caller finds that out when it reads the mapped files.
     with suppress(OSError):
         family = (process, parent_of(process, root))
         words = [(root / f"proc/{member}/cmdline").read_bytes() for member in family]
@@ -251,7 +251,7 @@ def _packages_in(files: Sequence[str]) -> list[str]:
 
 
 def _software(process: int, files: Sequence[str], root: Path) -> Environment:
-    """Return the software in the package folders from which a process has loaded libraries."""
+    """Return the Python packages in the folders from which a process has loaded libraries."""
     place = root / "proc" / str(process)
     paths = [*dict.fromkeys(_packages_in(files))]
     folders = [place / "root" / path.lstrip("/") for path in paths]
@@ -274,7 +274,7 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
 
 
 def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
-    """Return the version constants in a package's `version.py`; some are not in its metadata."""
+    """Return the constants in a package's `version.py`, of which metadata lack some; {} if none."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
             found = _TOLD.findall(file.read(_HEAD_CHARACTERS))
