@@ -66,7 +66,8 @@ class NightJob:
         if compare_exit == ExitCode.REGRESSED and self._probe():
             compare_exit = self._judge()
         code = night_exit(attempt, compare_exit)
-        meaning = night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
+        unjudged = 0 if self._compare else len([*self.folder.parent.glob(f"*/{_RESULTS}")])
+        meaning = night_meaning(code, attempt, compare_exit, unjudged=unjudged)
         record = self._record(attempt, earlier, code, meaning, compare_exit)
         self._report()
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
