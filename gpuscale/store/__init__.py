@@ -1,4 +1,4 @@
-"""Reading and writing of results, baselines, records of nightly runs and tables kept by hand.
+"""Read and write results, baselines and records of nightly runs; read tables kept by hand.
 
 Every problem with a file or file system raises a `FileError`, whose one-line message has the path,
 location, problem and remedy. No other package knows the formats of these files.

@@ -1,7 +1,7 @@
-"""Folders of campaigns: of nightly runs, and of sweeps over the nodes of a cluster.
+"""Folders of nightly runs, and of sweeps, which measure every node of a cluster.
 
-A night's record is in `night.json` and, as plain text, in `night.txt`. A sweep's folder has its
-plan and its jobs in `sweep.json`, and the results of the jobs.
+The record of a nightly run is in `night.json` and, as plain text, in `night.txt`. The folder of a
+sweep contains the plan and the list of jobs in `sweep.json`, and a results file for each job.
 """
 
 import math
@@ -47,7 +47,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     format: Literal["gpuscale-night"] = "gpuscale-night"
     version: Literal[1] = 1
     night: Line
-    """How the nightly run ended, in words."""
+    """Outcome of the nightly run, in words."""
     exit: int | None = None
     """Exit code of the nightly run."""
     pytest_exit: int | None = None
@@ -101,12 +101,12 @@ def read_night(folder: Path) -> NightRecord | None:
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder that holds the nightly runs of all machines."""
+    """Return the folder for nightly runs of all machines; GPUSCALE_NIGHTLY_DIR overrides it."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Create a nightly run's folder, named by date and job so that jobs never share a folder."""
+    """Create a nightly run's folder, `name/DATE_job`; raise a FileError if it already exists."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")
@@ -141,7 +141,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the least error of the node's clock that explains the run times in seconds."""
+        """Return the least possible clock error of the node in seconds (negative: behind), or 0."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
@@ -167,11 +167,11 @@ class SweepRecord(Record, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> object:
-        """Key that sweeps share if they can be compared."""
+        """Key that is equal for all sweeps that can be compared."""
         return self.cluster, self.partition, self.case, self.gpus
 
     def not_measured(self) -> dict[str, tuple[NotMeasured, str]]:
-        """Return, for each node that was not measured, a keyword for the reason and its details."""
+        """Return the reason and its details for each node that was not measured, by node."""
         found: dict[str, tuple[NotMeasured, str]] = dict.fromkeys(self.nodes, ("not reached", ""))
         found |= {name: ("down", state) for name, state in self.states.items()}
         for job in self.jobs:
@@ -208,13 +208,13 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, 
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
-    """Return what each job of the sweep measured on its node; jobs without results are left out."""
+    """Return the measurements of each job of a sweep, except jobs without results."""
     read = results_of_sweep(folder, record)
     return [visit_of(job, results, record.partition) for job, results in read]
 
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
-    """Return the visits of recent sweeps with the same plan as this one, one list per sweep."""
+    """Return the visits of the latest earlier sweeps with the same plan, one list per sweep."""
     places = (path.parent for path in folder.absolute().parent.glob(f"*/{SWEEP_JSON}"))
     found = [
         (before, place) for place in places if (before := read_sweep(place)).plan == record.plan
@@ -233,7 +233,7 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
         times_s.setdefault(row_of(run), []).append(run.step_time_s)
     measured_at_s = _middle_s(results)
     if job.clock_error_s(results):
-        # The end of the job is the nearest moment known.
+        # The node's clock is wrong, and the end of the job is the closest known time.
         measured_at_s = job.ended_at_s or job.submitted_at_s
     return NodeVisit(
         node=job.node,
@@ -246,11 +246,11 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
 
 
 def row_of(run: Run) -> FleetRow:
-    """Return the row of a run: the GPU that it measured alone, or the number of all GPUs."""
+    """Return the row of a run: a single GPU with its index, or a number of GPUs (device None)."""
     devices = run.ranks[0].devices if run.gpus == 1 and run.ranks else ()
     return FleetRow(gpus=run.gpus, device=devices[0] if devices else None)
 
 
 def _middle_s(results: Results) -> float:
-    """Return the median start time of the valid runs, by the clock of the node."""
+    """Return the median start time of the valid runs as Unix time, by the clock of the node."""
     return statistics.median(run.started_at_s or 0.0 for run in results.runs if run.is_valid)

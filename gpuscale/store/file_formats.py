@@ -34,13 +34,13 @@ def encode_header(results: Results) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """Encode a baseline as the text of its file: indented, with one line for each run.
+    """Encode a baseline as the text of its file; raise a `DecodeError` if it is invalid.
 
-    The packages of an environment are also on one line.
+    The text is indented, but each run, and the packages of each environment, are on one line.
     """
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
-    # A hundred packages of each allocation would bury what people read here.
+    # With a line for each package, the parts that people read would be hard to find.
     text = _PACKAGES.sub(lambda found: re.sub(r"\n *", "", found[0]), text)
     if baseline.runs:
         lines = ",\n".join(f"    {to_json(run)}" for run in baseline.runs)
@@ -50,7 +50,7 @@ def encode_baseline(baseline: Baseline) -> str:
 
 
 def decode_results(text: str) -> Results:
-    """Decode the text of a results file."""
+    """Decode the text of a results file; raise a `DecodeError` that locates any problem."""
     written = text.rstrip()
     lines = written.split("\n")
     is_ended = "\n" in text[len(written) :]
@@ -91,7 +91,7 @@ def _decode_run(line: str, header: Header) -> Run:
 
 
 def decode_baseline(text: str) -> Baseline:
-    """Decode the text of a baseline file."""
+    """Decode the text of a baseline file; raise a `DecodeError` that locates any problem."""
     content = _open_envelope(text, BASELINE_FORMAT)
     # Runs are long and never written by hand, so they are not searched for repeated keys.
     by_hand = text.replace(_text(content["runs"]), "[]", 1) if "runs" in content else text

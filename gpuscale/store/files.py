@@ -53,7 +53,7 @@ def file_error(
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Create and lock a folder; raise a `FileError` with `problem` if another process locked it."""
+    """Create and lock a folder; raise a `FileError` with `problem` if it is already locked."""
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")
@@ -110,7 +110,7 @@ def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
-    """Read an open file from the current position to the end."""
+    """Read an open file to its end; raise a `FileError` if it is special or too large."""
     validate_readable(path, os.fstat(descriptor))
     content = bytearray()
     while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
@@ -189,8 +189,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's directory entries to disk, if the file system supports it."""
-    # Some network file systems refuse this; a file name that a power cut could erase is no reason
-    # to stop measuring.
+    # Some network file systems refuse this. Measuring continues, although a power failure could
+    # then lose the file's name.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -80,7 +80,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
-    """Set the reason for leaving out a results file, or clear it (None); return the results."""
+    """Mark a results file as left out for a reason, or as used again (None); return its results."""
     locked = ResumedResults(path)
     try:
         marked = replace(locked.results, left_out=reason)

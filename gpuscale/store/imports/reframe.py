@@ -107,7 +107,7 @@ class _Report(msgspec.Struct):
 
 
 def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield the sessions in a run report, or one session for each UTC day of a performance log."""
+    """Yield a session per system and partition of a run report, or per UTC day of a log."""
     if text.lstrip().startswith("{"):
         report = from_json(_Report, _NOT_A_NUMBER.sub("null", text))
         cases = [case for part in report.runs for case in part.testcases]
@@ -171,7 +171,7 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
             name=next(filter(None, names), path.stem),
             result=told.get("result", "pass"),
             environ=told.get("environ"),
-            # The folders of a log are named by system and partition.
+            # The folders that contain a log are named after the system and the partition.
             system=told.get("system", path.parent.parent.name),
             partition=told.get("partition", path.parent.name),
             perfvalues=_logged_values(told),

@@ -28,7 +28,7 @@ _STATE = "import.json"
 
 
 class Reference(NamedTuple):
-    """The value that another tool expected, and thresholds for deviations as fractions of it."""
+    """Value that another tool expects, and thresholds as relative deviations; None if unlimited."""
 
     value: float
     lower: float | None
@@ -42,7 +42,7 @@ class Reference(NamedTuple):
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's values for data that a table kept by hand lacks; a field is None if not given."""
+    """Values from the user for data missing from a table kept by hand; None if not given."""
 
     machine: str | None = None
     """Machine whose rows are used, if the table has a column of machines."""
@@ -151,7 +151,7 @@ def published(
 
 
 def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
-    """Convert a session to results; each recorded value becomes one run."""
+    """Convert a session to results, one run per value; `learn` adds metrics to `more_is_better`."""
     learn(more_is_better, session.values)
     environment = Environment(device=UNRECORDED, host=session.host, system=session.system)
     return Results(
@@ -163,8 +163,8 @@ def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
 
 
 def _runs(session: Session, more_is_better: Mapping[str, bool]) -> Iterator[Run]:
-    # Only values of one moment are counted, so that a value of a report and the same one of a log
-    # are the same run.
+    # Only values with the same time are numbered consecutively, so that the same value from a
+    # report and from a log is the same run.
     made: Counter[tuple[object, ...]] = Counter()
     for value in session.values:
         metric = metric_of(value, more_is_better)
@@ -196,7 +196,7 @@ class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """`better` maps metrics to True if more is better; it overrides the state of the folder."""
+        """Set the directions of metrics (True: more is better) that override `import.json`."""
         self._path, self._better = path, better
         self._state = _State()
 
@@ -236,7 +236,7 @@ class ImportFolder:
         results = results_of(session, self._state.more_is_better)
         self._state.system = known or session.system
         file = self._path / session.file_name
-        # A performance log grows during a day.
+        # A performance log grows during the day, so more runs replace an earlier import.
         if file.exists() and len(read_results(file).runs) >= len(results.runs):
             return False
         lines = (encode_header(results), *map(to_json, results.runs))

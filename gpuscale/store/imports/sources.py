@@ -73,7 +73,7 @@ def pytest_benchmark(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield the session of a log; it has no timestamp, so the time of the file is used."""
+    """Yield the session of a log, dated by the file's modification time, as logs have no times."""
     reader, lines = NcclTests(), text.splitlines()
     hosts = {int(found[1]): found[2] for found in filter(None, map(_RANK.match, lines))}
     values = tuple(
@@ -118,7 +118,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session for each timestamp in a CSV file; columns of numbers above 0 are metrics."""
+    """Yield a session for each timestamp in a CSV file; columns of positive numbers are metrics."""
     lines = csv.DictReader(text.splitlines())
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
@@ -126,7 +126,7 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
         known = ", ".join(_TIME_COLUMNS)
         raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
     version = next((names[name] for name in _VERSIONS if name in names), None)
-    # Lines of one moment are repetitions.
+    # Lines with the same time are repetitions.
     found = defaultdict[tuple[str, float], list[RecordedValue]](list)
     for row in lines:
         key = f"{path.stem}-{row[version]}" if version else path.stem
@@ -140,7 +140,7 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def _moment_s(text: str, line: int) -> float:
-    """Parse a time in ISO 8601 or Unix seconds; a time without an offset is in UTC."""
+    """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds; return Unix seconds."""
     try:
         if (seconds := positive(text)) is None:
             found = datetime.fromisoformat(text.strip())

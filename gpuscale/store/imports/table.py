@@ -1,4 +1,4 @@
-"""Import tables kept by hand: each figure belongs to a night, and may become a baseline entry."""
+"""Import tables kept by hand, whose values become nightly results or baseline entries."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
     """Yield a session for each date in the only table of a text; raise one error for all problems.
 
     Rows with the same case, strategy and number of GPUs are repetitions. Rows without a date get
-    the time of the file.
+    the file's modification time.
     """
     problems = Problems()
     columns, rows = rows_in(text, defaults.columns, problems)
@@ -85,7 +85,7 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
 def _measure(
     columns: Sequence[TableColumn], defaults: Defaults, problems: Problems
 ) -> TableColumn | None:
-    """Return the column with the figures; add a problem if it or the GPU column is missing."""
+    """Return the column with measurements, if any; report if it or the GPU column is missing."""
     by_meaning = {column.meaning: column for column in columns}
     measure = next((by_meaning[name] for name in MEASURES if name in by_meaning), None)
     if "gpus" not in by_meaning:
@@ -113,7 +113,7 @@ def _rows_to_read(
         named = ", ".join(f"'{machine}'" for machine in machines)
         remedy = "choose one with --system, or with --cluster that of a baseline"
         problems.add(rows[0].line, f"the rows are of {named}; {remedy}")
-        # Problems of the rows are reported too.
+        # All rows are kept, so that their problems are reported too.
         found = [*rows]
     without = [f"the rows of '{machine}' ({machines[machine]})" for machine in others]
     if measure is None:
@@ -183,7 +183,7 @@ def _validate_alike(rows: Sequence[_Measured]) -> None:
 def _recorded(
     rows: Sequence[_Measured], timed: Timed | None
 ) -> Iterator[tuple[str | None, RecordedValue]]:
-    """Yield date and value of each repetition of a row; all values share one published figure."""
+    """Yield the date and value of each repetition of a measurement, with one published figure."""
     nights: dict[str | None, list[float]] = defaultdict(list)
     for row in rows:
         nights[row.day] += row.values

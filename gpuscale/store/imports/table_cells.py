@@ -1,4 +1,4 @@
-"""Find the rows and cells of a table in CSV or Markdown, and what its headers and cells mean."""
+"""Parse the headers, rows and cells of a table in CSV or Markdown."""
 
 import csv
 import re
@@ -40,12 +40,12 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "note": ("note", "notes", "comment"),
     "skip": ("speedup", "efficiency"),
 }
-"""Known headers by meaning. Case, underscores, brackets and a unit at the end do not matter; `per`
-is the same as `/`, and `sec` the same as `s`."""
+"""Known headers by meaning. Case, underscores and brackets are ignored, and a unit may follow;
+`per` is read as `/`, and `sec` as `s`."""
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 _TIMES = ("step_time", "time")
 MEASURES = ("throughput", *_TIMES)
-"""Columns with measurements, best first: throughputs come first, since they exclude start-up."""
+"""Meanings of columns with measurements, best first: throughputs exclude start-up."""
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "gpus": (Gpus, "a whole number"),
@@ -250,7 +250,7 @@ def _skip(header: str) -> str:
 
 
 def cell_value(text: str, column: TableColumn) -> Any:
-    """Return the value of a cell: for a measurement, the times in seconds, or the throughputs."""
+    """Parse a cell; a measurement gives a tuple of times in seconds or of throughputs."""
     if column.meaning in MEASURES:
         bounded = Seconds if column.meaning in _TIMES else SamplesPerSecond
         numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
