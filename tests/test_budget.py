@@ -15,7 +15,7 @@ from gpuscale.analysis.efficiency_budget import (
     rank_skews,
 )
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.records import EntryKey, Phases, Run
+from gpuscale.records import EntryKey, Estimate, Phases, Run
 from gpuscale.records.configuration import DataKind
 from gpuscale.reports.show.step_parts import budget_lines, budget_text
 
@@ -93,7 +93,7 @@ def test_each_loss_is_booked(one: Run, several: Run, parts: dict[str, float | No
     for name in ("communication", "data", "skew", "rest"):
         part = budget.rest if name == "rest" else budget.parts.get(name)
         assert part == pytest.approx(parts.get(name, 0)), name
-    assert budget.efficiency == pytest.approx(1 - sum(part or 0 for part in parts.values()))
+    assert budget.efficiency.value == pytest.approx(1 - sum(part or 0 for part in parts.values()))
 
 
 def test_ddp_on_a_single_rank_exposes_nothing() -> None:
@@ -190,7 +190,7 @@ def test_printed_points_add_up_and_stay_within_a_point(
     budget = EfficiencyBudget(
         key=EntryKey("mnist_cnn", "ddp", 4),
         configuration=CNN,
-        efficiency=1 - sum((*parts.values(), rest)),
+        efficiency=Estimate(value=1 - sum((*parts.values(), rest))),
         parts=parts,
         rest=rest,
     )
@@ -206,6 +206,16 @@ def test_printed_points_add_up_and_stay_within_a_point(
     # Pages and pictures have the same numbers.
     assert sum(budget.hundredths.values()) == 100
     assert {name: budget.hundredths[name] for name in printed} == printed
+
+
+def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
+    def line(factor: float) -> str:
+        alone, first = (phased_run([COMPUTING] * gpus) for gpus in (1, 2))
+        second = phased_run([COMPUTING.scaled(factor)] * 2, index=2)
+        return [*budget_lines([alone, replace(alone, index=2), first, second])][1]
+
+    assert "  E 1.00 = 1 " in line(1.0)
+    assert "  E 0.82 (uncertain) = 1 " in line(1.5)
 
 
 @pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])

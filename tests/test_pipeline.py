@@ -330,7 +330,7 @@ class Case(Tiny):
     assert set(budget.parts) == set(PIPELINE_PARTS)
     assert not budget.absent
     booked = sum(budget.parts.values()) + budget.rest
-    assert booked == pytest.approx(1 - budget.efficiency, abs=0.01)
+    assert booked == pytest.approx(1 - budget.efficiency.value, abs=0.01)
     fault = ("--inject", "slow-rank=1:4", "--results", "injected.jsonl")
     injected = run_pytest(tmp_path, "--gpus", "2", *asked, *fault)
     assert injected.exit_code == 0, injected.output

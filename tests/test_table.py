@@ -72,6 +72,11 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_word_beyond_a_facto
     assert not [line for line in table_notes(wide) if "factor of two" in line]
     useless = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
     assert "122 ms (uncertain)" in scaling_table(useless)
+    efficiency_too = scaling_points(
+        results(*(run(1, 0.1, index=i) for i in (1, 2)), run(2, 0.1), run(2, 0.15, index=2)).runs
+    )
+    for columns in (None, 60):
+        assert "0.82 (uncertain)" in scaling_table(efficiency_too, columns=columns)
     (note,) = [line for line in table_notes(useless) if "(uncertain)" in line]
     assert "the runs do not tell the value within a factor of two" in note
     for time_s, is_open in ((0.15, True), (0.1001, False)):

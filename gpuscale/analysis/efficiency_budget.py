@@ -23,7 +23,7 @@ from gpuscale.analysis.scaling import (
     valid_by_point,
 )
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records import Configuration, EntryKey, Phases, PointKey, RankReport, Run
+from gpuscale.records import Configuration, EntryKey, Estimate, Phases, PointKey, RankReport, Run
 
 PARTS = ("communication", "data", "skew")
 PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
@@ -38,7 +38,7 @@ class EfficiencyBudget:
 
     key: EntryKey
     configuration: Configuration
-    efficiency: float
+    efficiency: Estimate
     parts: Mapping[str, float]
     """Measured parts by name, as fractions of T(n).
 
@@ -63,7 +63,7 @@ class EfficiencyBudget:
 
         The efficiency is rounded; every part is within one percentage point of the exact value.
         """
-        efficiency = round(self.efficiency * 100)
+        efficiency = round(self.efficiency.value * 100)
         exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
         whole = {name: math.floor(part) for name, part in exact.items()}
         largest_fraction_first = sorted(whole, key=lambda name: whole[name] - exact[name])
@@ -109,7 +109,7 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
     point = entry.point
     assert point.efficiency is not None, "a valid entry with a reference has an efficiency"
     assert point.step_time_s is not None, "a point with an efficiency has a step time"
-    efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
+    step_time_s = point.step_time_s.value
     # If the batch is divided among the GPUs, an ideal step takes a fraction of the reference time.
     ideal = entry.key.global_batch / (entry.key.gpus * reference.key.global_batch)
     parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
@@ -121,9 +121,9 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
     return EfficiencyBudget(
         key=point.key,
         configuration=point.configuration,
-        efficiency=efficiency,
+        efficiency=point.efficiency,
         parts=parts,
-        rest=1 - efficiency - sum(parts.values()),
+        rest=1 - point.efficiency.value - sum(parts.values()),
     )
 
 

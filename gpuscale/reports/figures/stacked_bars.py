@@ -55,13 +55,13 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
     # If there is not room for all bars, those that lost most are shown.
-    worst = sorted(budgets, key=lambda each: each.efficiency)[:MOST_BARS]
+    worst = sorted(budgets, key=lambda each: each.efficiency.value)[:MOST_BARS]
     names = names_beside([each.configuration for each in budgets])
     bars = [
         _Bar(
             case=each.configuration.case,
             label=row_text(names[each.configuration], each.configuration, each.key.gpus),
-            parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
+            parts={"efficiency": each.efficiency.value, **each.parts, "rest": each.rest},
             shares={name: f"{value} %" for name, value in each.hundredths.items()},
         )
         for each in budgets

@@ -104,7 +104,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
 _IMPLIED = ("samples/s", "efficiency")
-"""Columns shown without intervals on a narrow terminal, since other columns imply them."""
+"""Columns whose intervals, implied by other columns, a narrow terminal leaves out."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each {device}"}
 """Templates of notes that replace columns in which all rows agree, keyed by header."""
 PAIR_HEADERS = ("speedup", "efficiency")
@@ -137,7 +137,10 @@ def scaling_table(
         return whole
     first = [name for name in _FIRST if name in rows[0]]
     narrow = [
-        {name: Cell(cell.text) if name in _IMPLIED else cell for name, cell in row.items()}
+        {
+            name: Cell(cell.text) if name in _IMPLIED and cell.below != phrases.OPEN else cell
+            for name, cell in row.items()
+        }
         for row in rows
     ]
     return text_table(narrow, columns, first=first)

@@ -87,15 +87,15 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
-            f"E {budget.efficiency:.2f}: the runs contradict each other on where the rest went "
-            f"(communication would have saved {gain / 100:.2f}); make more runs"
+            f"E {budget.efficiency.value:.2f}: the runs contradict each other on where the rest "
+            f"went (communication would have saved {gain / 100:.2f}); make more runs"
         )
         return
     yield budget_text(budget)
     if gain >= NAMED_GAIN:
         yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
-        speedup = budget.key.gpus * (budget.efficiency + lost)
+        speedup = budget.key.gpus * (budget.efficiency.value + lost)
         yield (
             f"S {speedup:.2f} against a single one with the same micro-batches, that is without "
             "their cost; bubble and imbalance are in it"
@@ -113,7 +113,8 @@ def budget_text(budget: EfficiencyBudget) -> str:
     )
     absent = ", ".join(budget.absent)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
-    return f"E {efficiency[1] / 100:.2f} = 1{terms}{note}"
+    doubt = f" {phrases.OPEN}" if phrases.is_uncertain(budget.efficiency) else ""
+    return f"E {efficiency[1] / 100:.2f}{doubt} = 1{terms}{note}"
 
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
