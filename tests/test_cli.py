@@ -57,6 +57,11 @@ def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: st
     assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --xyzzy\n")
 
 
+def test_the_help_of_a_night_has_the_example_of_its_page() -> None:
+    example = gpuscale("night", "--help").stdout.split("example:\n  ")[1].splitlines()[0]
+    assert f"$ {example} " in (REPOSITORY / "docs/nightly.md").read_text("utf-8")
+
+
 def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)

@@ -11,10 +11,11 @@ from gpuscale.campaigns.night import NightJob, print_flushed
 from gpuscale.reports.page import write_index
 
 _USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
+_EXAMPLE = "mynode measure my_cases --gpus 1,2 --runs 3 compare baselines/mynode.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"gpuscale night {_USAGE}"
+    parser.usage = f"gpuscale night {_USAGE}\n\nexample:\n  gpuscale night {_EXAMPLE}"
     parser.description = (
         "Measure one night on one machine with pytest, compare with a baseline, keep everything "
         "below .gpuscale/nightly/NAME, and end with one exit code. After a failure of the "
