@@ -1,4 +1,4 @@
-"""Profiles of clusters: the nodes, the scheduler and the work of a nightly run."""
+"""Profiles of clusters: the nodes, the scheduler, and what a nightly run measures and judges."""
 
 import os
 import re
@@ -82,7 +82,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """The work of a nightly run: cases, strategies, numbers of GPUs and other pytest options."""
+    """What a nightly run measures: cases, strategies, numbers of GPUs and other pytest options."""
 
     cases: tuple[ShellWord, ...] = ("bench_cases",)
     strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
@@ -177,7 +177,7 @@ _PYTEST_OPTIONS = {
     "size": "--size",
     "run_seconds": "--run-seconds",
 }
-"""Options of pytest that receive fields of `Measured`, keyed by field."""
+"""Pytest options that set the values of `Measured`, keyed by field name."""
 
 
 def pytest_arguments(measured: Measured) -> Iterator[str]:
@@ -218,7 +218,7 @@ def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> Cluste
 
 
 def find_profile(wanted: str | None) -> ClusterProfile:
-    """Return a profile by name, such as `arc4`, or by path (contains `/` or ends in `.toml`)."""
+    """Return a profile by name (`arc4`) or path (`./mysite.toml`); raise UsageError if unknown."""
     if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
         return read_profile(Path(wanted).expanduser())
     known = {

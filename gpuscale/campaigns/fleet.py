@@ -56,7 +56,7 @@ class Sweep:
         say: Callable[[str], None],
         most_queued: int,
     ) -> None:
-        """`submit` submits a job under a name and returns the number that the scheduler gave it."""
+        """`submit` submits a job under the given name, and returns the scheduler's job number."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
@@ -98,7 +98,7 @@ class Sweep:
         """Record what happened to a job since the last poll."""
         if queued is not None:
             if job.job != queued.number:
-                # This process, or the one before it, ended while it submitted the job.
+                # The sweep was stopped after submitting the job, before recording the job's number.
                 job = self._note(job, job=queued.number)
             is_late = time.time() - job.submitted_at_s > _PATIENCE_S
             if queued.waits and (is_late or node.stage == "out"):
@@ -106,7 +106,7 @@ class Sweep:
                 self._end(job, "down" if node.stage == "out" else "busy", node.state)
             return
         if job.job is None and not (self._folder / job.results_name).exists():
-            # It was never submitted.
+            # The sweep was stopped before it submitted the job.
             jobs = tuple(each for each in self.record.jobs if each is not job)
             self._keep(replace(self.record, jobs=jobs))
             return
@@ -128,7 +128,7 @@ class Sweep:
         failed = [run.failure for run in results.runs if run.failure is not None]
         failed.sort(key=lambda failure: failure.kind == "unsteady")
         valid = {run.gpus for run in results.runs if run.is_valid}
-        # Runs that are not steady are left out, as everywhere, if others of their row are.
+        # Unsteady runs are ignored if each row has a valid run.
         if valid >= {*self.record.gpus} and (not failed or failed[0].kind == "unsteady"):
             self._visits.append(visit_of(job, results, self.record.partition))
             self._suspects = None
@@ -164,7 +164,7 @@ class Sweep:
         fresh = [name for name in able if name not in done]
         idle, again = [name for name in fresh if able[name] == "idle"], list[str]()
         if not idle:
-            # To judge a large fleet takes a while.
+            # Judging a large fleet takes a while, so the result is kept.
             if self._suspects is None:
                 verdicts = judge(self._visits, self._past)
                 self._suspects = [verdict.node for verdict in verdicts if verdict.needs_job]
@@ -172,25 +172,25 @@ class Sweep:
         jobs, between = self.record.jobs, max(_BETWEEN_CONTROLS, self._most_queued)
         is_time = len(jobs) >= between and not any(job.is_control for job in jobs[-between:])
         if again:
-            # Second jobs are few, so they need controls near them: all of these first.
+            # Second jobs are few, so first measure all controls, then one for every two jobs.
             late = [job.is_control for job in takewhile(lambda job: job.number > 1, jobs[::-1])]
             is_time = late.count(True) < _CONTROLS + late.count(False) // 2
         if is_time and (fresh or again):
             visited = Counter(visit.node for visit in self._visits)
             controls = sorted([*visited][:_CONTROLS], key=visited.__getitem__)
             yield from ((name, True) for name in controls if able.get(name) == "idle")
-        # A node that others use is waited for at last.
+        # Nodes that other users' jobs occupy come last.
         yield from ((name, False) for name in (*idle, *again, *fresh))
 
     def _start(self, node: str, is_control: bool) -> bool:
-        """Submit a job; return False if Slurm rejects it."""
+        """Submit a job; return False if Slurm refuses it, or finally raise the SchedulerError."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
         job = SweepJob(node=node, number=number, is_control=is_control, submitted_at_s=time.time())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))
         try:
             self._note(job, job=self._submit(job, self._name_of(job)))
         except SchedulerError:
-            # A controller that is just starting may refuse, or have taken the job all the same.
+            # A controller that is just starting may refuse a job, or report failure but accept it.
             self._refusals += 1
             if self._refusals > _MOST_REFUSALS:
                 raise

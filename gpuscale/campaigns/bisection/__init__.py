@@ -1,4 +1,4 @@
-"""The changes that a bisection can search, and the runs in environments that apply some of them."""
+"""Changes that a bisection searches, and runs in environments with some of these changes."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Changes of one kind, such as packages, and the environments that apply some of them."""
+    """Base class for changes of one kind, such as packages, and environments that apply some."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class Kind(ABC):
         self.groups = (*range(len(self.changes)),)
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - variables need nothing
-        """Find the changes; environments are created in `folder`, which is removed at the end."""
+        """Prepare to create environments in `folder`; may drop changes that cannot be tried."""
 
     @abstractmethod
     def content(self, applied: Applied) -> object:
@@ -127,9 +127,9 @@ class Laboratory:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Execute a run in an environment, or read its stored result.
+        """Execute a run in an environment, or read its stored result; return the log step time.
 
-        Return the logarithm of its step time; None if the run failed.
+        Return None if the run failed; raise OutOfBudgetError if it is too late to start a run.
         """
         name = self.kind.name_of(applied)
         self._counts[name] += 1
@@ -146,7 +146,7 @@ class Laboratory:
                 self.made_s += time.monotonic() - started_s
                 log_s = self._read(path)
                 if log_s is None:
-                    # A disk that is full looks like an environment that fails.
+                    # A full disk, which would look like a broken environment, raises an error here.
                     probe = path.with_suffix(".probe")
                     probe.write_bytes(bytes(2**16))
                     probe.unlink()
@@ -172,7 +172,7 @@ class Laboratory:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A session ends with whoever started it.
+                # The pytest session must end if this process dies.
                 preexec_fn=lambda: signal_at_parent_death(signal.SIGTERM),
             )
             try:

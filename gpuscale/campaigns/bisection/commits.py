@@ -71,7 +71,7 @@ class Commits(Kind):
             except UsageError as error:
                 shutil.rmtree(place, ignore_errors=True)
                 raise CannotBeMadeError(str(error)) from None
-        # The same part of the repository as that in which the user stands.
+        # Use the folder that corresponds to the user's current folder in the repository.
         here = Path.cwd()
         inner = here.relative_to(self._top) if here.is_relative_to(self._top) else Path()
         folder = place / inner

@@ -116,7 +116,7 @@ class Turns:
             side = sides[position]
             if side in self.broken:
                 return None
-            # The first attempt that gives a number counts.
+            # The first attempt that succeeds counts.
             logs = (self.make_run(side) for _ in range(_ATTEMPTS))
             log_s = next((log_s for log_s in logs if log_s is not None), None)
             if log_s is None:

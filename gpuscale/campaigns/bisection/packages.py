@@ -121,7 +121,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
     def _installable(self, *pair: str | None) -> Pair:
-        """Return both requirements of a package; if only one can be installed, return it twice."""
+        """Return a package's requirements; if one cannot be installed, return the other twice."""
         probe = self._folder / "probe"
         usable: list[str | None] = []
         for line in dict.fromkeys(pair):
@@ -136,7 +136,7 @@ class Packages(Kind):
 
     def _install(self, *arguments: str) -> str | None:
         command = ("pip", "install", "--no-deps", *self.options, *arguments)
-        # What the cache has needs no network: a trial goes on when that is gone.
+        # Try uv's cache first, so that trials can continue without a network.
         return self._uv(*command, "--offline") and self._uv(*command)
 
     def _uv(self, *arguments: str) -> str | None:
@@ -198,7 +198,7 @@ def _needed_files(without: set[str]) -> Iterator[Path]:
             continue
         if package.metadata["Name"] != "gpuscale":
             for file in package.files or ():
-                # Files outside, such as programs, start with "..".
+                # Paths of files outside site-packages, such as programs, start with "..".
                 if file.parts[0] not in ("..", "__pycache__"):
                     yield site / file.parts[0]
         for asked in package.requires or ():

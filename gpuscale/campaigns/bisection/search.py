@@ -3,7 +3,7 @@
 Halving: a third environment applies only the first half of the changes between two others, and
 runs of all three in turn judge both halves. This finds several independent culprits at once.
 Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
-for changes that act only in combination. If undoing the culprits does not end the loss, search
+for changes that act only in combination. If undoing the culprits does not undo the loss, search
 again without the culprits, for changes that they hide. Culprits that are not needed are dropped.
 """
 
@@ -24,7 +24,7 @@ from gpuscale.campaigns.bisection.decision import (
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 
 _AT_FIRST = TrialLimits(slower=0.01, like=0.02)
-"""Limits for the trial of GOOD against BAD, which decides whether there is a loss to search."""
+"""Limits for the first trial, of GOOD against BAD, which decides whether there is any loss."""
 _SLOWER, _LIKE, _EXPLAINED = 0.1, 0.25, 1 / 3
 """Fractions of the whole loss: minimum for a culprit, maximum in a half that is not searched, and
 maximum that the culprits may leave unexplained."""
@@ -121,14 +121,14 @@ class Search:
         if not slower or any(step.answer is not TrialAnswer.LIKE for step in rest):
             return self._result(BisectionFinding.SUSPECTED, reason="not explained")
         self._suspects = [units[at] for at in slower]
-        # The weakest of the culprits, and the largest loss of what is left.
+        # Report the smallest loss of any culprit, and the largest loss between culprits.
         alone = min((spans[at] for at in slower), key=attrgetter("loss"))
         return self._result(
             BisectionFinding.FOUND, [alone], sorted(rest, key=attrgetter("loss"))[-1:]
         )
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
-        """Find the culprits, by halving, among changes that are applied to `base` in order."""
+        """Return the culprits among `changes`, which cause `loss` if applied to `base` in order."""
         if len(changes) == 1:
             return [changes]
         limits = self._limits(loss * _LIKE)
@@ -171,7 +171,7 @@ class Search:
             applied = _union(found)
             rest = tuple(sorted(bad - applied))
             more: list[Unit] = []
-            # Searched only if a large part is missing, of which each culprit has some.
+            # Search further only if the culprits leave a large part of the loss unexplained.
             if rest and alone and alone[1].answer is TrialAnswer.SLOWER:
                 more = self._halved(applied, rest, alone[1].loss)
             elif rest and taken_back and taken_back[0].answer is TrialAnswer.SLOWER:

@@ -70,7 +70,7 @@ def side_of(path: Path) -> BisectionSide:
     foreign = {name for name, version in packages.items() if set(version) & set(" ,")}
     return BisectionSide(
         pins={name: f"{name}=={packages[name]}" for name in packages if name not in foreign},
-        # Another patch of that Python will do.
+        # Any patch release of that Python version will do.
         python=minor,
         python_version=minor or None,
         not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
@@ -125,7 +125,7 @@ def _installed(path: Path, python: Path) -> BisectionSide:
     kept: list[str] = []
     lost: list[str] = []
     for line in frozen.stdout.splitlines():
-        # Packages of conda and of a build's folder have a path that is gone.
+        # Packages from conda or a build folder may refer to a path that no longer exists.
         local = line.partition("file://")[2].partition("#")[0]
         is_lost = line.startswith("-e") or (local and not Path(local).exists())
         (lost if is_lost else kept).append(line)

@@ -78,7 +78,7 @@ class NightJob:
     def _open(self, name: str) -> Path:
         """Validate the baseline; create and return the folder of the nightly run."""
         if self._compare:
-            # Find a wrong baseline before the GPUs have worked for an hour.
+            # Detect an unreadable baseline now, not after an hour of measurements.
             read_any(Path(self._compare[0]))
             _say(f"judged against {self._compare[0]}")
         nights = nights_folder(os.environ)
@@ -91,7 +91,7 @@ class NightJob:
         return folder
 
     def _try(self) -> Attempt:
-        """Measure the runs that the results file does not contain yet."""
+        """Run pytest to measure what the results file does not contain yet; return the outcome."""
         results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
         for told in (items, fault):
             told.unlink(missing_ok=True)

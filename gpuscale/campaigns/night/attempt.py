@@ -166,7 +166,7 @@ def signal_name(number: int) -> str:
 
 
 def read_items(path: Path) -> Items:
-    """Read pytest's XML file; return no items if it is missing or broken, as after a crash."""
+    """Read pytest's JUnit XML file; return no items if it is missing or broken after a crash."""
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -224,7 +224,7 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
     if attempt.faults:
         return ExitCode.INFRASTRUCTURE
     if not attempt.has_measured:
-        # Pytest ends with 2 for a case that cannot be imported, and for an interrupt.
+        # Pytest's exit code 2 means either a case that cannot be imported or an interrupt.
         could_run = attempt.exit_code not in _PYTEST_BROKEN and not attempt.items.uncollected
         return ExitCode.NOTHING_COMPARABLE if could_run else ExitCode.USAGE
     if not attempt.is_complete:
@@ -267,6 +267,6 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
         return ExitCode.USAGE, "somebody ended the job; see its log"
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
-    # No night ends with such a code: a signal or another program ended the job.
+    # A nightly run never returns such a code, so a signal or another program ended the job.
     told = "no exit code" if code is None else f"exit code {code}"
     return ExitCode.USAGE, f"{told}, with which no night ends; see its log"
