@@ -1,4 +1,4 @@
-"""`TrainingCase`, which users subclass; torch is imported only when a rank builds a case."""
+"""Base classes of the workloads that users define; importing this module does not import torch."""
 
 import inspect
 import re
@@ -52,7 +52,7 @@ class Case:
 class TrainingCase(Case):
     """A training workload: model, data, loss, optimiser and batch size.
 
-    Subclass it, set `sample_shape` and `batch` (or `sizes`), and write `model`, `loss` and
+    Subclass it, set `sample_shape` and `batch` (or `sizes`), and implement `model`, `loss` and
     `optimizer`. Everything else has a default that suits image classification.
     """
 
@@ -71,18 +71,18 @@ class TrainingCase(Case):
     size: Size
     """The selected size; each rank sets this attribute before it calls `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
-    """Sizes by name; if empty, `batch` and `sample_shape` are used whatever name is requested."""
+    """Sizes by name; if empty, `batch` and `sample_shape` are used for any requested name."""
 
     def model(self) -> "torch.nn.Module":
-        """Return the freshly initialised model, on the CPU; all ranks use the same seed."""
+        """Return a newly initialised model on the CPU; gpuscale seeds all ranks identically."""
         raise NotImplementedError
 
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
-        """Return the model as a sequence of modules, between which `pipeline` and `mp` may cut it.
+        """Return the model's consecutive modules, between which `pipeline` and `mp` may split it.
 
-        The first module takes the inputs, every other one the tensor returned by the module before
-        it; together they compute what `forward` does. By default, the modules of an
-        `nn.Sequential`.
+        The first module takes the inputs, and each following module takes the output of the one
+        before; chained, the modules compute the same as `forward`. The default is the children of
+        an `nn.Sequential`; for any other model, it is an empty list.
         """
         from torch import nn
 
@@ -155,7 +155,7 @@ class TrainingCase(Case):
         from torchvision.transforms import v2
 
         shape = size.sample_shape[1:]
-        # Resizing bytes takes a fifth of the time that floats take.
+        # Resizing bytes takes a fifth of the time of resizing floats.
         resized = () if self.raw_image_shape[:2] == shape else (v2.Resize(shape, antialias=True),)
         steps: Callable[[Any], Any] = v2.Compose(
             [v2.ToImage(), *resized, v2.ToDtype(torch.float32, scale=True)]
@@ -163,7 +163,7 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real training data below `root`, transformed, in the same form as `sample`."""
+        """Return the real training data in `root`; its items are transformed, like `sample`'s."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
@@ -180,7 +180,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, with file and line, for mistakes that only the ranks would reveal."""
+    """Raise a CaseError with file and line for mistakes that would otherwise show only in ranks."""
     try:
         _validate_parts(case)
     except CaseError as error:
@@ -224,13 +224,13 @@ def validate_count(what: str, found: object) -> None:
 
 
 def case_class(text: str) -> type[TrainingCase]:
-    """Import the case `FILE::Class`; `FILE` is enough if the file has a single case."""
+    """Import the case `FILE::Class`, or the only case in `FILE`; raise a UsageError on failure."""
     file, _, name = text.partition("::")
     path = Path(file).absolute()
     if not path.is_file() or path.suffix != ".py":
         problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
         raise UsageError(f"{problem}; give FILE::Class")
-    # As pytest does, so that a case can import its neighbours.
+    # Like pytest, so that a case can import other modules in its folder.
     sys.path.insert(0, str(path.parent))
     sys.modules.pop(path.stem, None)
     try:

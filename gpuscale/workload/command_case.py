@@ -25,8 +25,8 @@ from gpuscale.workload.log_lines import by_regex
 from gpuscale.workload.printed_figures import metrics_of
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
-"""Ways to start a command. With `plain`, `CommandCase.launch_of` chooses one; `torchrun` is another
-name for `per-rank`."""
+"""Ways to start a command. With `plain`, `CommandCase.launch_of` chooses one; `torchrun` means
+`per-rank`."""
 PLACEHOLDERS = (
     *("gpus", "nodes", "gpus_per_node", "node_rank", "batch", "global_batch"),
     *("master_addr", "master_port", "hosts", "hostfile"),
@@ -42,7 +42,7 @@ class CommandCase(Case):
     """The user's own training script, started unchanged and timed by the lines that it prints.
 
     Subclass this and set `command`; also set `batch` or `global_batch` unless the script prints the
-    samples per step. gpuscale replaces `{gpus}` and other `PLACEHOLDERS`; write `{{` for a brace.
+    samples per step. gpuscale replaces `{gpus}` and other `PLACEHOLDERS`; `{{` is a literal brace.
     """
 
     strategies = (COMMAND,)
@@ -61,7 +61,7 @@ class CommandCase(Case):
     """Regular expression for figures in the command's output, which are judged instead of its step
     time; or a key of `KNOWN_FIGURES`. Each named group is a metric."""
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
-    """Whether more or less is better, for metrics whose names do not imply it."""
+    """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
     """Kind of scaling of printed times: constant work per GPU (`weak`) or in total (`strong`)."""
 
@@ -79,8 +79,8 @@ class CommandCase(Case):
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
         """Return the number of samples per GPU per step; None if the script's output reports it.
 
-        The argument `batch` replaces the case's `global_batch` if the case has one, otherwise its
-        `batch`.
+        The argument `batch` overrides the case's `global_batch` if set, else its `batch`. Raise a
+        CaseError if the command takes no batch, or if the global batch cannot be split evenly.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -92,7 +92,7 @@ class CommandCase(Case):
 
     @classmethod
     def launch_of(cls, *, across_nodes: bool) -> Launch:
-        """Return how to start the command, such as `once`; raise CaseError if ranks start twice."""
+        """Return the start mode, such as `once`; raise a CaseError if ranks would start twice."""
         if cls.launch != "plain":
             launch: Launch = "per-rank" if cls.launch == "torchrun" else cls.launch
         else:
@@ -145,7 +145,7 @@ def validate_scaling(
     elif starter is not None:
         takes_all &= re.search(r"--nproc.per.node[= ](gpu|auto)\b", case.command) is not None
     name = "gpus_per_node" if is_per_node else "gpus"
-    # Without the number of nodes, the processes on each would take {gpus} for their own number.
+    # Without {nodes}, the processes on each node would take {gpus} for the number of GPUs there.
     knows_total = not is_per_node or "nodes" in case.placeholders()
     different = set[tuple[object, ...]]()
     for gpus in numbers:

@@ -1,7 +1,7 @@
 """Formats of the lines that training scripts print, and detection of a script's format.
 
 To add a format, add an entry to `_FORMATS`. `LogFormat.read` parses a line returned by `plain`, and
-returns a `Mark`, or None if the line has another format. Carriage returns also end lines.
+returns a `Mark`, or None if the line has another format. A carriage return also ends a line.
 """
 
 import re
@@ -22,7 +22,7 @@ from gpuscale.workload.log_lines import (
 from gpuscale.workload.step_report import PREFIX
 
 # Percentage, counter, elapsed and remaining time, rate; the bar itself may be missing (ncols=0),
-# and so may the end, the remaining time or the rate.
+# and so may the total, the remaining time or the rate.
 TQDM = re.compile(
     r"(?:\d+%(?:\|[^|]*\|)? *(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+"
     r"|\b(?P<count>\d+)it \[[\d:]+)"
@@ -64,7 +64,7 @@ def read_reported(line: str) -> Mark | None:
 
 
 def read_tqdm(line: str) -> Mark | None:
-    """Parse a tqdm bar that counts steps, or a line of metrics from Hugging Face's Trainer."""
+    """Parse a tqdm bar that counts steps, or Hugging Face Trainer's metrics; else return None."""
     is_bar = " [" in line and ("<" in line or "it [" in line)
     bar = TQDM.search(line) if is_bar else None
     if bar is None:
@@ -102,7 +102,7 @@ STEP_LINE = re.compile(
 
 
 def read_step_line(line: str) -> Mark | None:
-    """Parse a line of a training loop: a step, followed by a loss, a time or a rate."""
+    """Parse a line with a step, then a loss, a time or a rate; return None for any other line."""
     if (found := STEP_LINE.search(line)) is None:
         return None
     return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())
@@ -197,7 +197,7 @@ FORMATS: Mapping[str, LogFormat] = {one.name: one for one in _FORMATS}
 
 
 class Recognition:
-    """Determines which log formats match the lines that a script prints."""
+    """Detector of the log formats that match the lines of one script."""
 
     def __init__(self) -> None:
         self._fitting: dict[str, LogFormat] = {}

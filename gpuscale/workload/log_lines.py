@@ -26,14 +26,14 @@ class Mark:
     """Values reported by one line; fields that the line does not report are None."""
 
     step: int | None = None
-    """Value of the counter; None in a line that reports something else."""
+    """Value of the step counter; None if the line reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Final value of the counter; serves to distinguish different loops or progress bars."""
+    """Final value of the step counter, which distinguishes different loops and progress bars."""
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     samples_per_s: float | None = None
-    """Speed that the script reports."""
+    """Throughput that the script reports."""
     loss: float | None = None
     validated: bool = False
     """True if the line shows that a validation took place: before this line if it reports a step,
@@ -42,20 +42,20 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """How to read the lines of one kind of script."""
+    """A log format: a function that parses the format's lines, and an example of a line."""
 
     name: str
     example: str
     """A line that a real script printed."""
     read: Callable[[str], Mark | None]
-    """Function that reads a line returned by `plain`; returns None if the format is different."""
+    """Function that parses a line returned by `plain`; it returns None for any other format."""
     generic: int = 0
     """0 for a specific format, higher for formats that many scripts share. A format is used only if
     no format with a lower value matches."""
 
 
 def plain(line: str) -> str:
-    """Return the beginning of a line, without colours, other escape sequences and backspaces.
+    """Return the beginning of a line, without terminal escape sequences and backspaces.
 
     Lines that report steps are short, and patterns may take quadratic time on long lines.
     """
@@ -72,7 +72,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number, which may have thousands separators."""
+    """Parse a whole number with optional thousands separators; raise a ValueError if invalid."""
     return None if text is None else int(text.replace(",", ""))
 
 
@@ -101,7 +101,7 @@ def reader(
 
 
 def mark_of(told: dict[str, str | None]) -> Mark:
-    """Return the mark with the values of the named groups that matched in a line."""
+    """Convert the named groups of a match to a mark; raise a ValueError if a count is invalid."""
     return Mark(
         step=whole(told.get("step")),
         epoch=whole(told.get("epoch")),
@@ -150,11 +150,11 @@ def by_regex(pattern: str) -> LogFormat:
 
 
 class UnreadLines:
-    """Finds lines that a script probably prints at each step, although no known format matches."""
+    """Detector of lines that a script probably prints at each step, in an unknown format."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, float]] = {}
-        """For each sequence of words: number of lines with it, and arrival time of the first."""
+        """For each sequence of words: number of lines, and arrival time of the first line."""
         self.of_training: str | None = None
         """Latest line of a frequent kind that mentions steps or a loss; None if there is none."""
 
@@ -180,10 +180,10 @@ class UnreadLines:
 def _remedy(line: str) -> str:
     own = "print lines of 'GPUSCALE {\"step\": 10}'"
     if counter := _COUNTER.search(line):
-        # A single quote would end that of the shell.
+        # A single quote would end the quoted shell argument.
         words = re.escape(counter[1]).replace(r"\ ", r"\s*").replace("'", ".")
         return rf"give --step-regex '{words}(?P<step>\d+)' or the like, or {own}"
-    # Of `[2/3] [390/400]` the first counts epochs.
+    # In `[2/3] [390/400]`, the first counter counts epochs.
     if totals := re.findall(r"\d/(\d+)", line):
         pattern = rf"(?P<step>\d+)/{max(totals, key=int)}"
         return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"

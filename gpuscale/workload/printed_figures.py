@@ -29,7 +29,7 @@ _MLPERF = ":::MLLOG "
 
 
 def positive(value: object) -> float | None:
-    """Return the value of a measurement if it is a finite number above 0; None if not."""
+    """Convert a measured value to a float; return None unless it is finite and above 0."""
     with suppress(ValueError, OverflowError):
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             return found if 0 < (found := float(value)) < math.inf else None
@@ -41,10 +41,10 @@ class NcclTests:
 
     def __init__(self) -> None:
         self.collective = ""
-        """Name of the current collective; empty if not printed, as by older versions."""
+        """Name of the current collective; empty if unknown, since older versions omit it."""
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return the figures in a line: bus bandwidths by collective and size, or their average."""
+        """Return a line's bus bandwidths by collective and message size, or the final average."""
         if average := _AVERAGE.search(line):
             return {"busbw_gb_s": average[1]}
         return dict(self._bandwidths(line))
@@ -83,7 +83,7 @@ class Mlperf:
     def figures(self, line: str) -> dict[str, str | float]:
         """Return the time to train if the line ends a successful training run; otherwise empty."""
         _, mark, rest = line.partition(_MLPERF)
-        # Lines of several ranks may be mixed.
+        # The output of several ranks may be mixed up within a line.
         with suppress(msgspec.DecodeError):
             event = msgspec.json.decode(rest if mark else "", type=_Event)
             if event.value:
@@ -120,7 +120,7 @@ _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
 def new_reader(figure: str) -> FigureReader:
-    """Return a reader of a known benchmark's output, or one that uses a regular expression."""
+    """Return a parser for a known benchmark, or for `figure` as a regular expression."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
         return known.new_reader()
     pattern = re.compile(figure)
@@ -135,7 +135,7 @@ def new_reader(figure: str) -> FigureReader:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics of `figure`; raise a CaseError if it is unknown whether more is better."""
+    """Return the metrics of `figure`; raise a CaseError if invalid or if a direction is unknown."""
 
     def refused(problem: object) -> CaseError:
         return CaseError(f"--figure {shlex.quote(figure)}: {problem}")

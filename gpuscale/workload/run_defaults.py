@@ -28,8 +28,8 @@ def default_strategy(case: type[TrainingCase]) -> str:
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
-    A larger budget of seconds is first spent on more windows, which show whether a run is steady,
-    and then on longer windows. With a smaller budget, the ranks shorten the windows.
+    A larger time budget first adds windows, which show whether a run is steady, and then lengthens
+    them. With a smaller budget, the ranks reduce the number or length of windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -74,8 +74,8 @@ def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[in
         return ()
     on_each_node = math.ceil(gpus / math.ceil(gpus / count))
     blocks = count // math.gcd(count, on_each_node)
-    # Runs also rotate over the nodes. When both are back at the first together, blocks move one
-    # ahead; otherwise each node would be measured with some of its devices only.
+    # Runs also rotate over the nodes. After each common cycle of nodes and blocks, the blocks shift
+    # by one; otherwise only some devices of each node would ever be measured.
     rounds = (run - 1) // math.lcm(environment.node_count, blocks)
     ahead = rounds % math.gcd(environment.node_count, blocks)
     start = (run - 1 + ahead) * on_each_node

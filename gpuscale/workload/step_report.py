@@ -38,15 +38,15 @@ def report(
                 ...
                 step_done(loss)
 
-    Call it anew for each epoch: the time between epochs is not measured. Only rank 0 prints, only
-    under `gpuscale run`, and at most 20 lines a second.
+    Call `report` again for each epoch: the time between epochs is not measured. Only rank 0 prints,
+    only under `gpuscale run`, and at most 20 lines per second.
 
     A training loop can run ahead of its GPUs until their queues are full. With a loss, or with
-    `synchronize=torch.cuda.synchronize`, each line is printed only when the step is really done;
+    `synchronize=torch.cuda.synchronize`, each line is printed only after the step has finished;
     without either, only windows much longer than a queue are timed correctly.
 
     Args:
-        samples: Samples of one step over all ranks; None if an option of `gpuscale run` gives them.
+        samples: Samples per step over all ranks; None if an option of `gpuscale run` sets them.
         rank: Rank of this process; by default from the variables of torchrun, Slurm or MPI, or 0.
         synchronize: Function to call before each line is printed.
     """
