@@ -129,7 +129,7 @@ def uses_scaling(item: pytest.Item) -> bool:
 def _case_of(test: pytest.Item) -> type[Case]:
     mark = test.get_closest_marker("gpuscale")
     case: Any = None if mark is None else mark.kwargs.get("case")
-    # A mistake in a case would otherwise show only after its first run.
+    # Validate the case now; otherwise a mistake would show only after its first run.
     if mark is None:
         problem = (
             f"{test.nodeid} uses 'scaling' but names no case; "

@@ -14,7 +14,7 @@ _MOST = 100_000
 
 
 def parse_count(text: str, at_least: int = 1) -> int:
-    """Parse a whole number that is not below `at_least`."""
+    """Parse a whole number from `at_least` to 100000; raise ArgumentTypeError for other text."""
     number = int(text) if text.strip().isdecimal() and len(text) < 10 else -1
     if not at_least <= number <= _MOST:
         raise ArgumentTypeError(f"'{text}' is not a whole number from {at_least} to {_MOST}")
@@ -22,7 +22,7 @@ def parse_count(text: str, at_least: int = 1) -> int:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers such as `1,2,4`, and sort them."""
+    """Parse and sort distinct numbers, such as `1,2,4`; raise ArgumentTypeError for other text."""
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")
@@ -30,7 +30,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a duration above 0."""
+    """Parse a finite duration above 0, in seconds; raise ArgumentTypeError for other text."""
     try:
         number = float(text)
     except ValueError:
@@ -41,14 +41,14 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_choice(text: str, known: tuple[str, ...]) -> str:
-    """Return the text if it is one of the known values."""
+    """Return the text if it is one of the known values; raise ArgumentTypeError if it is not."""
     if text not in known:
         raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
     return text
 
 
 def one_of(*known: str) -> Callable[[str], str]:
-    """Return a function that accepts only these values."""
+    """Return a parser for options that accept only these values."""
     return partial(parse_choice, known=known)
 
 

@@ -236,10 +236,10 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """Parse the values that argparse collected, and check that they are compatible."""
+    """Parse the values that argparse collected; raise UsageError if any are wrong or conflict."""
     from gpuscale.workload.injections import parse_injections
 
-    # A timeout of 0, which disables that of pytest-timeout, means the default here.
+    # A timeout of 0 disables that of pytest-timeout; for gpuscale, it means the default.
     collected = {name: given.get(option.dest) for name, option in OPTIONS.items()}
     values: dict[str, Any] = {
         name: OPTIONS[name].parse(text)

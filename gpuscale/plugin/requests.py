@@ -165,7 +165,7 @@ def _conflict_with_options(
     on_gpu = is_gpu(environment.device)
     shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
     if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
-        # It would pass an address on the device to the system, which refuses it.
+        # Gloo would pass a device address to the operating system, which would reject it.
         conflicts["--oversubscribe"] = "gloo sends nothing that lies on a GPU"
     reasons = (f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items() if why)
     return next(reasons, None)
@@ -251,7 +251,7 @@ def _command_request(
     )
     request = _request(plan, environment, options, configuration, batch_per_gpu)
     if launch == "once" and across_nodes:
-        # Without regard to the run: the command itself chooses nodes and GPUs, from the first on.
+        # The command itself chooses nodes and GPUs: in every run, it starts with the first ones.
         request = replace(request, devices=devices_of_run(environment, run=1, gpus=gpus))
     return replace(request, command=command)
 
@@ -264,7 +264,7 @@ def _request(
     batch_per_gpu: int | None,
 ) -> RunRequest:
     """Return a request with the fields that runs of cases and of commands have in common."""
-    # A site binds the ranks of a node to the same cores in every run.
+    # A site binds ranks to the same cores in every run, so each run uses the GPUs of the first run.
     run = 1 if options.cpu_bind == SITE and environment.nodes else plan.run
     return RunRequest(
         configuration=configuration,

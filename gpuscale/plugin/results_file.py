@@ -1,4 +1,4 @@
-"""The results file of a session, and the checks made before runs are added to an existing file."""
+"""The results file of a session, and the checks before runs are added to an existing file."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -159,7 +159,7 @@ def validate_configurations(
         then, now = run.configuration, request.configuration
         if then.label != now.label:
             continue
-        # A curve over batches may be continued if the file has one of them.
+        # A session may add further batch sizes to a file.
         found = _changes(*differences(replace(then, batch=now.batch), now))
         if run.gpus == request.gpus and then.batch == now.batch and run.batch_per_gpu:
             found += _changes(
@@ -178,5 +178,5 @@ def _changes(*values: tuple[str, object, object]) -> list[str]:
 
 
 def _loaded_driver() -> str | None:
-    # NVML reports it only while a run is being sampled, which is too late to refuse.
+    # NVML reports the driver's version only during a run, which is too late to refuse the file.
     return text_of(_LOADED_DRIVER) or None

@@ -69,8 +69,8 @@ def maker_for(options: MeasureOptions, *, here: Path, root: Path, is_command: bo
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
     with ThreadPoolExecutor(max_workers=1) as pool:
-        # Meanwhile the process that will fork the ranks imports the same modules. If one is broken
-        # or absent, the case that needs it reports it.
+        # Import modules here while the process that will fork the ranks does the same. A case that
+        # needs a broken or absent module reports the error.
         for name in () if is_command else _IMPORTED_BY_CASES:
             pool.submit(import_module, name)
         environment = replace(
@@ -91,7 +91,7 @@ def maker_for(options: MeasureOptions, *, here: Path, root: Path, is_command: bo
 
 @dataclass(frozen=True, kw_only=True)
 class RunMaker:
-    """Executes the runs of a session, and decides which items need no run."""
+    """Executes and records the runs of a session, and decides which items need no run."""
 
     options: MeasureOptions
     launcher: Launcher
@@ -176,7 +176,7 @@ class RunMaker:
         except UsageError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (RunTerminated, FileError) as error:
-            # Later runs would be killed or lost as this one is.
+            # Later runs would be killed or lost like this one.
             kept = "no run was recorded"
             if self.recorder.measured.runs:
                 path = relative(self.recorder.path)

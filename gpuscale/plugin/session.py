@@ -143,7 +143,7 @@ class _MeasuringSession:
             pytest.skip(left_out.reason)
         assert isinstance(plan, ItemPlan)
         benchmark = request.getfixturevalue("benchmark")
-        # Until windows are entered; else pytest-benchmark warns of an unused fixture.
+        # Until windows are entered, pytest-benchmark would warn about an unused fixture.
         benchmark.skipped = True
 
         def scaling() -> Run:
@@ -194,7 +194,7 @@ class _MeasuringSession:
         return run
 
     def pytest_keyboard_interrupt(self) -> None:
-        # pytest.exit() comes here too.
+        # pytest.exit() also calls this hook.
         self._interrupted = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -203,7 +203,7 @@ class _MeasuringSession:
         self._anything_passed |= report.passed and report.when == "call"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        # A file that cannot be collected has tests that never ran.
+        # If a file cannot be collected, its tests did not run.
         if report.failed:
             self._failed_tests.add(report.nodeid)
 

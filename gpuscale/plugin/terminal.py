@@ -42,10 +42,10 @@ def own_stream() -> TextIO | None:
 def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
     """Show the progress of a run after the item's ID, and erase it when the run has ended."""
     columns = 0 if stream is None else columns_of(stream)
-    # pytest prints the id relative to the folder it was started in, which may be shorter.
+    # pytest prints IDs relative to the folder in which it was started, so they may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
-    # Without the last column; 0 if the id fills its line.
+    # Columns left on the line, except the last one; 0 if the ID fills the line.
     room = columns - used - 1 if used else 0
 
     def drawn() -> str | None:
@@ -91,7 +91,7 @@ def header_lines(
 
 
 def relative(path: Path) -> str:
-    """Return a path relative to the current folder if it lies below that folder, else unchanged."""
+    """Return a path as text, relative to the current folder if the path lies below that folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -203,7 +203,7 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
     step_times_s = iter([w.time_s / steps for w in run.windows for _ in range(steps)])
 
     def advance() -> None:
-        # pedantic makes one more call, for the target's result, without a window.
+        # `pedantic` calls this once more than there are steps, to get the target's result.
         clock.now_s += next(step_times_s, 0.0)
 
     benchmark.pedantic(advance, rounds=len(run.windows), iterations=steps)
