@@ -1,4 +1,4 @@
-"""The `gpuscale` command: parse the command line, run a command, and print errors in one line.
+"""The `gpuscale` command: parse the command line, run a command, and print errors on one line.
 
 A command is a module with `add_arguments(parser)` and `run(arguments)`, listed in `_COMMANDS`.
 Only the module of the named command is imported, so that `gpuscale --help` is fast.
@@ -60,13 +60,13 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command given by the arguments, and return the exit code for the process."""
     if sys.stdout is None or sys.stderr is None:
-        # Started with closed streams, so the verdict would be lost.
+        # The streams were closed before the start, so the verdict would be lost.
         if sys.stderr is not None:
             _say("gpuscale: standard output is closed; open it, such as by >FILE")
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
-        # Parsing imports modules, which may be broken.
+        # Parsing imports the command's module, which may fail.
         parsed = _parser().parse_args(arguments)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"gpuscale: {error}")
         return ExitCode.USAGE
     except BrokenPipeError:
-        # `gpuscale show … | head`: the reader has seen enough.
+        # As in `gpuscale show … | head`: the reader has closed the pipe.
         _silence(sys.stdout)
         return 128 + 13
     except OSError as error:
@@ -120,7 +120,7 @@ class _Parser(argparse.ArgumentParser):
             self.module = None
         parsed, unknown = super().parse_known_args(*arguments, **keywords)
         if unknown:
-            # Otherwise the main parser prints this with its own usage.
+            # Otherwise the main parser would print this error with the wrong usage.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
 
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
     for name, summary in _COMMANDS:
-        # A keyword is no name of a module.
+        # A Python keyword, such as `import`, cannot be the name of a module.
         module = f"{name.replace('-', '_')}{'_' * iskeyword(name)}"
         commands.add_parser(name, help=summary).module = f"gpuscale.cli.{module}"
     return parser

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Execute the named action."""
+    """Run the subcommand that the arguments name, and return its exit code."""
     actions = {
         "record": _record,
         "show": show.run,

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the smallest losses that the two find; raise UsageError if `after` is weak."""
+    """Describe the smallest losses detectable before and after; raise UsageError if too large."""
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
@@ -234,7 +234,7 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
 def validate_strength(
     losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
 ) -> None:
-    """Raise a UsageError if a row detects only losses above `TOO_WEAK`, and is weaker than before.
+    """Raise a UsageError if a row detects only losses above `TOO_WEAK` and larger than before.
 
     `known` are the smallest losses that the rows detected before, keyed by label.
     """

@@ -88,7 +88,7 @@ def _request(
     """Return the request for one attempt; raise a UsageError if the options rule it out."""
     environment = launcher.environment
     if not is_gpu(environment.device):
-        # A host that runs out of memory kills other processes.
+        # CPU ranks would fill the host's memory, so the kernel might kill other processes.
         raise UsageError("gpuscale batch fills the memory of GPUs, and there are none to use here")
     given = vars(arguments)
     options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
@@ -135,7 +135,7 @@ def has_fitted(run: Run, batch: int, fitted: int) -> bool:
     failure = run.failure
     if failure is None or failure.kind == "unsteady":
         return True
-    # If a smaller batch has fitted, every engine failed for lack of memory.
+    # If a smaller batch has fitted, no cuDNN engine works now for lack of memory.
     has_no_engine = fitted and NO_ENGINE.search(failure.message)
     if failure.kind == "out_of_memory" or has_no_engine:
         return False

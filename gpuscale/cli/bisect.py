@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
     )
     _add_options(parser)
-    # Everything from GOOD on, also options: _rest parses it.
+    # All words from GOOD on, including options; `_rest` parses them.
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
                 kind.prepare(folder / "environments")
             found, told = _searched(lab, plan, arguments.trials)
         finally:
-            # Results and logs stay; what is left of a killed bisection, the next one removes.
+            # Results and logs are kept. If this process is killed, the next bisection cleans up.
             shutil.rmtree(folder / "environments", ignore_errors=True)
     return _reported(arguments, found, lab, told)
 
@@ -160,7 +160,7 @@ def _searched(
         number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
     ) -> None:
         if steps is None and number == 1:
-            # The error says it.
+            # The error that is raised below reports it.
             return
         rows: list[tuple[str, str, Estimate | None]] = []
         if steps is None:

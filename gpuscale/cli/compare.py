@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "then results files of one machine (default: the newest in .gpuscale/results; with "
         "--history the folder's last night)"
     )
-    # Without a default argparse calls them required.
+    # Without a default, argparse's error message would call the files required.
     parser.add_argument("files", metavar="BEFORE RESULTS", nargs="*", default=(), help=text)
     text = "judge against the earlier nights whose results lie below this folder"
     parser.add_argument("--history", metavar="DIR", help=text)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
     if not files:
-        # Before a search for results, whose error would hide that of the named file.
+        # Checked before the search for results, whose error would hide that of the named file.
         with file_errors(before):
             before.stat()
     paths = files or ([] if arguments.history else [newest_input()])
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read a baseline or earlier results; raise a FileError if they contain runs of `results`."""
+    """Read a baseline, or results as one; raise a FileError if they contain runs of `results`."""
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"

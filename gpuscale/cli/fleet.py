@@ -140,7 +140,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name]) is not None}
     profile = with_options(profile, {**given, "--cases": [_case(profile, arguments.case)]})
     gpus = tuple(sorted({1, job_demand(profile, (1,)).gpus_per_node, profile.node.gpus or 1}))
-    # Successive runs take the next GPU, so each is measured by itself equally often.
+    # Each run on one GPU takes the next GPU, so that all are measured equally often.
     runs = given.get("--runs", gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1]))
     measure = replace(profile.measure, runs=runs, gpus=gpus)
     minutes = math.ceil(max(_SHORTEST_LIMIT_S, _LIMIT_FACTOR * _job_s(measure)) / 60)
@@ -157,7 +157,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
 
 
 def _case(profile: ClusterProfile, named: str | None) -> str:
-    """Return the file of the case to measure."""
+    """Return the file of the case to measure; raise a UsageError if there is no such file."""
     case = named or " ".join(profile.measure.cases)
     case = f"bench_cases/test_{case}.py" if case.isidentifier() else case
     if not Path(case.partition("::")[0]).is_file():

@@ -28,7 +28,7 @@ _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
 
 
 def remark(text: str) -> None:
-    """Print a line to standard error."""
+    """Print a line that begins with `gpuscale:` to standard error."""
     sys.stderr.write(f"gpuscale: {text}\n")
 
 
@@ -54,9 +54,9 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files (or the results in baselines) so that each run occurs only once.
+    """Read results files, or also baselines; keep one copy of each run, and no excluded results.
 
-    With `one_curve`, raise a UsageError unless the same faults were injected in all files.
+    Excluded results stay if alone. With `one_curve`, raise a UsageError if injected faults differ.
     """
     read: list[Results] = []
     for path in paths:
@@ -122,7 +122,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
             faults = ", ".join(results.injections)
             remark(f"left out: {name}: has faults made on purpose ({faults})")
         else:
-            # Most of a long history are configurations, which every night repeats.
+            # Equal configurations share one object: copies would take most of the memory.
             for run in results.runs:
                 own = run.configuration
                 force_setattr(run, "configuration", configurations.setdefault(own, own))
@@ -134,7 +134,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
 
 
 def results_file(path: Path) -> Path:
-    """Return the path if it is a file; if it is a folder, return the only results file below it."""
+    """Return the path of a file, or of the only results file below a folder, or raise FileError."""
     files = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
@@ -153,7 +153,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     files = [(path, True) for path in paths if path not in folders]
     below = (files_below(folder, _RESULTS_NAME.fullmatch) for folder in folders)
     files += [(file, False) for found in below for file in sorted(found)]
-    # The report of a night is given its results and the folder that holds them.
+    # A nightly report, for example, gets a results file and also the folder that contains it.
     once: dict[str, tuple[Path, bool]] = {}
     for file in files:
         once.setdefault(os.path.realpath(file[0]), file)
@@ -165,7 +165,7 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
     Follow links to folders, and skip hidden folders.
     """
-    # A link may lead to a folder that was visited before, or back out.
+    # A link may lead to a folder that was already visited, or to a parent of `folder`.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
     for here, folders, names in os.walk(folder, onerror=_skip_unreadable, followlinks=True):
         if (place := os.path.realpath(here)) in seen:

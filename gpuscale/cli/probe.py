@@ -100,7 +100,7 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes of the job, in the most common precision of `results` and its bucket sizes.
+    """Probe all nodes of the job, with the usual precision and the DDP bucket sizes of `results`.
 
     Pairs of nodes exchange messages only in the first launch; suspect nodes repeat the exchange.
     """

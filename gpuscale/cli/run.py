@@ -100,12 +100,12 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:
         validate_command(case)
-        # Before other entries are measured for hours.
+        # Validate all counts now, not after others have been measured for hours.
         for number in options.gpus:
             for batch in options.batches or (None,):
                 case.batch_per_gpu(number, batch)
         if options.launcher == "local":
-            # A session looks for GPUs later.
+            # The session detects the actual GPUs later.
             here = Environment(device="cpu" if options.device == "cpu" else "cuda")
             validate_scaling(case, {*options.gpus}, here)
     except CaseError as error:

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "such as juwels-booster, or a file such as ./mysite.toml"
     add("profile", metavar="PROFILE", help=text)
-    # Options keep their names as destinations, by which `with_options` knows them.
+    # The destinations are the option names, which `with_options` expects as keys.
     text = "measure on these numbers of GPUs (default: the profile's)"
     add("--gpus", metavar="N,N,…", help=text, dest="--gpus")
     for name, option in JOB_OPTIONS.items():
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     script = job_script(request)
     problems = _problems_of_paths(request)
     if arguments.print:
-        # The script may be for a folder elsewhere.
+        # The script may be meant for another folder, so these are warnings, not errors.
         sys.stderr.writelines(f"gpuscale: beware: {problem}\n" for problem in problems)
         sys.stdout.write(script)
         return ExitCode.OK
@@ -160,7 +160,7 @@ def job_environment(container: str | None) -> Mapping[str, str]:
 def _announcement(request: JobRequest) -> str:
     """Describe the job and its estimated duration."""
     demand, measured = request.demand, request.profile.measure
-    # A case is trained by gpuscale, or is a command.
+    # A case either is a command or is trained by every other strategy.
     ways = len({*measured.strategies} - {COMMAND}) or 1
     runs = _count_cases(request) * ways * len(request.gpus) * measured.runs
     seconds = runs * run_s(measured) + BESIDE_MEASURING_S
@@ -181,7 +181,7 @@ def run_s(measured: Measured) -> float:
 
 
 def _count_cases(request: JobRequest) -> int:
-    """Estimate the number of cases in the job: each test file counts as one, whatever it has."""
+    """Estimate the number of cases in the job by counting each test file as one case."""
     paths = [_path_of(named) for named in request.profile.measure.cases]
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 

@@ -141,7 +141,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the least possible clock error of the node in seconds (negative: behind), or 0."""
+        """Return the least possible error of the node's clock in seconds; 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
