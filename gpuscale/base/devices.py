@@ -42,12 +42,12 @@ def is_gpu(device: str) -> bool:
 
 
 def device_word(device: str) -> str:
-    """Return the noun for a type of device: `CPU rank` for `cpu`, else `GPU`, even if unknown."""
+    """Return the noun for a type of device: `CPU rank` for `cpu`, `GPU` for any other type."""
     return "CPU rank" if device == "cpu" else "GPU"
 
 
 def is_map(binding: str) -> bool:
-    """True if a binding lists the CPUs of each rank, in the format of srun's `--cpu-bind`."""
+    """True if a binding is a valid `map_cpu:` or `mask_cpu:` list of srun's `--cpu-bind`."""
     return _MAP.fullmatch(binding) is not None and all(_cpus_of_ranks(binding))
 
 
@@ -89,7 +89,7 @@ def cpu_numa_nodes(cpus: Collection[int], root: Path = Path("/")) -> tuple[int, 
 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
     """Return the number of the NUMA node of a GPU; None if unknown or if there is only one node."""
-    # NVML writes the domain with more digits than the kernel.
+    # NVML writes the PCI domain with more digits than the kernel does.
     folder = root / "sys/bus/pci/devices" / pci_address[-12:].lower()
     numa_node = text_of(folder / "numa_node")
     return int(numa_node) if numa_node.isdecimal() else None
@@ -98,7 +98,7 @@ def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
 def cpus_near(
     places: Sequence[int | None], cpus: Iterable[int], count: int, root: Path = Path("/")
 ) -> set[int]:
-    """Choose `count` CPUs: an equal share for each GPU, if possible on the GPU's NUMA node.
+    """Choose `count` of the `cpus`: an equal share per GPU, if possible on the GPU's NUMA node.
 
     `places` lists the NUMA node of each GPU; None if unknown. Lower CPU numbers come first.
     """

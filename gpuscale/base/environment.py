@@ -25,16 +25,16 @@ def cpu_model(root: Path = Path("/")) -> str | None:
     lines = text_of(root / "proc/cpuinfo").splitlines()
     for line in lines:
         key, _, value = line.partition(":")
-        # x86 says "model name", POWER says "cpu".
+        # The key is "model name" on x86, and "cpu" on POWER.
         if key.strip() in ("model name", "cpu") and value.strip():
             return value.strip()
-    # Linux names no Arm CPU, such as Grace.
+    # On Arm, such as Grace, Linux reports no model name.
     names = ("proc/device-tree/model", "sys/devices/soc0/machine", "sys/class/dmi/id/product_name")
     return next(filter(None, (text_of(root / name) for name in names)), None)
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file without blanks at its ends; empty if it cannot be read."""
+    """Return a file's text without leading or trailing whitespace; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip(" \t\n\r\0")
     except OSError:
@@ -48,6 +48,6 @@ def variables_of(process: int | str, root: Path = Path("/")) -> dict[str, str]:
 
 
 def python_environment() -> dict[str, str]:
-    """Return environment variables that let Python import gpuscale even if it is not installed."""
+    """Return this process's environment with gpuscale's parent folder added to PYTHONPATH."""
     folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

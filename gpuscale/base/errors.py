@@ -1,4 +1,4 @@
-"""Exceptions for expected failures; messages say what happened, where, and how to fix it."""
+"""Exceptions for expected failures; messages state what happened, where, and how to fix it."""
 
 import signal
 from collections.abc import Iterable, Sequence
@@ -47,10 +47,10 @@ _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
-    """Raise a UsageError with an install command if any of the packages is missing.
+    """Raise a UsageError with an install command if a package that `user` needs is missing.
 
     gpuscale can be installed without its dependencies, since comparing results on a login node, for
-    example, does not need torch.
+    example, does not need torch. `user` is the name of a command or feature.
     """
     missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
@@ -59,7 +59,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """Raised for an unusable file; the message has the path, location, problem and remedy."""
+    """Raised for an unusable file; the message gives path, location, problem and remedy."""
 
     def __init__(
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
@@ -141,7 +141,7 @@ class DeviceGoneError(QueryError):
 
 
 class SchedulerError(GpuscaleError):
-    """Raised if the scheduler is missing, or rejects or loses a job; the message says why."""
+    """Raised if the scheduler is missing, or rejects or loses a job; the message explains why."""
 
 
 def as_place(file: str, line: int | None) -> str:

@@ -10,14 +10,14 @@ OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
     r"|(?:CUDA|HIP) (?:error: )?out of memory|STATUS_ALLOC_FAILED|std::bad_alloc"
     r"|(?:Cuda|HIP) failure (?:\d+ )?'out of memory'"
-    # oneDNN's words. If it does not support an operator, it cannot create a descriptor.
+    # Errors of oneDNN. One about a descriptor means that an operator is not supported.
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
 )
-"""Pattern for the last line of a traceback if a GPU or the host ran out of memory."""
+"""Pattern for the last line of a traceback caused by lack of memory on a GPU or the host."""
 
 NO_ENGINE = re.compile("unable to find an engine to execute this computation")
-"""Pattern for the error if all cuDNN convolution algorithms failed, perhaps for lack of memory."""
+"""Pattern for the error after all cuDNN algorithms failed, possibly for lack of memory."""
 
 LOST_PEER = re.compile(r"gloo|NCCL")
 """Pattern for the error of a rank that lost contact with another, which probably ended first."""

@@ -1,6 +1,6 @@
 """A table of all GPU counters: how gpuscale reads, reduces, checks and shows them.
 
-docs/format.md explains what the counters mean. A `Reading` holds the values read at one time.
+docs/format.md explains the counters. A `Reading` holds the values read at one time.
 """
 
 import math
@@ -70,8 +70,8 @@ class Field:
     the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares"]
     queries: tuple[Query, ...] = ()
-    """Queries of NVML and of AMD SMI, newest first; none if a method of the device reads the
-    counter, or if the vendor has no such counter."""
+    """Queries of NVML and of AMD SMI, newest first. A vendor has none if a method of its device
+    class reads the counter, or if there is no such counter."""
     take: Callable[[Any], float | None] = lambda answer: answer
     """Function that extracts the number from an answer that is not a number itself."""
     meaning: str = ""
@@ -110,27 +110,27 @@ def _microjoules(count: Mapping[str, Any]) -> Any:
     return count["energy_accumulator"] * count["counter_resolution"]
 
 
-# A table is read by its rows, which the formatter would break up.
+# The formatter would break up the rows of the table.
 # fmt: off
 FIELDS = (
-    # name in a run, name at a moment, label, quantity, what counts, how it becomes one number
+    # name, moment, label, quantity, when it is read, how it is reduced to one number
     Field("utilization_mean", "utilization", "utilization", SHARE, "windows", "mean",
           (Query("nvmlDeviceGetUtilizationRates", member="gpu", divisor=100),
            Query("amdsmi_get_gpu_activity", member="gfx_activity", divisor=100)),
           meaning="share of time with a kernel running"),
-    # Version 2 leaves out what the driver itself reserves (up to about 1 GiB), as nvidia-smi
-    # does; drivers before R510 only have the first version, which counts it.
+    # Version 2 excludes memory that the driver reserves (up to about 1 GiB), as nvidia-smi does;
+    # drivers before R510 have only version 1, which includes that memory.
     Field("memory_used_peak_bytes", "memory_used_bytes", "memory", BYTES, "windows", "max",
           (Query("nvmlDeviceGetMemoryInfo", ("nvmlMemory_v2",), member="used"),
            Query("nvmlDeviceGetMemoryInfo", member="used"),
            Query("amdsmi_get_gpu_memory_usage", ("AmdSmiMemoryType.VRAM",))), shown="{} in use",
           meaning="that processes had allocated, of other jobs too"),
-    # From Ampere on, the older call answers with the mean over the last second, most of which
-    # may lie before the window that the sample is put into, and the buffer is smoothed as well.
+    # From Ampere on, the older call returns the mean over the last second, most of which may
+    # precede the sample's window; the values in the driver's buffer are smoothed as well.
     Field("power_mean_w", "power_w", "power", WATTS, "windows", "mean",
           (Query("NVML_FI_DEV_POWER_INSTANT", divisor=1000),
            Query("nvmlDeviceGetPowerUsage", divisor=1000),
-           # From MI300 on, and before.
+           # MI300 and later GPUs, then earlier ones.
            Query("amdsmi_get_power_info", member="current_socket_power"),
            Query("amdsmi_get_power_info", member="average_socket_power"))),
     Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",

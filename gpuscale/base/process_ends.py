@@ -23,12 +23,12 @@ may merely result from the end of another process."""
 #                           all after half of COMMAND_S; SIGKILL after COMMAND_S
 # a rank                    SIGKILL from the keeper at once
 # the watcher of a command  SIGTERM from the keeper; SIGKILL after RANK_S
-# the ranks of a run        an order from the launcher to the keepers; it ends the keepers after
-#                           RUN_S
-# the keepers of a session  end of their input; SIGTERM to `srun` or `mpirun` after KEEPERS_S, and
-#                           SIGKILL after STEP_S
-# the pytest of a night     SIGTERM from the night PASSED_ON_S after a signal to the night itself
-# a site's own command      SIGKILL from the night after ON_VERDICT_S
+# the ranks of a run        an order from the launcher to the keepers; the launcher ends the keepers
+#                           after RUN_S
+# the keepers of a session  end of their standard input; SIGTERM to `srun` or `mpirun` after
+#                           KEEPERS_S, and SIGKILL after STEP_S
+# pytest in a night         SIGTERM from `gpuscale night`, PASSED_ON_S after it gets a signal itself
+# a site's own command      SIGKILL from `gpuscale night` after ON_VERDICT_S
 COMMAND_S, RANK_S, RUN_S, KEEPERS_S, STEP_S = 8.0, 11.0, 20.0, 14.0, 20.0
 PASSED_ON_S, ON_VERDICT_S = 2.0, 60.0
 
@@ -38,13 +38,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def parent_of(process: int | str, root: Path = Path("/")) -> int:
     """Return the process ID of a process's parent; raise an OSError if the process has ended."""
-    # The name, in parentheses, may contain anything.
+    # The process name, in parentheses, may contain any character.
     stat = (root / f"proc/{process}/stat").read_text(errors="replace")
     return int(stat.rpartition(")")[2].split()[1])
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
-    """Ask the kernel to signal this process when its parent dies; a no-op except on Linux."""
+    """Ask the kernel to send a signal to this process when its parent dies; only on Linux."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -57,7 +57,7 @@ def descendants() -> set[int]:
     """Return the process IDs of all descendants of this process; empty except on Linux."""
     children: dict[int, list[int]] = {}
     for place in Path("/proc").glob("[0-9]*"):
-        # A process may end meanwhile.
+        # The process may have ended in the meantime.
         with suppress(OSError):
             children.setdefault(parent_of(place.name), []).append(int(place.name))
     found, left = set[int](), [os.getpid()]
@@ -76,10 +76,10 @@ def living_descendants() -> set[int]:
 
 
 def processes_with(variable: str) -> set[int]:
-    """Return the IDs of other processes with this `NAME=value` in their initial environment."""
+    """Return the IDs of other processes whose initial environment contains `NAME=value`."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
-        # It may have ended, or belong to another user.
+        # The process may have ended, or belong to another user.
         with suppress(OSError):
             if variable.encode() in path.read_bytes().split(b"\0"):
                 found.add(int(path.parent.name))
@@ -127,7 +127,7 @@ def end_descendants(
 
 
 def _prctl(what: int, value: int) -> None:
-    # Imported here, since a comparison does not need it.
+    # Imported here to keep commands fast that do not need it.
     import ctypes
 
     if sys.platform == "linux":
@@ -139,7 +139,7 @@ def die_with_parent() -> None:
     parent = os.getppid()
     signal_at_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
-        # The parent died between the two calls: its death signal went unsent.
+        # The parent died before the request, so the kernel sends no signal.
         os.kill(os.getpid(), signal.SIGKILL)
 
 

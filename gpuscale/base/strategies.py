@@ -1,4 +1,4 @@
-"""Table of the parallelisation strategies and of their requirements for a run.
+"""Table of the parallelisation strategies and their requirements.
 
 To add a strategy, add a file to measure/worker/strategies and an entry to `STRATEGIES`. Records may
 name strategies of other tools, so code that reads records must use `STRATEGIES.get`.
@@ -40,7 +40,7 @@ class Demands:
     micro_batches: bool = False
     """True if the strategy splits batches into micro-batches that GPUs process concurrently."""
     below_table: str | None = None
-    """Remark printed below tables on how to read speedups; None if no remark is needed."""
+    """Note printed below tables that explains the strategy's speedups; None if not needed."""
     package: str | None = None
     """Package needed besides torch, if any; gpuscale's extra of the same name installs it."""
     wraps: str | None = None
@@ -53,7 +53,7 @@ class Demands:
 
 
 def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
-    """True if a torch version such as `2.8.0+cu129` is older than `first`."""
+    """True if a torch version such as `2.8.0+cu129` is older than `first`; False if unknown."""
     found = re.match(r"(\d+)\.(\d+)", torch_version or "")
     return found is not None and (int(found[1]), int(found[2])) < first
 

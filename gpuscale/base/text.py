@@ -14,7 +14,7 @@ DETAIL_LIMIT = 200_000
 """Maximum length of a multi-line string, such as a traceback, in characters."""
 _LONGEST_SHOWN = 40
 
-# Control characters (terminal escapes among them), line and paragraph separators,
+# Control characters (including terminal escapes), line and paragraph separators,
 # bidirectional overrides, and lone surrogates, which no terminal or file can encode.
 _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
@@ -92,8 +92,8 @@ def whole_percent(fraction: float) -> str:
 def rough_percent(fraction: float, more: int = 0) -> str:
     """Format a fraction as a percentage with two significant digits: `7.0 %`, `12 %`.
 
-    `more` is the number of extra digits. A fraction just below 1 gets as many as are needed to
-    avoid 100 %: `99.7 %`.
+    `more` is the number of extra digits. A fraction just below 1 gets enough of them not to be
+    rounded to 100 %: `99.7 %`. A fraction above 10 becomes `over 1000 %`.
     """
     if fraction > 10:
         return "over 1000 %"
@@ -104,9 +104,9 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 
 
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
-    """Format values with as few digits as suffice to tell different values apart.
+    """Format values with just enough digits to distinguish different values.
 
-    `form` is called with a value and the number of extra digits, and returns text.
+    `form` formats one value; its second argument is the number of extra digits.
     """
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]
@@ -134,10 +134,10 @@ def text_problem(text: str) -> str | None:
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """Return the text in a form that is allowed in a file; allowed text is returned unchanged.
+    """Replace everything in a text that is not allowed in files; return allowed text unchanged.
 
     Line breaks become spaces (unless `multiline`), other unprintable characters become visible
-    escapes, and the middle of a text that is too long is cut out.
+    escapes, and the middle of an overlong text is cut out.
     """
     text = re.sub(r"\r\n?", "\n", text) if multiline else _LINE_BREAK.sub(" ", text)
     text = visible(text, multiline=multiline)
@@ -160,12 +160,12 @@ def escaped(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text quoted for use in an error message; long texts are shortened."""
+    """Quote a text for an error message, as in `text 'abc'`; long texts are shortened."""
     return f"text {text[:_LONGEST_SHOWN]!r}{'…' if len(text) > _LONGEST_SHOWN else ''}"
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    r"""Have streams replace characters that they cannot encode: `µ` with `u`, `Ж` with `\u0416`."""
+    r"""Make streams replace characters that they cannot encode: `µ` by `u`, `Ж` by `\u0416`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)
