@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from gpuscale.base.errors import RunTerminated
 
 if TYPE_CHECKING:
-    # Every pytest run in the environment imports this file.
+    # Every pytest run in the environment imports this file, so it must load quickly.
     from gpuscale.measure.schedulers.placement import ProcessStarter
 
-# A launcher across nodes is a ProcessStarter and its line here.
+# A launcher for several nodes is a class derived from ProcessStarter, with an entry here.
 ACROSS_NODES: Mapping[str, str] = {
     "slurm": "gpuscale.measure.schedulers.slurm:Slurm",
     "mpirun": "gpuscale.measure.launch.mpirun:OpenMpi",
@@ -23,11 +23,11 @@ LAUNCHERS = ("local", *ACROSS_NODES)
 _LOCAL = "gpuscale.measure.schedulers.placement:ThisNode"
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
-# The ranks, which no module of this layer imports.
+# Modules of the ranks are given by name, since no other module may import them.
 PRELOADED = (
     *("torch.distributed", "torch.nn.parallel", "torchvision.transforms.v2"),
     *(f"gpuscale.measure.worker.{name}" for name in ("entry", "environment", "gpus", "probes")),
-    # Case files import it for their mark.
+    # Case files import it for `pytest.mark`.
     "pytest",
 )
 """Modules that all ranks need and that are slow to import; imported before ranks are forked."""

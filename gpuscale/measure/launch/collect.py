@@ -59,7 +59,7 @@ def collect_run(
     ]
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
-    # The others wait for the rank with the slowest pace.
+    # The other ranks wait for the slowest one.
     paces_s = [report.pace_s or 0.0 for report in reports]
     slowest = paces_s.index(max(paces_s))
     windows: dict[bool, list[Window]] = {True: [], False: []}
@@ -77,7 +77,7 @@ def collect_run(
         nodes=_with_processes(empty.nodes, loaded),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
-        # Unknown if the wall clock was set back meanwhile.
+        # Unknown if the wall clock was set back during start-up.
         startup_s=startup_s if startup_s >= 0 else None,
         failure=failure,
     )
@@ -115,7 +115,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the figures of the first process without a failure, or else of the first; or None."""
+    """Return the figures of one process, preferably without failure; None if no process has any."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
@@ -138,7 +138,7 @@ def _with_processes(
 
 
 def command_software(request: RunRequest, directory: RunDirectory) -> Environment | None:
-    """Return the software of a command's interpreter; None if gpuscale itself trained."""
+    """Return the software of a command's Python interpreter; None if the run had no command."""
     if request.command is None:
         return None
     left = directory.software(0).read_if_left()
@@ -194,12 +194,12 @@ def job_environment(
     reached: Collection[str],
     timed_out: bool,
 ) -> Environment:
-    """Return the environment of a job, combined from the descriptions that its hosts wrote.
+    """Return the environment of a job; raise MachineError if a host left no description.
 
     Args:
         hosts: Host names as used by the scheduler.
         directory: The folder to which each host wrote its description.
-        device: `auto`, `cuda` or `cpu`.
+        device: `auto`, or one of `DEVICES`.
         reached: The hosts on which a process has started.
         timed_out: True if not all hosts finished within the time limit.
     """
@@ -208,7 +208,7 @@ def job_environment(
     missing = [host for host in hosts if host not in found]
     if not missing:
         return joined(found, device)
-    # Without one of its hosts no other is described.
+    # One failed host can prevent descriptions of all, so blame unreached hosts if any.
     missing = [host for host in missing if host not in reached] or missing
     for host in missing:
         if output := text_of(directory.refusal(host)):
@@ -232,7 +232,7 @@ def job_environment(
 def joined(found: dict[str, Environment], device: str) -> Environment:
     """Return the environment of a job's first node, with all of the job's nodes listed in it.
 
-    Raise an error if only some nodes have GPUs, or if GPUs or software differ between nodes.
+    Raise MachineError if a node lacks GPUs, UsageError if GPUs or software differ between nodes.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]

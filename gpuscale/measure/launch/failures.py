@@ -12,7 +12,7 @@ from gpuscale.records.request import RankFailure
 
 _OUTPUT_TAIL_CHARS = 4000
 _ENDED = 128 + signal.SIGTERM
-"""Exit code of a process that watches a command and was ended by SIGTERM."""
+"""Exit code of a command's watcher that was ended by SIGTERM."""
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
@@ -150,7 +150,7 @@ def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int])
 
 def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]) -> Failure:
     started, log = directory.host_of_ranks(), text_of(directory.launcher_log)
-    # The launcher ends the processes on other nodes, whose last words may be lost too.
+    # The launcher ends the processes on other nodes, whose last output may be lost too.
     lost = {name.partition(".")[0] for name in LOST_NODE.findall(log)}
     on_lost = [rank for rank in ranks if started.get(rank, "").partition(".")[0] in lost]
     ranks = on_lost or ranks

@@ -56,7 +56,7 @@ class Keeper:
         self._node = os.environ.get(starter.node_variable, "")
         self._folder = folder
         self._parent = os.getppid()
-        # No rank reads the orders, and what libraries print goes to the errors.
+        # Ranks must not read orders, and output of libraries must not mix with answers.
         self._orders, self._answers = os.dup(0), os.dup(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
@@ -78,12 +78,12 @@ class Keeper:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *_FORWARDED):
-            # Python writes a signal that has a handler into the pipe.
+            # Python writes a signal to the wakeup pipe only if the signal has a handler.
             signal.signal(number, lambda *_: None)
         adopt_orphans()
 
     def serve(self, *, preloads: bool) -> None:
-        """Carry out orders until the launcher ends or closes the pipe."""
+        """Carry out orders until the launcher ends; with `preloads`, first import torch."""
         host = socket.gethostname()
         try:
             self._orders = connect(self._folder, self._number) or self._orders
@@ -94,13 +94,13 @@ class Keeper:
         if preloads:
             self._watch.prepare()
             import_all(PRELOADED)
-            # No collection in a rank touches, and so copies, what it shares with this process.
+            # Garbage collection in a rank must not touch, and thus copy, memory shared with it.
             gc.freeze()
         self._answer("ready")
         while self._ranks or not self._is_ending:
             streams = [self._woken] if self._is_ending else [self._woken, self._orders]
             readable, _, _ = select(streams, [], [], _LOOK_S)
-            # Before an order to end ranks: some may have ended by themselves.
+            # Before orders to end ranks, find ranks that have ended by themselves.
             self._take_signals()
             if self._orders in readable:
                 self._take_orders()
@@ -188,19 +188,19 @@ class Keeper:
             self._be_rank(directory, rank, local_rank)
             code = 0
         except SystemExit as end:
-            # The process that watches a command ends so, after its report.
+            # A command's watcher exits this way after it has written its report.
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            # The keeper's own exit handlers are not for its ranks.
+            # Exit handlers of the keeper must not run in a rank.
             os._exit(code)
 
     def _be_rank(self, directory: RunDirectory, rank: int, local_rank: int) -> None:
         order = self._order
-        # What goes wrong with a description is said by the keeper's own output.
+        # Errors of the job `describe` go to the keeper's own output.
         if order.job != "describe":
             log = os.open(self._kept.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
@@ -232,7 +232,7 @@ class Keeper:
                     shutil.copyfile(path, Path(self._order.folder) / path.name)
 
     def _is_abandoned(self) -> bool:
-        """True if the launcher, or the daemon that started this process, has ended.
+        """Return True if the launcher, or the daemon that started this process, has ended.
 
         The keeper polls for this, since the kernel signals a parent's death as soon as the forking
         thread ends, and a scheduler's daemon forks from threads.
@@ -251,8 +251,8 @@ class Keeper:
             self._kill_at_s = time.monotonic() + _STACKS_S
             return
         if number is None:
-            # The process that watches a command has to end all that it started. A rank that is
-            # stopped, or in a call of the driver, reacts to SIGKILL alone.
+            # SIGTERM lets a command's watcher end the processes that it started. A rank that is
+            # stopped, or blocked in the GPU driver, reacts only to SIGKILL.
             number = signal.SIGTERM if self._order.job == "command" else signal.SIGKILL
         self._kill_at_s = time.monotonic() + RANK_S
         self._signal_ranks(number)
@@ -262,7 +262,7 @@ class Keeper:
         if now_s > self._kill_at_s:
             self._signal_ranks(signal.SIGKILL)
         elif self._timed_out and all(text_of(self._kept.stacks(n)) for n in self._ranks.values()):
-            # At the next look: a stack may still be being written.
+            # Kill at the next poll: a stack trace may still be incomplete.
             self._kill_at_s = min(self._kill_at_s, now_s + _LOOK_S)
 
     def _signal_ranks(self, number: int) -> None:
@@ -282,7 +282,7 @@ def main(launcher: str, folder: str, preloads: str) -> NoReturn:
     try:
         with scratch_folder("gpuscale-keeper-") as scratch:
             if len(str(scratch)) < _LONGEST_SOCKET_FOLDER:
-                # Loader processes of the ranks leave their sockets here, and not in /tmp.
+                # Data loaders of the ranks create their sockets here rather than in /tmp.
                 config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
                 config["tempdir"] = str(scratch)
             Keeper(launcher, Path(folder), scratch).serve(preloads=preloads == "preload")
@@ -291,7 +291,7 @@ def main(launcher: str, folder: str, preloads: str) -> NoReturn:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        # Torch would take a second to shut down.
+        # Skip exit handlers: torch would take a second to shut down.
         os._exit(code)
 
 

@@ -93,7 +93,7 @@ class Launcher:
         placement = self._each_host
         with self._scratch_folder("run-") as folder:
             directory = RunDirectory(path=folder)
-            # Processes that may touch CUDA, as this one may not.
+            # Forked processes may touch CUDA, but this process must not.
             keepers, outcome = self._perform(
                 "describe", directory, placement, _DESCRIBE_S, device=self._device
             )
@@ -119,7 +119,7 @@ class Launcher:
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def compare_with_bare_loop(self, request: RunRequest) -> list[OverheadOutcome] | Failure:
-        """Return times of windows in one fp32 run, timed in turn by gpuscale and by a bare loop."""
+        """Time windows of an fp32 run by gpuscale and by a bare loop in turn, for each rank."""
         directory = self._prepared(request)
         failure = self._launched(request, directory)
         if isinstance(ranks := failure or left_by_ranks(request, directory.overheads), Failure):
@@ -128,7 +128,7 @@ class Launcher:
         return [replace(rank, evidence_s=rank.evidence_s + node_s) for rank in ranks]
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """Measure how fast each node's devices compute and copy, and how fast nodes communicate."""
+        """Measure devices and links of all nodes; raise GpuscaleError if a node has no result."""
         hosts, each = self._each_host.hosts, request.ranks_per_node
         placement = Placement(hosts=hosts, ranks=len(hosts) * each, ranks_per_host=each)
         with self._scratch_folder("run-") as folder, terminations_raised():
@@ -169,7 +169,7 @@ class Launcher:
 
     def _launched(self, request: RunRequest, directory: RunDirectory) -> Failure | None:
         """Run the processes of a request; return the failure, or None on success."""
-        # The process that watches a command ends it by itself at the timeout.
+        # A command's watcher ends the command at the timeout, so wait a little longer.
         patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
         placement = self._placement(request)
         self.running = directory

@@ -32,7 +32,7 @@ class OpenMpi(ProcessStarter):
     node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts of the job, as named by the scheduler."""
+        """Return the hosts of the job, as named by the scheduler; raise UsageError if unknown."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = nodes_of_job(os.environ)
@@ -49,15 +49,15 @@ class OpenMpi(ProcessStarter):
 
         Processes may use all cores unless the site binds them; schedulers/slurm.py explains why.
         """
-        # Open MPI's daemons start ranks with the variables of a login and those named by `-x`.
+        # Open MPI's daemons start ranks with a login shell's variables and those given by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
         exported = (settings - JOB_VARIABLES) | (_NEEDED & set(os.environ))
-        # The launcher gives this to mpirun even if this process has none.
+        # The environment of mpirun has this variable even if that of this process does not.
         exported.add("PYTHONPATH")
         places = enumerate(placement.hosts)
         slots = (f"{host}:{placement.ranks_on(place)}" for place, host in places)
         return [
-            # In a job of Slurm, mpirun starts its daemons by srun, beside the steps of other runs.
+            # In a Slurm job, mpirun starts its daemons by srun, alongside steps of other runs.
             *("env", "SLURM_OVERLAP=1"),
             "mpirun",
             *(["--allow-run-as-root"] if os.geteuid() == 0 else []),

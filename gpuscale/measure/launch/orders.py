@@ -60,7 +60,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timed_out: bool = False
     """With `END`: True if the run took too long, so that all ranks' logs and stacks are needed."""
     device: str = "auto"
-    """The type of device that the job `describe` looks for: `auto`, `cuda` or `cpu`."""
+    """The type of device that the job `describe` looks for: `auto`, or one of `DEVICES`."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,7 +117,7 @@ class Keepers:
                 stdin=subprocess.PIPE if passes_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Ctrl-C is for pytest, which ends the ranks; srun would first ask for another.
+                # Ctrl-C must reach only pytest, which ends the ranks; srun would ask to repeat it.
                 start_new_session=True,
             )
         if stdin := self._process.stdin:
@@ -138,7 +138,7 @@ class Keepers:
     def on(
         cls, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> "Keepers":
-        """Start keepers with a ProcessStarter, and return them once all are ready for orders."""
+        """Start keepers and wait until they are ready; if one fails, `is_usable` becomes False."""
         program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
         program += [starter.name, str(folder), "preload" if preloads else "fresh"]
         guard = [sys.executable, "-I", "-S", process_ends.__file__, str(os.getpid())]
@@ -173,7 +173,7 @@ class Keepers:
         return seats
 
     def ranks_in(self, seats: Seats) -> list[RankReport]:
-        """Return the ranks of these seats, with the hosts on which they start."""
+        """Return the ranks that the keepers fork, sorted, with the hosts on which they start."""
         found = [
             RankReport(rank=rank, host=self.started[number].host, local_rank=local_rank)
             for number, pairs in seats.items()
@@ -198,7 +198,7 @@ class Keepers:
             self._socket = None
         if len(ready) < self.placement.ranks:
             self.is_usable = False
-            # The log will also report the end of the other keepers.
+            # Read the log now: later it also reports the end of the other keepers.
             self.output = "\n".join(self.refusals.values()) or text_of(self._log)
             self.close()
         return self.is_usable
@@ -265,7 +265,7 @@ class Keepers:
         assert self._process.stdout is not None
         while True:
             while self._lines:
-                # Something else may have been printed before the keeper took the stream over.
+                # Other lines may have been printed before the keeper took over standard output.
                 with suppress(msgspec.DecodeError):
                     yield msgspec.json.decode(self._lines.popleft(), type=Answer)
             left_s = deadline_s - time.monotonic()

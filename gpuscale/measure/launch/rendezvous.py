@@ -38,7 +38,7 @@ def _free_port() -> int:
 
 
 def rank_variables(ranks: int, host: str | None = None) -> dict[str, str]:
-    """Return the environment variables for torch's rendezvous.
+    """Return the environment variables for torch's rendezvous that are the same for all ranks.
 
     `host` is the host of rank 0; None if all ranks are on this host.
     """
@@ -61,7 +61,7 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
     with suppress(OSError):
         if not socket.gethostbyname(me).startswith("127."):
             return {}
-    # A host has names with and without its domain.
+    # The name of a host may or may not include the domain.
     others = [host for host in hosts if host.split(".", 1)[0] != me.split(".", 1)[0]]
     found = next(filter(None, map(_interface_towards, others)), None)
     return {} if found is None else {_GLOO_INTERFACE: found}
@@ -70,7 +70,7 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 def _address_towards(host: str) -> str:
     """Return this host's address on the route to another host; raise OSError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: this only asks the system for its route.
+        # Connecting a UDP socket sends nothing, but makes the kernel select the route.
         probe.connect((host, _ANY_PORT))
         address: str = probe.getsockname()[0]
         return address
@@ -98,7 +98,7 @@ class _Door(msgspec.Struct, frozen=True):
 
 
 class OrderSocket:
-    """Socket on which the launcher sends orders to keepers if standard input does not reach them.
+    """Server socket to which keepers connect for orders if standard input does not reach them.
 
     `mpirun --stdin all` reaches no process on mpirun's own host (seen with Open MPI 4.1.4 and
     5.0.11), and under LSF and PBS that host is the first of the job.
