@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ProcessGroupStrategy(Strategy):
-    """One rank per device in torch's process group, even for T(1), so that T(n) is comparable.
+    """One rank per device in a process group, even for a single rank, so that runs are comparable.
 
     GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
     environment variables that a launcher sets.
@@ -29,15 +29,15 @@ class ProcessGroupStrategy(Strategy):
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.device = cuda_device(request.devices, self.local_rank)
         self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
-        # Barriers use gloo on the CPU even if gradients use NCCL: a barrier by kernel would wait in
+        # Barriers use gloo on the CPU even if gradients use NCCL: a barrier kernel would wait in
         # the very stream that is being timed.
         backend = "gloo"
         if self.devices:
-            # NCCL refuses two ranks on one GPU.
+            # NCCL does not support two ranks on one GPU.
             shares_gpu = request.configuration.ranks_per_gpu is not None
             backend = "cpu:gloo,cuda:gloo" if shares_gpu else "cpu:gloo,cuda:nccl"
-        # Longer than the run may take: the stacks of all ranks then show a hang, instead of the
-        # complaint of one that waited.
+        # Longer than the run's timeout, so that a hang is reported with the stack traces of all
+        # ranks rather than as a timeout error of one rank.
         dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
 
     def barrier(self) -> None:

@@ -48,7 +48,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         devices = list(self.devices) or None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=devices, **options)
         if hook == "powerSGD":
-            # By default the first thousand steps are not compressed: windows would hold both kinds.
+            # By default 1000 steps stay uncompressed, so windows would contain both kinds.
             state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif hook is not None:
@@ -56,10 +56,10 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's own context `no_sync`, with which users accumulate gradients."""
+        """Return DDP's context `no_sync`; at the first call, a context without effect."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
-            # With static_graph torch learns the graph from a backward pass that synchronises.
+            # With static_graph, torch records the graph in a first, synchronised backward pass.
             self._has_run = True
             return nullcontext()
         context: AbstractContextManager[None] = model.no_sync()
@@ -69,19 +69,19 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
         """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
         assert isinstance(model, DistributedDataParallel)
-        # `no_sync` leaves this flag as it is. After a synchronised step the first forward pass
-        # broadcasts rank 0's buffers: all ranks would wait for rank 0, and hide that it is late.
+        # `no_sync` does not reset this flag. With it, the first forward pass after a synchronised
+        # step broadcasts rank 0's buffers: all ranks would wait for rank 0 and hide its delay.
         model.require_forward_param_sync = False
         with model.no_sync():
             yield
-        # The next synchronised step broadcasts again, like every other.
+        # The next synchronised step must broadcast buffers again.
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Broadcast rank 0's parameters, buffers and optimiser state."""
         tensors = state_tensors(model, optimizer)
         elements = float(sum(tensor.numel() for tensor in tensors))
-        # Every rank compares, so that all of them end here, and none in a broadcast.
+        # Every rank compares sizes, so that all raise here and none hangs in a broadcast.
         if self.largest(elements) != -self.largest(-elements):
             raise InvalidTrainingError(
                 f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "

@@ -35,18 +35,18 @@ class FullyShardedStrategy(ProcessGroupStrategy):
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
         self._precision = request.configuration.precision
-        # In fp16 the loss scaler asks all ranks at every step whether their gradients are finite.
+        # In fp16, ranks exchange at every step whether gradients are finite, for the loss scaler.
         self.can_pause = self._precision != "fp16"
         self._all_gather, self._reduce_scatter = _AllGather(), _ReduceScatter()
         self._kept: list[torch.Tensor] = []
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         """Return the model on this rank's device, sharded block by block and then as a whole."""
-        # FSDP2 takes no other layout; a convolution still computes in that of its batch. A block
-        # goes to the device when it is sharded: all at once would count in the peak memory.
+        # FSDP2 requires contiguous parameters; convolutions still use the layout of the batch.
+        # Blocks move to the device one by one, since a whole model would raise the peak memory.
         model = model.to(memory_format=torch.contiguous_format)
         assert dist.group.WORLD is not None
-        # From the existing group: a mesh that makes its own group chooses the device by itself.
+        # Use the existing group: a mesh that creates its own group also selects a device itself.
         mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)
         for module in (*blocks_of(model), model):
             sharded: Any = fully_shard(module, mesh=mesh)
@@ -71,7 +71,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     def remember(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Save this rank's shards, buffers and optimiser state in host memory."""
-        # On a GPU they would count in the peak memory that users look for.
+        # Copies on a GPU would count towards the reported peak memory.
         tensors = state_tensors(model, optimizer)
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
 
@@ -90,7 +90,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         """Raise InvalidTrainingError unless the sharded gradients are the mean over all ranks.
 
         The gradients are compared with those of a plain backward pass on the gathered parameters.
-        To compare parameters between ranks would prove nothing: all come from the same shards.
+        Comparing parameters between ranks would prove nothing: all come from the same shards.
         """
         off_by = self._gradient_error(training)
         if off_by > _TOLERANCE:
@@ -105,16 +105,16 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
                 tensor.copy_(_gathered(other))
-        # With a whole batch the activations might not fit into memory with the whole model.
+        # The whole model and the activations of a whole batch might not fit into memory.
         batch = map_tensors(_some_samples, next(training.batches))
         inputs, targets = on_device(batch, self.device, training.memory_format)
         for model in (plain, training.model):
             model.zero_grad()
-            # For the same dropout in both.
+            # Both models must draw the same dropout.
             torch.manual_seed(self.rank)
             with autocast_for(self._precision, self.device.type):
                 loss = training.case.loss(training.case.forward(model, inputs), targets)
-            # The weights make gradients differ between ranks even if their batches are alike.
+            # Weighting the loss by rank makes gradients differ even if all batches are equal.
             (loss * (1 + 2 * (self.rank % 2))).backward()
         difference, size = 0.0, 0.0
         for parameter, sharded in zip(plain.parameters(), training.model.parameters(), strict=True):
@@ -149,7 +149,7 @@ class _AllGather(_Collective):
     ) -> dist.Work | None:
         if not self.is_paused:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-        # This rank's part stands in for all others; its own place in the output holds it already.
+        # Fill the places of other ranks with this rank's shard, which is already in its own place.
         parts, rank = output_tensor.view(group.size(), -1), group.rank()
         parts[:rank] = input_tensor
         parts[rank + 1 :] = input_tensor
@@ -183,7 +183,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
     def is_block(module: nn.Module) -> bool:
         found = Counter(map(id, _parameters(module)))
-        # A parameter shared with another part, as an embedding with the output, is gathered there.
+        # A parameter that other modules share, such as a tied embedding, must be gathered there.
         is_own = all(uses[parameter] == count for parameter, count in found.items())
         is_sized = _SMALLEST * whole <= _size(module) <= _LARGEST * whole
         has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)

@@ -43,15 +43,15 @@ class LightningTraining(Training):
         self._trainer = Trainer(
             accelerator=self._device.type,
             strategy=DDPStrategy(
-                # This rank's device once per rank, since Lightning looks it up by local rank.
+                # Repeat this rank's device for each rank, since Lightning indexes it by local rank.
                 parallel_devices=[self._device] * strategy.world_size,
-                # The ranks as they are; by default Lightning would ask Slurm first.
+                # Use the existing ranks; by default, Lightning would first look for Slurm.
                 cluster_environment=TorchElasticEnvironment(),
                 precision_plugin=self._precision(request.configuration.precision),
             ),
             max_epochs=-1,
             accumulate_grad_batches=self._accumulate,
-            # Logged values go to the host, as for any logger, but are not written.
+            # Logged values are copied to the host, as for any logger, but not written.
             logger=DummyLogger(),
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -64,7 +64,7 @@ class LightningTraining(Training):
         self._fit = greenlet(self._trainer.fit)
         at_sigterm = signal.getsignal(signal.SIGTERM)
         self._fit.switch(_Module(self, self.forward_model), _Steps(self))
-        # A rank must end at once when asked to; Lightning's handler would first ask the others.
+        # A rank must end at once on SIGTERM; Lightning's handler would first notify the others.
         signal.signal(signal.SIGTERM, at_sigterm)
         self.model = self.forward_model = self._trainer.strategy.model
 
@@ -75,7 +75,7 @@ class LightningTraining(Training):
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """Yield the batches of each requested step; then switch back to the measuring code."""
+        """Yield the batches of one step, then wait until `step` requests those of the next."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -102,14 +102,14 @@ class LightningTraining(Training):
         return super().final_loss() / self._accumulate
 
     def mark(self, phase: Phase) -> None:
-        """Mark the end of a phase."""
+        """Attribute the time since the last mark to this phase."""
         self.clock.mark(phase)
 
     def _precision(self, precision: str | None) -> Precision:
         if precision == "bf16":
             return MixedPrecision("bf16-mixed", self._device.type)
         if precision == "fp16":
-            # The Trainer's own argument would mean bf16 on a CPU.
+            # On a CPU, the Trainer's `precision` argument would select bf16 instead.
             return MixedPrecision("16-mixed", self._device.type, self._scaler)
         return Precision()
 
@@ -127,12 +127,12 @@ class LightningTraining(Training):
 
 
 class LightningStrategy(DistributedDataParallelStrategy):
-    """Uses ranks and a process group as `ddp` does, but leaves wrapping the model to Lightning."""
+    """Strategy with the ranks and process group of `ddp`; Lightning itself wraps the model."""
 
     training = LightningTraining
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model on this rank's device."""
+        """Return the model on this rank's device, unwrapped."""
         return model.to(self.device)
 
 
@@ -180,5 +180,5 @@ class _Steps:
         return self._training.batches_as_asked()
 
     def __len__(self) -> int:
-        # From a loader without a length Lightning would prefetch one more batch.
+        # If a loader has no length, Lightning prefetches one more batch.
         return _ENDLESS

@@ -26,13 +26,13 @@ _SAME_ON_GPUS = 0.01
 
 
 class PipelineStrategy(ProcessGroupStrategy):
-    """One rank per stage; a single GPU trains the whole model, on batches or micro-batches."""
+    """One rank per stage of the model; a single rank trains the whole model without a pipeline."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
         self._micro_batches = (request.configuration.micro_batches or 1) * request.gpus
         self._precision = request.configuration.precision
-        # Several GPUs cannot leave out the pipeline.
+        # Stages on several GPUs cannot train without communication.
         self.can_pause = self.world_size == 1
         self._schedule: ScheduleGPipe | None = None
         self._divides_alone = False
@@ -106,7 +106,7 @@ class PipelineStrategy(ProcessGroupStrategy):
     def _schedule_of(self, training: Training) -> ScheduleGPipe:
         def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             with training.autocast:
-                # Scaled here, so that the schedule need not scale gradients.
+                # The loss is scaled here, so that the schedule need not scale gradients.
                 found = training.case.loss(output, targets) / self._micro_batches
             training.clock.mark(Phase.FORWARD)
             return found
@@ -115,7 +115,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         stage = _TimedStage(model, self.rank, self.world_size, self.device)
         stage.watch(training)
         made = ScheduleGPipe(stage, self._micro_batches, loss_fn=loss)
-        # Versions of torch after 2.6 scale them by default.
+        # Versions of torch after 2.6 scale gradients by default.
         made.scale_grads = False
         return made
 
@@ -141,7 +141,7 @@ class PipelineStrategy(ProcessGroupStrategy):
             for buffer, kept in zip(model.buffers(), before, strict=True):
                 buffer.copy_(kept)
             model.zero_grad(set_to_none=True)
-            # For the same dropout in both.
+            # Both ways must draw the same dropout.
             torch.manual_seed(_SEED)
             way(training, inputs, targets)
             gradients = (parameter.grad for parameter in model.parameters())
@@ -190,7 +190,7 @@ class _TimedStage(PipelineStage):
     """A pipeline stage that times its computations; the time between them counts as waiting."""
 
     def watch(self, training: Training) -> None:
-        """Mark phases on this training's clock."""
+        """Select the training on whose clock phases are marked; required before the first step."""
         self._training = training
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
