@@ -95,7 +95,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """Parse the value from argparse: a text, a list of texts, or True for a switch."""
+        """Parse a text, a list of texts, or True (a switch) from argparse; may raise UsageError."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         if not self.metavar:

@@ -43,7 +43,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a UsageError if items cannot share a session, or a case does not define the --size."""
+    """Raise a UsageError if cases share a name or lack the --size, or if no rank gets a fault."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)

@@ -60,7 +60,7 @@ class Recorder:
     def append(
         self, run: Run, telemetry: TelemetryReport, software: Environment | None = None
     ) -> Run:
-        """Write a run with its telemetry to disk; if this fails, earlier runs remain on disk.
+        """Write a run with its telemetry to disk, and return it; earlier runs survive a failure.
 
         `software` describes a command's interpreter, known only after a run. Raise a UsageError if
         it differs from the software recorded in a resumed file.

@@ -158,7 +158,7 @@ class RunMaker:
         return f", {format_seconds(count * statistics.fmean(walls_s))} left"
 
     def make(self, request: RunRequest) -> Run:
-        """Execute a run, and record it with its telemetry.
+        """Execute a run, and record it with its telemetry; end the session if that is impossible.
 
         If a command prints several metrics, record a run for each, and return the first run.
         """

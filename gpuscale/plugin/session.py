@@ -62,7 +62,7 @@ def start_session(config: pytest.Config) -> None:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
-        # Print a line for each item, with its step time, instead of a dot; 1 would cut reasons.
+        # Print each item's step time on a line instead of a dot; verbosity 1 would cut reasons.
         config.option.verbose = 2
     session = _MeasuringSession(config, maker, is_command)
     config.pluginmanager.register(session, "gpuscale-session")

@@ -237,7 +237,7 @@ def night_meaning(
 ) -> str:
     """Describe the exit code of a nightly run in words.
 
-    `unjudged` is the number of nights of the machine so far, 0 if the night has a baseline.
+    `unjudged` is the number of nights recorded so far, or 0 if this night has a baseline.
     """
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:

@@ -54,7 +54,7 @@ class Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Return the changes, not yet tested, as if `further_runs` more runs kept all means."""
+        """Return changes without p-values, for `further_runs` more current runs of equal mean."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
@@ -79,7 +79,7 @@ class Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return an entry with this verdict and the baseline values underlying the change."""
+        """Return a verdict on the row, with the baseline values that changes are relative to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
         level = level_of(self.row.before.key, _usual(self.before.of_row, self.after.of_row))

@@ -24,7 +24,7 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs of a row that passes despite failures; half must also be valid."""
+"""Minimum number of valid runs of a row that passes despite failed runs; half must be valid too."""
 _LONGEST_MESSAGE = 160
 
 
@@ -94,11 +94,11 @@ class MatchedRow:
 
     @property
     def figure(self) -> PublishedFigure | None:
-        """The published figure that the row is judged against."""
+        """The published figure that the row is judged against; None for measured baselines."""
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return an entry with the given verdict and reason, and the row's values on both sides."""
+        """Return a verdict on the row with this reason, and the row's values on both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if (known := self.published) is not None:
@@ -124,7 +124,7 @@ class MatchedRow:
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
-    """Match the entries of both sides that have one of these keys into rows, in key order."""
+    """Match the entries of both sides that have one of these keys; return rows in key order."""
     rows: list[MatchedRow] = []
     for key in keys:
         then, now = sides.before.by_row.get(key), sides.after.by_row.get(key, ())

@@ -35,9 +35,9 @@ class EarlierNights(NamedTuple):
 
 
 def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """Return the nightly runs before the current one (`tonight`).
+    """Return the nightly runs in `read` that began before `tonight`, the current one.
 
-    Raises UsageError if there are none.
+    Raise UsageError if there are none.
     """
     present = nights_of(tonight)
     names = {night.allocation for night in present}

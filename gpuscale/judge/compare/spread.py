@@ -24,7 +24,7 @@ from gpuscale.analysis.moderation import (
 from gpuscale.records import Statement
 
 DECLARED_DF = 2.0
-"""Weight of the declared deviation as the prior of the estimated one, in degrees of freedom.
+"""Weight, in degrees of freedom, of the declared deviation between allocations as a prior.
 
 Four allocations alone estimate their spread so poorly that a loss of 5% was found in only 15% of
 nightly runs. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by

@@ -230,7 +230,7 @@ def _slowdown(quantities: Quantities) -> Finding:
         return Finding.SINGLE_GPU_SLOWDOWN
     reference, speedup = quantities.reference, quantities.speedup
     reference_is_slower = reference is not None and reference.moved_worse(NAMING_SIGNIFICANCE)
-    # The stricter bound of an interim analysis would name the same runs differently.
+    # With the stricter confidence of an interim analysis, equal runs could get another finding.
     rates = replace(quantities.time.rates, confidence=CONFIDENCE)
     if reference_is_slower and speedup is not None and replace(speedup, rates=rates).is_ok:
         return Finding.SINGLE_GPU_SLOWDOWN

@@ -99,7 +99,7 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
 
 
 def _only_longer_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
-    """Return the phase with nearly all of the loss, unless an even slowdown would look alike."""
+    """Return the name of the only longer phase; None if an even slowdown could look like this."""
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
     lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)

@@ -23,7 +23,7 @@ SLOW_COMPUTATION = 1.2
 _NEAR = 3.0
 """Two slow nodes share a fault if their link is this many times faster than their other links."""
 _ALL_MEET = 8
-"""Up to this number of nodes, every node exchanges messages with every other node."""
+"""Largest number of nodes among which all pairs exchange messages."""
 _PARTNERS = 3
 """Number of healthy nodes with which a suspected node is tested again."""
 
@@ -79,7 +79,7 @@ def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
 def find_slow(
     probes: Sequence[NodeProbe], switches: Mapping[str, str] | None = None
 ) -> tuple[NodeFinding, ...]:
-    """Find slow nodes, links and directions, worst first; empty if the job has a single node.
+    """Return findings on slow nodes, links and directions, worst first; empty for a single node.
 
     `switches` has the leaf switch of each node, if the scheduler knows it.
     """

@@ -18,7 +18,7 @@ _Seat = tuple[str, tuple[str, ...], int | None]
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
-    """Find the ranks that lag in most runs with unusual skew, and in how many runs they do.
+    """Return a cause that names the ranks that lag in most of the runs with unusual skew.
 
     Hosts and devices are taken from the run with the largest skew; devices are omitted if they
     change between runs. No ranks are given if each run has a different straggler. `usual_skew_s` is

@@ -190,7 +190,7 @@ _Ports = dict[tuple[str, str], list[Port]]
 def port_symptoms(
     nodes_before: Sequence[NodeEvidence], nodes_after: Sequence[NodeEvidence]
 ) -> Iterator[PortSymptom]:
-    """Yield symptoms of ports that are down, gone or slower than before, or have more errors.
+    """Yield symptoms of ports that are down, missing or slower than before, or have more errors.
 
     A port is compared with itself in the baseline, or else with ports of the same name on other
     hosts.
@@ -254,7 +254,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield texts on a port's faults, relative to namesakes of other nodes or else its own node."""
+    """Yield texts on a port's faults, relative to that port of other nodes or to other ports."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
