@@ -94,15 +94,23 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     assert cause in failure.message
 
 
+SLURM_LOST = "srun: error: Node failure on n2\nsrun: Job step aborted: Waiting up to 4 seconds"
+OPEN_MPI_LOST = (
+    "  HNP daemon   : [[1893,0],0] on node login\n  Remote daemon: [[1893,0],2] on node n2\n"
+)
+
+
 @pytest.mark.parametrize(
-    "said",
+    ("said", "host", "places"),
     [
-        "srun: error: Node failure on n2\nsrun: Job step aborted: Waiting up to 4 seconds",
-        "  HNP daemon   : [[1893,0],0] on node login\n  Remote daemon: [[1893,0],2] on node n2\n",
+        (SLURM_LOST, "n2", "n2"),
+        (OPEN_MPI_LOST, "n2", "n2"),
+        # Open MPI has two messages, and only one of them says where.
+        ("An ORTE daemon has unexpectedly failed after launch", None, "n1, n2"),
     ],
 )
-def test_of_hosts_without_a_word_the_one_that_the_launcher_lost_is_named(
-    tmp_path: Path, said: str
+def test_of_hosts_without_a_word_only_one_that_the_launcher_lost_is_blamed(
+    tmp_path: Path, said: str, host: str | None, places: str
 ) -> None:
     directory = left_by(tmp_path, {})
     directory.launched.write([RankReport(rank=rank, host=f"n{1 + rank // 2}") for rank in range(4)])
@@ -110,8 +118,8 @@ def test_of_hosts_without_a_word_the_one_that_the_launcher_lost_is_named(
     request = request_for(tmp_path, "", gpus=4, nodes=2)
     failure = failure_of(request, directory, {}, launcher="mpirun")
     assert failure is not None
-    assert failure.host == "n2"
-    assert "without a word on n2:" in failure.message
+    assert failure.host == host
+    assert f"without a word on {places}:" in failure.message
 
 
 def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> None:

@@ -154,14 +154,16 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
     lost = {name.partition(".")[0] for name in LOST_NODE.findall(log)}
     on_lost = [rank for rank in ranks if started.get(rank, "").partition(".")[0] in lost]
     ranks = on_lost or ranks
-    hosts = [started.get(rank) for rank in ranks]
-    places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
+    hosts = [*dict.fromkeys(started.get(rank) for rank in ranks)]
+    places = ", ".join(host or "?" for host in hosts)
     rank, what = _named(request, ranks)
     message = (
         f"{what} ended without a word on {places}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
-    return Failure(kind="launch", message=message, rank=rank, host=hosts[0], detail=log)
+    # Of several hosts, any may be the one that failed.
+    host = hosts[0] if len(hosts) == 1 else None
+    return Failure(kind="launch", message=message, rank=rank, host=host, detail=log)
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
