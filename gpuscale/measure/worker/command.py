@@ -53,7 +53,7 @@ def main(folder: str) -> None:
     if request.launch != "per-rank":
         for name in _OF_RANKS:
             os.environ.pop(name, None)
-    # The processes of a command that is started once are not all descendants of this process.
+    # If a command is started once, not all of its processes are descendants of this process.
     variable = directory.variable if place.covers_all_nodes else None
     starts_ranks_here = place.rank is None and not place.covers_all_nodes
     with scratch_folder("gpuscale-pipes-") if starts_ranks_here else nullcontext() as pipes:
@@ -97,7 +97,7 @@ def _leave_failure(error: CommandError, place: Place) -> None:
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
     place.directory.failure(place.number).write(report)
     if place.has_peers and (lost_peer or failure.kind == "timeout"):
-        # When one task has failed the scheduler ends the others.
+        # The scheduler ends the other tasks when this one exits with a failure.
         time.sleep(_WAIT_FOR_OTHERS_S)
 
 
@@ -124,7 +124,7 @@ class _Watch:
         self._figures: FigureReader | None = None
         if place.command.figure is not None:
             self._reader = self._figures = FigureReader(self._request)
-        # A benchmark starts the ranks that it needs, and may have ended once it prints.
+        # Ranks of a benchmark are not validated: it may have ended when its output arrives.
         self._has_valid_ranks = place.rank is not None or self._figures is not None
         self._has_software = False
         self._clock_s = time.time() - time.monotonic()
@@ -136,7 +136,7 @@ class _Watch:
         """Watch the command while it is RUNNING, then write the outcome or raise CommandError."""
         reader, directory = self._reader, self._directory
         while (state := self._next_state()) is _State.RUNNING:
-            # A process whose lines count no steps leaves the report to others.
+            # A process that has read no steps leaves progress reports to other nodes.
             if self._figures is not None or reader.has_steps or not self._place.has_peers:
                 _report(directory, *reader.progress())
         self._record_software()
@@ -195,7 +195,7 @@ class _Watch:
         """Record the software once the processes have loaded it, since they may end soon."""
         is_due = self._reader.has_steps and not self._has_software
         if self._figures is not None and now_s > self._next_software_s:
-            # Nothing shows when everything is loaded.
+            # Without steps, nothing shows when all libraries have been loaded.
             is_due = True
             self._next_software_s = now_s + (now_s - self._started_s)
         if is_due:
@@ -218,8 +218,8 @@ class _Watch:
         counts, counts_here = place.count_ranks()
         is_known = counts or any(name in os.environ for name in RANK_COUNT_VARIABLES)
         if not (is_known or self._request.devices or place.covers_all_nodes) and reader.has_steps:
-            # Without GPUs, each rank that a starter makes has such a variable; else it made none.
-            # Ranks that have just failed no longer show theirs.
+            # On CPU, each rank that torchrun and the like create has such a variable, unless it
+            # has just failed. Without variables or lines of ranks, no rank has been created.
             made_none = starter_of(place.command.words) and not reader.has_heard_ranks
             counts = {1} if made_none else counts
         self._validate_rank_count(counts, self._request.gpus, "gpus")
@@ -245,16 +245,16 @@ class _Watch:
     def _explain_end(self) -> None:
         """Raise CommandError if the command ended early, unless another node has enough windows."""
         code = self._process.poll() or 0
-        # It may have passed on the exit code of a process that it started, but not a signal.
+        # The command may have passed on the exit code of a child, but not a child's signal.
         words = self._reader.last_words(code)
-        # A rank may have failed though the command ended well, as in `torchrun … | tee log`.
+        # A rank may have failed although the command's code is 0, as in `torchrun … | tee log`.
         code = code if words.exit_code is None else words.exit_code
         if code:
             raise self._failed_end(code, words)
         has_steps = self._reader.has_steps
         deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S * (1 if has_steps else 2)
         while self._place.has_peers and time.monotonic() < deadline_s:
-            # Of nodes that fail together the one that has read steps can say more.
+            # If nodes fail together, a node that has read steps gives the better message.
             if self._directory.enough.exists() or (not has_steps and self._directory.failures()):
                 return
             time.sleep(_LOOK_S)

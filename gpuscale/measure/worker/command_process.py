@@ -75,7 +75,7 @@ class Place:
 
     @property
     def has_peers(self) -> bool:
-        """True if other processes start the command too, or stand by."""
+        """True if other processes also start the command, or wait on other nodes while it runs."""
         return self.request.processes > 1
 
     @property
@@ -89,15 +89,15 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> tuple[set[int], set[int]]:
-        """Return two sets: numbers of ranks in the run, and on this node, that processes report.
+        """Return the rank counts that processes report: a set for the run, and a set for this node.
 
-        A set is empty if no process reports a number; it has several members if processes disagree.
-        The ranks on this node are listed in the file `started` for the launcher.
+        A set is empty if no process reports a count, and has several members if processes disagree.
+        This method also lists the ranks on this node in the file `started` for the launcher.
         """
         names = (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES, LOCAL_COUNT_VARIABLE)
         found: dict[str, set[int]] = {name: set() for name in names}
         for process in self.processes():
-            # It may have ended, or belong to another user.
+            # The process may have ended, or belong to another user.
             with suppress(OSError):
                 variables = variables_of(process)
                 for name in names:
@@ -117,7 +117,7 @@ _RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command, and let `output` read the pipes to which the command prints.
+    """Start the command, and let `output` read its pipes; raise CommandError if it cannot start.
 
     `pipes` is a folder on this node for the output of the ranks that the command starts.
     """
@@ -127,7 +127,7 @@ def start_command(place: Place, pipes: Path | None, output: Output) -> "subproce
     name, _, folder = directory.variable.partition("=")
     variables |= {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1", name: folder}
     if not request.devices or starter_of(command.words, ON_EACH_NODE):
-        # torchrun sets it only for several ranks on a node, so that T(1) and T(n) would differ.
+        # torchrun sets this only for several ranks on a node, so T(1) and T(n) would differ.
         variables.setdefault("OMP_NUM_THREADS", "1")
     if pipes is not None:
         _make_rank_pipes(here, pipes, output)
@@ -142,7 +142,7 @@ def start_command(place: Place, pipes: Path | None, output: Output) -> "subproce
         "gpus_per_node": here,
         "node_rank": place.node,
         "batch": request.batch_per_gpu,
-        # A command that has no batch cannot have this placeholder either.
+        # A command without a batch size does not contain this placeholder.
         "global_batch": (request.batch_per_gpu or 0) * request.gpus,
         "master_addr": os.environ["MASTER_ADDR"],
         "master_port": os.environ["MASTER_PORT"],
@@ -152,10 +152,10 @@ def start_command(place: Place, pipes: Path | None, output: Output) -> "subproce
     words = filled(command.words, values)
     outputs = [os.pipe(), os.pipe()]
     links = (Path(f"/proc/self/fd/{writing}") for _, writing in outputs)
-    # The names by which Linux shows where the command writes: `pipe:[17] pipe:[18]`.
+    # Linux's names for the pipes to which the command writes: `pipe:[17] pipe:[18]`.
     names = " ".join(str(link.readlink()) for link in links if link.is_symlink())
     try:
-        # A command with a map starts for each rank.
+        # A command with a CPU map is started once for each rank.
         cpus = request.cpus_of(0 if place.rank is None else int(os.environ["LOCAL_RANK"]))
         process = subprocess.Popen(
             words,
@@ -211,7 +211,7 @@ def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
         for stream in ("out", "err"):
             path = folder / f"{number}.{stream}"
             os.mkfifo(path)
-            # Opened for writing too, or the pipe would end whenever no rank has it open.
+            # Open for writing too, to avoid an end of file whenever no rank has the pipe open.
             output.listen(os.open(path, os.O_RDWR | os.O_NONBLOCK), f"local rank {number}")
 
 

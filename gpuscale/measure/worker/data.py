@@ -17,8 +17,8 @@ from gpuscale.workload.cases import Size, TrainingCase
 Batch = Any
 """Inputs and targets, or a dict that contains both; values may be nested."""
 
-# The number of generated samples, which all indices share: at ImageNet's size the generator would
-# otherwise dominate the measurement.
+# Number of generated samples, which all indices share: at ImageNet's size, generating every sample
+# would dominate the measurement.
 _POOL = 64
 _IMAGE_DIMENSIONS = 4
 _FEWEST_POOLED_BATCHES = 2
@@ -66,7 +66,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
         return {name: map_tensors(change, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         changed = [map_tensors(change, item) for item in value]
-        # A named tuple takes its parts one by one.
+        # A named tuple takes its fields as separate arguments.
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return value
 
@@ -122,7 +122,7 @@ class PooledBatches:
     def __next__(self) -> Batch:
         batch = self._pool[self._given % len(self._pool)]
         self._given += 1
-        # A GPU gets a copy anyway; on a CPU, a model that works in place would change the pool.
+        # A GPU gets a copy anyway; on a CPU, an in-place operation could change the pool.
         return batch if self._pinned else map_tensors(torch.Tensor.clone, batch)
 
 
@@ -151,8 +151,8 @@ class LoadedBatches:
             persistent_workers=workers > 0,
             prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
             worker_init_fn=_end_with_rank,
-            # Workers of a second fork server would not notice the end of the rank, and each would
-            # first import torch.
+            # Workers of a fork server would not notice the end of the rank, and each would first
+            # import torch.
             multiprocessing_context="fork" if workers else None,
             drop_last=True,
         )

@@ -46,19 +46,19 @@ class RankFiles:
         self._progress: int | None = None
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Report the progress of the run; only rank 0 does this, for all ranks."""
+        """Write the progress of the run to its file; without effect on ranks other than 0."""
         if self.rank != 0:
             return
         if self._progress is None:
             self._progress = os.open(self.directory.progress, os.O_WRONLY | os.O_CREAT, 0o644)
-        # In place and at one length: a new file for each window takes half a millisecond, or more
-        # on a shared file system, while all ranks wait at the barrier of the window.
+        # Overwrite in place at a fixed length: a new file for each window takes half a millisecond,
+        # or more on a shared file system, while all ranks wait at the barrier of the window.
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
     def leave_failure(
         self, error: BaseException, batch_per_gpu: int | None, *, lost_peer: bool
     ) -> None:
-        """Write the error that ended this rank, with its traceback if it was unexpected."""
+        """Write the error that ended this rank, with a traceback unless gpuscale raised it."""
         host, message, detail = socket.gethostname(), " ".join(str(error).splitlines()), ""
         if not isinstance(error, GpuscaleError):
             summary = "".join(traceback.format_exception_only(error)).strip()
@@ -70,7 +70,7 @@ class RankFiles:
             kind = "invalid"
         elif detail and OUT_OF_MEMORY.search(message):
             kind = "out_of_memory"
-            # The message says which memory: a GPU's allocator reports how much it has.
+            # The original message shows which memory: a GPU's allocator reports its size.
             message = (
                 f"rank {self.rank} on {host} ran out of memory with a batch of {batch_per_gpu} per "
                 "GPU; give it more, or each node fewer ranks, or choose a smaller --size or batch: "
@@ -88,7 +88,7 @@ class RankFiles:
 def tells_of_peer(error: BaseException) -> bool:
     """Return True if the error shows failed communication, most likely with a rank that ended."""
     text = str(error)
-    # NCCL also takes memory on this rank's own GPU, from the rest that torch's allocator leaves.
+    # NCCL also allocates memory on this rank's GPU, and may find too little left by torch.
     if OUT_OF_MEMORY.search(text):
         return False
     return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
@@ -104,8 +104,8 @@ def main(directory: str, stacks: str) -> None:
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
-    # A thread without the interpreter's lock does this, so a rank stuck in a collective leaves its
-    # stack too. The launcher ends the ranks after all have left their stacks.
+    # A thread that needs no GIL writes the stack traces, so a rank stuck in a collective leaves one
+    # too. The launcher ends the ranks after all have left their stack traces.
     with Path(stacks).open("w") as file:
         faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=file)
         try:
@@ -155,7 +155,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     training, joined_at_s = _prepare(request, files.directory)
     strategy = training.strategy
     if training.faults.any_is_slow:
-        # On every rank, slowed or not, since steps are made together.
+        # Measure on every rank, slowed or not, since all ranks take part in steps.
         training.faults.know_pace(loop.own_pace_s(training))
     demands = STRATEGIES[request.configuration.strategy]
     measurement = loop.measure(
@@ -166,7 +166,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         loaders=request.configuration.data_workers or 0,
     )
     training.validate_finite()
-    # Before the proof, which takes more memory than training.
+    # Report memory before `verify`, which takes more memory than training.
     report = _report(training, measurement)
     strategy.verify(training)
     outcome = RankOutcome(
@@ -224,7 +224,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     for number in range(request.overhead_pairs):
         if number % 2:
             bare_s = _bare_s(training, steps, sampler_pid)
-        # From a common start to the end of a window, with its own barrier and reports.
+        # Time from a common start to the end of a window, with a barrier and progress report.
         training.synchronize()
         strategy.barrier()
         opened = time.perf_counter()
@@ -232,11 +232,11 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
         loop.timed_window(training, steps, marked_every=marked_every)
         measured_s = time.perf_counter() - opened
         if not number % 2:
-            # Alternately first and second, so that a drift cancels.
+            # The order alternates, so that a drift of the machine cancels.
             bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     began_s = time.monotonic()
-    # What a rank of an ordinary run adds to the evidence of its node.
+    # Time the calls with which a rank of an ordinary run collects evidence.
     own_libraries(), allowed_cpus("self")
     outcome = OverheadOutcome(
         steps_per_window=steps,

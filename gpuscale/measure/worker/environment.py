@@ -31,7 +31,7 @@ def describe(folder: str, device: str) -> None:
     try:
         gpus, on, libraries = _gpus_and_libraries(device, folders)
     except GpuscaleError as error:
-        # Without a traceback: the machine is at fault, and not this code.
+        # Omit the traceback: the fault lies in the machine, not in this code.
         write_atomically(directory.refusal(name), str(error))
         raise SystemExit(1) from None
     variables, packages = sorted(os.environ.items()), installed_packages(folders)
@@ -57,7 +57,7 @@ def describe(folder: str, device: str) -> None:
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
-    # A launcher that was interrupted meanwhile has removed the folder.
+    # If the launcher has been interrupted, it has removed the folder.
     with contextlib.suppress(FileNotFoundError):
         directory.environment(name).write(found)
 

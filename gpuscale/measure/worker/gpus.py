@@ -24,13 +24,13 @@ sets `NoDevFiles` in CPU-only jobs."""
 
 
 def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
-    """Return the GPUs that torch can use, the device type to measure, and library versions."""
+    """Return torch's GPUs, the device type to measure, and library versions by field name."""
     gpus = _gpus()
     on_gpu = is_gpu(device) or bool(gpus)
     cudnn_version = _cudnn_version() if on_gpu else None
     has_nccl = on_gpu and dist.is_nccl_available()
     nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
-    # For ROCm's libraries torch uses the names of CUDA's.
+    # torch reports the versions of ROCm's libraries under the names of CUDA's.
     on, names = "rocm", ("rocm_version", "miopen_version", "rccl_version")
     if torch.version.hip is None:
         on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
@@ -47,11 +47,11 @@ def _gpus() -> tuple[GpuDevice, ...]:
                 "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
             )
         return ()
-    # Until CUDA is initialised torch counts the GPUs of the machine, as NVML does, while CUDA
-    # offers a single instance of those in MIG mode.
+    # Before CUDA is initialised, torch counts GPUs as NVML does, whereas CUDA offers a process
+    # only a single instance of a GPU in MIG mode.
     try:
         with warnings.catch_warnings():
-            # Several lines for each GPU without kernels, which validate_kernels refuses.
+            # torch warns of each GPU without kernels, for which validate_kernels raises.
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -110,7 +110,7 @@ def _gpus_of_driver() -> int:
     if any(os.environ.get(name) in _HIDDEN for name in JOB_VARIABLES):
         return 0
     with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
-        # A GPU of ours that is lost counts too.
+        # A lost GPU of this job counts too.
         return sum(1 for _ in smi.all_devices())
     return 0
 
@@ -126,14 +126,14 @@ def _why_no_cuda() -> str:
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
-    """Raise GpuscaleError if torch has no kernels for a GPU, before a first kernel would fail.
+    """Raise GpuscaleError if torch has no kernels for a GPU, whose index is `number`.
 
     `gpu` comes from `torch.cuda.get_device_properties()`, and `built_for` from
     `torch.cuda.get_arch_list()`.
     """
     capability = (gpu.major, gpu.minor)
     if torch.version.hip is not None:
-        # By name, which torch has from 2.1 on: the capability of gfx900 and gfx90a is 9.0 for both.
+        # Compare names (torch 2.1 or later), since gfx900 and gfx90a both have capability 9.0.
         target = getattr(gpu, "gcnArchName", "")
         if not target or any(_runs_on_amd(name, target) for name in built_for):
             return
@@ -151,10 +151,10 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """True if code for `sm_80`, `compute_80` or the like runs on this compute capability."""
+    """Return True if code for `sm_80`, `compute_80` etc. runs on this compute capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
-        # For example sm_90a, which runs on 9.0 alone and comes with an sm_90.
+        # For example sm_90a, which runs only on 9.0; builds with it also have sm_90.
         return False
     built_for = int(version[:-1]), int(version[-1])
     if kind == "compute":
@@ -163,14 +163,14 @@ def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
 
 
 def _runs_on_amd(architecture: str, target: str) -> bool:
-    """True if a build such as `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
+    """Return True if a build such as `gfx90a:xnack-` or `gfx9-4-generic` runs on this target.
 
     The target includes features, as in `gfx90a:sramecc+:xnack-`. A build that does not name a
     feature runs with either setting of it (LLVM's User Guide for AMDGPU, "Target ID").
     """
     built_for, *wanted = architecture.split(":")
     processor, *features = target.split(":")
-    # A build for a family, as `gfx9-4-generic`, does not name the processors that it serves.
+    # The name of a build for a family, such as `gfx9-4-generic`, does not list processors.
     is_built_for = built_for == processor or built_for.endswith("-generic")
     return is_built_for and set(wanted) <= set(features)
 
@@ -179,6 +179,6 @@ def _cudnn_version() -> str | None:
     try:
         version = torch.backends.cudnn.version()
     except RuntimeError as error:
-        # LD_LIBRARY_PATH leads to another cuDNN, or a GPU is too old for this one.
+        # LD_LIBRARY_PATH selects another cuDNN, or a GPU is too old for this cuDNN.
         raise GpuscaleError(f"torch cannot use cuDNN: {error}") from None
     return None if version is None else str(version)

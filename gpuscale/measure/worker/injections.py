@@ -33,7 +33,7 @@ class Faults:
     def know_pace(self, pace_s: float) -> None:
         """Set the rank's own seconds per step, to which the injected slowdown is proportional."""
         if self._slower_by:
-            # Late data are another fault, which slowness must not enlarge.
+            # Delayed data are a separate fault, which the slowdown must not multiply.
             own_s = pace_s - self._data_s
             self._steps_per_forward = own_s / statistics.median(self._forward_times_s)
 
@@ -43,7 +43,7 @@ class Faults:
         if self._slower_by and self._steps_per_forward is None:
             self._forward_times_s.append(0.0)
         if self._steps in self._hang_at:
-            # In a loop, since a handled signal ends a pause.
+            # In a loop, since signal.pause returns after a handled signal.
             while True:
                 signal.pause()
         if self._steps in self._crash_at:
@@ -61,8 +61,8 @@ class Faults:
 
     def end_forward(self) -> None:
         """Inject a delay proportional to the duration of the forward pass."""
-        # In proportion to this forward pass: other load on the machine changes the length of steps,
-        # and the rank must be slower by its factor all the same.
+        # The delay is proportional to this forward pass, so that the rank is slower by its factor
+        # even if other load on the machine changes the duration of steps.
         if not self._slower_by:
             return
         forward_s = self._now_s() - self._forward_began_s

@@ -71,7 +71,7 @@ class LogReader:
             try:
                 mark = None if self._format is None else self._format.read(line.text)
             except UsageError as error:
-                # --step-regex took something else than a number from the line.
+                # The group of --step-regex matched something other than a number.
                 raise CommandError(Failure(kind="invalid", message=str(error))) from None
             if mark is not None:
                 self._take_mark(mark, line)
@@ -94,7 +94,7 @@ class LogReader:
         if fitting and fitting[0] is not self._format:
             self._format = fitting[0]
             self._series.clear()
-        # A bar may be that of a download, before the first line of the training itself.
+        # A progress bar may belong to a download that precedes the training.
         if fitting:
             self._is_settled = not fitting[0].generic or self._looked_at > KEPT_LINES
 
@@ -113,7 +113,7 @@ class LogReader:
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs; raise CommandError if lines and options give none."""
+        """Samples per step over all GPUs; raise CommandError if unknown or contradictory."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.tells_batch:
             expected = asked * gpus
@@ -221,7 +221,7 @@ class LogReader:
 
     @property
     def has_heard_ranks(self) -> bool:
-        """True if lines have come from ranks that a starter such as torchrun created."""
+        """True if a rank's own pipe, which torchrun's ranks have, has delivered a line."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -230,9 +230,9 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        """Return the series with the most steps; of several such, the first."""
+        """Return the series with the most steps; None if no line has reported a step."""
         told = {source: series for source, series in self._series.items() if series.stretches}
-        # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
+        # In `torchrun … | tee log`, the command prints the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
         return max(ranks or told.values(), key=lambda one: count_of(one.stretches), default=None)
 
@@ -281,7 +281,7 @@ class FigureReader(LogReader):
         return "figure", len(self.found), len(self._command.metrics)
 
     def figures(self) -> FigureOutcome:
-        """Return the figures of a command that ended well, or a failure if a figure is missing."""
+        """Return a command's figures, or a failure if a figure is missing or not positive."""
         if lacking := self.told_so_far():
             return FigureOutcome(values=(), failure=self.failed(lacking, "unread").failure)
         values = []

@@ -43,15 +43,15 @@ def measure(
     measured = []
     for number in range(windows):
         report("window", number, windows)
-        # In turn, so that both see the same machine. The last window is synchronised training,
-        # which the checks after the windows need.
+        # Alternate both kinds of windows, so that a drift of the machine affects both. The last
+        # window is synchronised, as the checks after the windows require.
         if number % SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
             measured.append(
                 timed_window(training, steps, synchronized=False, marked_every=marked_every)
             )
             training.realign()
-            # Windows without synchronisation are faster, and use up batches made in advance.
+            # Unsynchronised windows are faster and use up prefetched batches: refill.
             for _ in range(loaders):
                 training.step()
         measured.append(timed_window(training, steps, marked_every=marked_every))
@@ -68,7 +68,7 @@ def own_pace_s(training: Training) -> float:
     """Measure and return this rank's seconds per step without gradient synchronisation."""
     timed_window(training, 1)
     training.remember()
-    # Several steps each: a single step would include all of its kernel launches.
+    # Time several steps together: a single step would include all of its kernel launches.
     alone = [timed_window(training, _PACE_STEPS, synchronized=False) for _ in range(_PACE_WINDOWS)]
     training.realign()
     return statistics.median(window.own_s for window in alone) / _PACE_STEPS
@@ -85,8 +85,8 @@ def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[flo
     Return the seconds per step at the end, the same on every rank, and the number of steps run.
     """
     report("first step", 0, 1)
-    # Loading kernels, autotuning and the first all-reduce can take seconds. They do not count, or a
-    # cold start would use up the whole warm-up.
+    # Loading kernels, autotuning and the first all-reduce can take seconds. They do not count:
+    # otherwise a cold start would use up the whole warm-up.
     timed_window(training, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
@@ -97,7 +97,7 @@ def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[flo
         step_time_s = stretch_s / stretch
         if elapsed_s >= timing.warmup_s:
             return step_time_s, done + 1
-        # Never fewer steps than the plan asks for: the pace of this stretch plans the windows.
+        # At least the planned number of steps, since the pace of this stretch plans the windows.
         missing = math.ceil((timing.warmup_s - elapsed_s) / step_time_s)
         stretch = max(missing, 1, timing.warmup_steps)
 
@@ -112,7 +112,7 @@ def timed_window(
     """Time one window of steps, from a barrier until this rank's device has completed them."""
     training.synchronize()
     training.strategy.barrier()
-    # After the barrier: telemetry during the wait for other ranks is no part of the window.
+    # After the barrier, so that samples during the wait for other ranks are left out.
     started_at_s = time.time()
     opened = time.perf_counter()
     training.clock.begin(marked_every)

@@ -18,9 +18,9 @@ from gpuscale.base.process_ends import FAULT_SIGNALS
 from gpuscale.records import Failure
 
 _READ_BYTES = 1 << 16
-# A progress bar begins its line anew without ending it.
+# A progress bar rewrites its line after a carriage return.
 _LINE_END = re.compile(rb"[\r\n]")
-# What rank_python.sh says first: torchrun knows the number of a rank only once all nodes are there.
+# The first line from rank_python.sh: torchrun assigns ranks only once all nodes have joined.
 _RANK_LINE = re.compile(rb"GPUSCALE_RANK (\d+)")
 
 
@@ -88,7 +88,7 @@ class _Pipe:
                 yield Line(self._source, line.decode("utf-8", errors="replace"), arrived_s)
             self._begun = b""
         if rest:
-            # Output without a line break is cut.
+            # Keep only the end of long output without a line break.
             self._begun = (self._begun + rest)[-_READ_BYTES:]
             self._arrived_s = now_s
 
@@ -130,7 +130,7 @@ def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWor
     if exit_code >= 0:
         codes = _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
     raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
-    # A shell that reads the output of ranks prints their tracebacks again.
+    # A command that reads the output of ranks may print their tracebacks again.
     if codes or len(raised) > 1:
         raised.pop(COMMAND_SOURCE, None)
     own = sorted(
@@ -150,7 +150,7 @@ def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWor
         start = min(start, max(found.first_line, len(printed) - _MOST_SHOWN_LINES))
     return LastWords(
         source=source,
-        # A signal ends a process whatever it raised before.
+        # A process killed by a signal did not end because of an earlier exception.
         exception=None if found is None or source in killed else found.exception,
         exit_code=codes.get(source),
         lines=tuple(line.text for line in printed[max(0, start) :]),

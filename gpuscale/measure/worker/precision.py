@@ -21,14 +21,14 @@ def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
 
 def set_fp32_mode(precision: str | None) -> None:
     """Allow TF32 only in precision `tf32`, whatever torch's defaults or the case have allowed."""
-    # torch 2.9 added newer settings. What they say of all backends, or of all of cuDNN, takes
-    # precedence over the older setting of convolutions.
+    # torch 2.9 added newer settings. Those for all backends, or for all of cuDNN, override the
+    # older setting for convolutions.
     places: Any = torch.backends
     if hasattr(places.cudnn, "fp32_precision"):
         for place in (places, places.cudnn, places.mkldnn.conv, places.mkldnn.rnn):
             place.fp32_precision = "none"
-    # The older setters also write the newer settings, but not the other way round, and
-    # torch.compile, which reads the older ones, then fails over the difference.
+    # The older setters also update the newer settings, but not vice versa; torch.compile reads
+    # the older ones and fails if they differ.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
@@ -51,7 +51,7 @@ def autocasting(model: torch.nn.Module, precision: str | None, device_type: str)
 
 
 class _Autocasting(torch.nn.Module):
-    """A model that enters autocast on whichever thread calls it.
+    """A model that enters autocast in each thread that calls it.
 
     DataParallel calls each replica on a separate thread and turns autocast on there, but does not
     pass on the dtype: bf16 would become fp16, without a loss scaler.

@@ -36,12 +36,12 @@ _REPEATS = 9
 """Number of times each message is sent; a busy node may delay two of them unnoticed."""
 
 Work = tuple[Callable[[], object], float]
-"""A call to repeat, and the amount of work that it does, such as bytes copied."""
+"""A function to repeat, and the work per call: bytes, floating-point operations or loops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A rank of the probe and its device."""
+    """A rank that takes part in the probes, and the device of the rank."""
 
     request: NodeProbeRequest
     rank: int
@@ -87,7 +87,7 @@ class _Place:
 
 
 def probe(directory: str) -> None:
-    """Carry out this rank's part of the probe request in a run's directory."""
+    """Carry out this rank's part of a probe request, write the results, and end this process."""
     die_with_parent()
     run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
@@ -96,7 +96,7 @@ def probe(directory: str) -> None:
     on_gpu, here = is_gpu(request.device), rank % request.ranks_per_node
     device = cuda_device(tuple(range(torch.cuda.device_count())) if on_gpu else (), here)
     place = _Place(request=request, rank=rank, device=device)
-    # Before the process group: no rank waits for another while it computes.
+    # Run before the process group exists, so that no rank waits for another while computing.
     found = list(_alone(place))
     patience = timedelta(seconds=request.timeout_s)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
@@ -109,11 +109,11 @@ def probe(directory: str) -> None:
         cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
     )
     run_directory.probe(rank).write(seen)
-    # No rank may exit while another needs it: NCCL's sends return before they are made, and the
-    # first rank keeps the store that the others ask when they open a connection.
+    # No rank may exit while another needs it: NCCL's sends return before they are complete, and
+    # rank 0 hosts the store that other ranks query to open a connection.
     place.finish()
     dist.all_reduce(torch.zeros(1))
-    # Destroying the group can hang (measure/worker/entry.py); everything is written.
+    # Skip destroying the group, which can hang (measure/worker/entry.py).
     os._exit(0)
 
 
@@ -236,7 +236,7 @@ def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterato
     def call(message: torch.Tensor) -> None:
         dist.all_reduce(message, group=group)
 
-    # One rank reports for all, since the slowest decides.
+    # One rank reports for all, since an all-reduce ends only when the slowest rank has ended.
     return _exchanges(place, name, call, reports=place.rank == ranks[0], of_node=True, **about)
 
 

@@ -32,7 +32,7 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
 
 
 class Strategy:
-    """Base class of strategies for parallel training; by default, one process has all GPUs."""
+    """Base class of strategies for parallel training; by default, one process uses all GPUs."""
 
     rank = 0
     local_rank = 0
@@ -120,10 +120,10 @@ class Training:
         _validate_type(case, "model", built, torch.nn.Module)
         self._own_model = model = built.to(memory_format=self.memory_format)
         self.model = strategy.wrap(model, case)
-        # Its parameters have the names that the case gave them, unlike those of a wrapped module.
+        # The optimiser gets the unwrapped model, whose parameters have the names set by the case.
         self.optimizer = case.optimizer(model, request.gpus)
         _validate_type(case, "optimizer", self.optimizer, torch.optim.Optimizer)
-        # torch.compile keeps the type of the module, which its signature cannot express.
+        # torch.compile returns a module of the same type, which its signature does not show.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)
         # After the case's own code, which often allows TF32.
@@ -131,7 +131,7 @@ class Training:
         injections = parse_injections(request.injections)
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
         self.autocast = autocast_for(asked.precision, self._device.type)
-        # It does nothing in other precisions.
+        # The scaler does nothing in other precisions.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
         self.clock = PhaseClock(self._device)
@@ -187,7 +187,7 @@ class Training:
         self.faults.begin_forward()
         with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
-            # With layers on several devices, the clock's device then waits for the whole forward.
+            # If layers are on several devices, the clock's device thus waits for the whole forward.
             loss = self.case.loss(output, targets).to(self._device)
             loss = loss if share == 1 else loss * share
         self.faults.end_forward()
@@ -203,7 +203,7 @@ class Training:
         self._losses = []
 
     def remember(self) -> None:
-        """Validate and save the state that `realign` restores, before unsynchronised steps."""
+        """Save the state that `realign` restores; raise InvalidTrainingError if it has diverged."""
         self.validate_finite()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)

@@ -69,10 +69,10 @@ def line_of_user(error: BaseException) -> str | None:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback from the first line of user code on.
+    """Return the traceback of an error, starting at the first line of user code.
 
-    If no line is the user's, return the place in gpuscale's code instead, without any frames. If
-    the error's message has several lines, append it: `Failure.message` has only the first line.
+    Without user code, return only the place in gpuscale's code, without frames, and the error's
+    message if it has several lines, as `Failure.message` has only the first line.
     """
     chain = (error, error.__cause__, error.__context__)
     if place := None if any(each and line_of_user(each) for each in chain) else _place(error):
