@@ -210,6 +210,23 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     content_of(picture, "svg")
 
 
+def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or_above(
+    tmp_path: Path,
+) -> None:
+    paths = write_nights(tmp_path, 12, lambda night: 9.0 if night % 2 else 1.0, runs=3)
+    history = history_of(map(read_results, paths))
+    picture = drawn("history", Measurements(history=history))
+    axes = picture.figure.axes[0]
+    assert "bars: 95 % intervals over the runs of a night" in notes_below(picture)
+    bars = [np.asarray(bar.get_paths()[0].vertices)[:, 1] for bar in axes.collections]
+    (nights,) = (at_of(line)[:, 1] for line in axes.lines if line.get_label() == "night")
+    assert len(bars) == 12
+    assert all(low < night < high for night, (low, high) in zip(nights, bars, strict=True))
+    assert axes.get_ylim()[0] == 0
+    left, right = axes.get_xlim()
+    assert 11 / (right - left) > 0.8
+
+
 def test_nights_of_one_date_are_told_apart_by_their_times(nights: Path) -> None:
     results = [read_results(path) for path in sorted(nights.rglob("*.jsonl"))[:6]]
     history = history_of([moved(each, -0.7 * at) for at, each in enumerate(results)])

@@ -2,13 +2,14 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 
-from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.history import History, RowHistory
-from gpuscale.analysis.scaling import level_of
+from gpuscale.analysis.estimates import log_sample
+from gpuscale.analysis.history import History, RowChange, RowHistory
+from gpuscale.analysis.nights import Night
+from gpuscale.analysis.scaling import geometric_mean, level_of
 from gpuscale.records import Estimate, PointKey
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
@@ -55,6 +56,11 @@ def history_picture(measurements: Measurements) -> Picture | None:
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
         last, dates = len(history.nights) - 1, history.names
         named = sorted({0, last // 2, last})
+        # The label of a change is to the right of it.
+        width = _LABEL_WIDTH * len(history.nights)
+        moments = [_moment(row, change) for row in shown for change in row.changes]
+        margin = width / 4 + 0.5
+        grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
         grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
     return Picture(
         figure=figure,
@@ -66,6 +72,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
 def _notes(history: History) -> Iterator[str]:
     """Yield notes on how to read the picture, changes in the environment, and nights left out."""
     yield "percentages are from level to level; outlying nights beyond the axis lie at its end"
+    if any(len(night.runs) > len(night.log_costs) for night in history.nights):
+        yield "bars: 95 % intervals over the runs of a night, cut at the ends of the axis"
     for event in history.events:
         if event.environment:
             changes = "; ".join(map(environment_text, event.environment))
@@ -79,33 +87,32 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
 
     Nightly runs are evenly spaced: on a date axis, one wrong clock would squeeze all the others.
     """
-    rates = {
-        index: _shown(row.point, exponential(history.nights[index].log_costs[row.point]))
-        for index in row.nights
-    }
+    nights = {index: _rate(row.point, history.nights[index]) for index in row.nights}
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
     if not _has_too_few_nights(row):
         bounds.append(len(row.nights))
     for begin, end in itertools.pairwise(bounds):
         level = row.nights[begin:end]
-        rate = statistics.median(rates[index] for index in level)
+        rate = statistics.median(nights[index].value for index in level)
         axes.plot(
             [level[0], level[-1]], [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level"
         )
     # With one distant night on the axis, all levels would look like one line.
-    usual = {index: rate for index, rate in rates.items() if index not in row.outlying} or rates
-    lowest, highest = min(usual.values()), max(usual.values())
-    room = max(_LEAST_ROOM * highest, _ROOM * (highest - lowest))
-    low, high = lowest - room, highest + 2 * room
-    for label, face, nights in (
+    usual = [nights[index] for index in row.nights if index not in row.outlying]
+    low, high = _axis_ends(usual or [*nights.values()])
+    for index, night in nights.items():
+        if night.low is not None and night.high is not None:
+            ends = max(low, night.low), min(high, night.high)
+            axes.vlines(index, *ends, color=_COLOR, linewidth=0.8)
+    for label, face, indices in (
         ("night", _COLOR, [index for index in row.nights if index not in row.outlying]),
         ("outlying night", SURFACE, row.outlying),
     ):
         # A line without points would extend to the figure's corner and narrow the rest.
-        if nights:
+        if indices:
             axes.plot(
-                nights,
-                [min(max(rates[index], low), high) for index in nights],
+                indices,
+                [min(max(nights[index].value, low), high) for index in indices],
                 clip_on=False,
                 linestyle="none",
                 marker="o",
@@ -114,27 +121,40 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
                 markerfacecolor=face,
                 label=label,
             )
-    _draw_changes(axes, row, len(history.nights))
+    _draw_changes(axes, row)
     axes.set_ylim(low, high)
     axes.locator_params(axis="y", nbins=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
-def _shown(point: PointKey, cost: float) -> float:
-    """Convert a cost, such as a step time, to samples/s or the metric that is judged instead."""
-    level = level_of(point, Estimate(value=cost))
+def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
+    """Return the ends of the axis, at which long intervals are cut so that values stay apart."""
+    lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
+    longest = highest - lowest + _LEAST_ROOM * highest
+    lowest = max(lowest - longest, min(each.low or each.value for each in nights))
+    highest = min(highest + longest, max(each.high or each.value for each in nights))
+    room = max(_LEAST_ROOM * highest, _ROOM * (highest - lowest))
+    return max(0, lowest - room), highest + 2 * room
+
+
+def _rate(point: PointKey, night: Night) -> Estimate:
+    """Return a row's samples/s, or the metric that is judged instead, over a night's runs."""
+    costs = [run.log_cost for run in night.runs if PointKey.of(run) == point]
+    level = level_of(point, geometric_mean(log_sample(costs)))
     shown = level.value or level.samples_per_s
     assert shown is not None, "a level has one of the two"
-    return shown.value
+    return shown
 
 
-def _draw_changes(axes: Axes, row: RowHistory, nights: int) -> None:
-    """Draw a labelled line at each change of level, and leave space for the last label."""
-    label_nights = _LABEL_WIDTH * nights
-    axes.set_xlim(-label_nights / 4 - 0.5, nights + label_nights)
+def _moment(row: RowHistory, change: RowChange) -> float:
+    """Return the place of a change of level: between the nights before and after it."""
+    return (row.nights[row.nights.index(change.onset) - 1] + change.onset) / 2
+
+
+def _draw_changes(axes: Axes, row: RowHistory) -> None:
+    """Draw a labelled line at each change of level."""
     for number, change in enumerate(row.changes):
-        before = row.nights[row.nights.index(change.onset) - 1]
-        moment = (before + change.onset) / 2
+        moment = _moment(row, change)
         axes.annotate(
             percent_text(change.throughput.value),
             (moment, 1.0),
