@@ -57,7 +57,7 @@ class Gpt(TrainingCase):
         "full": Size(batch=8, sample_shape=(1024,)),
         "smoke": Size(batch=4, sample_shape=(32,)),
     }
-    # Vocabulary, blocks, width and heads by length of the sequence.
+    # Vocabulary size, number of blocks, width and number of heads, keyed by sequence length.
     layouts = {1024: (24_576, 12, 768, 12), 32: (4_096, 6, 320, 5)}
 
     def model(self) -> nn.Module:

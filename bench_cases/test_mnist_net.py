@@ -13,12 +13,12 @@ from torchvision.transforms import v2
 
 from gpuscale import Size, TrainingCase
 
-# Mean and deviation of MNIST's training pixels, as in torch's own example.
+# Mean and standard deviation of MNIST's training pixels, as in PyTorch's MNIST example.
 _MEAN, _STD = (0.1307,), (0.3081,)
 
 
 class MnistNet(TrainingCase):
-    """Two convolutions, two linear layers; Adadelta at a rate of 1.0, cut to 70% per epoch."""
+    """Two convolutions and two linear layers; Adadelta at a rate of 1.0, less 30 % per epoch."""
 
     strategies = ("dp", "ddp")
     scaling = "strong"

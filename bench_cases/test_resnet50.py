@@ -12,7 +12,7 @@ from torchvision import datasets, models
 
 from gpuscale import Size, TrainingCase
 
-# From four nodes of four GPUs up the source halves the batch on each GPU.
+# From four nodes of four GPUs on, the published runs use half the batch on each GPU.
 _GPUS_OF_HALF_BATCH = 16
 
 
@@ -21,7 +21,7 @@ class Resnet50(TrainingCase):
 
     strategies = ("ddp", "fsdp", "lightning", "pipeline", "mp")
     classes = 1000
-    # Near the mean size of ImageNet's pictures.
+    # Close to the mean size of ImageNet's images.
     raw_image_shape = (375, 500, 3)
     training_samples = 1_281_167
     sizes = {

@@ -15,12 +15,12 @@ from gpuscale import Size, TrainingCase
 
 
 def _normalized(channels: int) -> nn.Sequential:
-    """Batch normalisation with Keras' constants, then ReLU."""
+    """Return batch normalisation with Keras' constants, followed by ReLU."""
     return nn.Sequential(nn.BatchNorm2d(channels, eps=1.001e-5, momentum=0.01), nn.ReLU())
 
 
 class PreActivationBlock(nn.Module):
-    """A bottleneck that normalises its input before it convolves, as in ResNet V2.
+    """A bottleneck block that normalises its input before the convolutions, as in ResNet V2.
 
     The stride is that of the 3×3 convolution. The shortcut is a convolution of the normalised input
     if the block adds channels; otherwise it is the input, subsampled by the stride.
@@ -61,7 +61,7 @@ def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
     channels = [64, *(4 * width for width, _ in plan)]
     return nn.Sequential(
         nn.Conv2d(3, 64, 7, stride=2, padding=3),
-        # Padding with zeros matters, since the pooled values may be negative.
+        # MaxPool2d would pad with −∞, unlike Keras; the results differ for negative values.
         nn.ZeroPad2d(1),
         nn.MaxPool2d(3, stride=2),
         *(
@@ -76,7 +76,7 @@ def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
 
 
 class Resnet50v2Cifar(TrainingCase):
-    """Keras' ResNet50V2 with 10 classes; SGD with a rate of 0.01 times the GPUs, weak scaling."""
+    """Keras' ResNet50V2 with 10 classes; SGD at a rate of 0.01 per GPU, weak scaling."""
 
     strategies = ("ddp",)
     raw_image_shape = (32, 32, 3)
