@@ -183,7 +183,7 @@ class Sweep:
         yield from ((name, False) for name in (*idle, *again, *fresh))
 
     def _start(self, node: str, is_control: bool) -> bool:
-        """Submit a job; return False if Slurm refuses it; raise SchedulerError if that repeats."""
+        """Submit a job. Return False if Slurm refuses; repeated refusals raise SchedulerError."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
         job = SweepJob(node=node, number=number, is_control=is_control, submitted_at_s=time.time())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))

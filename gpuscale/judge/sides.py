@@ -39,7 +39,7 @@ class Side:
     """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
-    """Creation time of the first file (ISO 8601), which sets the UTC offset of reports, or None."""
+    """Creation time of the first file (ISO 8601); reports use its UTC offset. None if unknown."""
     probes: Sequence[Probe] = ()
 
     @property

@@ -209,7 +209,7 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if the row has `runs` valid runs, as has its 1-GPU reference if it can get them."""
+        """True if the row and, if still possible, its 1-GPU reference have `runs` valid runs."""
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)

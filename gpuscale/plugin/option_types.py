@@ -95,7 +95,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """Parse a text, a list of texts, or True (a switch) from argparse; may raise UsageError."""
+        """Parse a text, list of texts or True (switch) from argparse; raise UsageError if wrong."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         if not self.metavar:

@@ -47,7 +47,7 @@ def notes_of(
 
 
 def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison:
-    """Return the comparison with notes on the changed environment and, after a loss, packages."""
+    """Return the comparison with notes on a changed environment and, if a row lost, packages."""
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes

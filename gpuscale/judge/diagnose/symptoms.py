@@ -109,7 +109,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """Return the clock symptoms of `uuids` if they explain a slowdown `lost_s / of_s`, or none."""
+    """Return the clock symptoms of `uuids` if they explain the slowdown lost_s / of_s; else ()."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()
@@ -254,7 +254,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield texts on a port's faults, relative to that port of other nodes or to other ports."""
+    """Yield a port's faults as text, compared with the same port of other nodes, or neighbours."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
