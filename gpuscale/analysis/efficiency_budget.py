@@ -42,12 +42,12 @@ class EfficiencyBudget:
     parts: Mapping[str, float]
     """Measured parts by name, as fractions of T(n).
 
-    Those in `PARTS`: communication is the exposed communication, minus the time in which a single
-    rank handles its gradients; data is the time spent waiting for and copying batches, minus the
-    same time in an ideal step. Those in `PIPELINE_PARTS`: micro-batching is the cost of dividing a
-    batch into micro-batches, as measured on one GPU; bubble is the wait of the slowest stage;
-    imbalance is how much longer the slowest stage takes than the mean; optimizer is the additional
-    optimizer time, negative if it is shorter."""
+    In `PARTS`, communication is the exposed communication, minus the time that a single rank needs
+    to handle its gradients; data is the time spent waiting for and copying batches, minus the same
+    time in an ideal step. In `PIPELINE_PARTS`, micro-batching is the cost of dividing a batch into
+    micro-batches, as measured on one GPU; bubble is the wait of the slowest stage; imbalance is how
+    much longer the slowest stage takes than the mean; data is as above, averaged over the stages;
+    optimizer is the additional optimizer time."""
     rest: float
     """Lost efficiency that the measured parts do not account for."""
 
@@ -81,7 +81,7 @@ class RankSkew:
     pace_s: float
     """Seconds per step of the slowest rank, excluding time spent waiting for other ranks."""
     median_pace_s: float
-    """Seconds per step of the median rank (of an even number of ranks, the faster middle one)."""
+    """Seconds per step of the median rank (with an even number, the faster of the middle two)."""
 
     @property
     def skew_s(self) -> float:
@@ -92,9 +92,8 @@ class RankSkew:
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
 
-    Entries that measure a metric in place of the step time have no budget.
-    Times are means over the valid runs. The parts and the rest add up to the efficiency loss of the
-    entry's scaling point.
+    Entries judged by a metric instead of the step time have no budget. Times are means over the
+    valid runs. The parts and the rest add up to the efficiency loss of the entry's scaling point.
     """
     valid = {entry.key: entry for entry in grouped(runs) if entry.point.step_time_s is not None}
     references = References(valid)
@@ -135,8 +134,8 @@ def _is_pipeline(configuration: Configuration) -> bool:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds that each of `PARTS` adds to the ideal step time; None for an unknown part."""
-    # A single rank handles gradients too, so the ideal step time includes that.
+    """Return the seconds that each of `PARTS` adds to the ideal step time; None if unknown."""
+    # A single rank handles gradients too, so the ideal step time includes that work.
     alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
     return {
@@ -149,7 +148,7 @@ def _parts_s(
 def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Seconds that each of `PIPELINE_PARTS` adds to the ideal step time of an undivided batch."""
+    """Return the seconds that each of `PIPELINE_PARTS` adds to the ideal step of a whole batch."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
         def of_run(run: Run) -> float | None:
@@ -190,14 +189,14 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
-    """Pairs of pace and rank, fastest rank first; empty if the pace of any rank is unknown."""
+    """Return pairs of pace and rank, fastest rank first; empty if any rank's pace is unknown."""
     paced = [(rank.pace_s, rank) for rank in ranks]
     known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
     return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
 
 
 def _data_s(run: Run) -> float | None:
-    """Seconds per step that the median rank spends on waiting for and copying its batch."""
+    """Return the seconds per step that the median rank spends waiting for and copying its batch."""
     paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
     if not paced:
         return None
@@ -241,7 +240,7 @@ def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """Time and phases of a step, averaged over a point's runs; None if no window has phases."""
+    """Return a point's average step over the middle third of windows; None without phases."""
     # Time and phases of the average step in each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
@@ -264,7 +263,7 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
         **{name: statistics.fmean(getattr(phases, name) for phases in middle) for name in names}
     )
     if mean.wait_s:
-        # A pipeline's waits are phases of their own.
+        # In a pipeline, the `wait` phase contains the exposed communication.
         communication_s = None
     return TypicalStep(
         time_s=statistics.fmean(times_s),
@@ -282,7 +281,7 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
 
 
 def _communication_in_forward_s(runs: Iterable[Run]) -> float:
-    """Mean seconds that synchronisation adds to the forward pass of a step; at least 0.
+    """Return the mean seconds that synchronisation adds to a step's forward pass; at least 0.
 
     In the forward pass FSDP gathers parameters and DDP broadcasts buffers.
     """

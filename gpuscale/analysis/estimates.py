@@ -22,7 +22,7 @@ FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 """Candidates for the number of further runs that would settle an inconclusive row."""
 
 _ENOUGH_TO_EXCLUDE = 6
-"""Minimum number of allocations for which outliers are sought."""
+"""Minimum number of values required to look for outliers among them."""
 _MOST_EXCLUDED = 0.25
 """Largest fraction of nights or allocations that can be outliers; more would be a new level."""
 _OUTLYING_FAR = 7.0
@@ -58,7 +58,7 @@ class Sample:
     """Degrees of freedom of `variance`; 0 if unknown."""
 
     def term(self) -> Term | None:
-        """Return the contribution of the sample's mean to the variance of a difference."""
+        """Return the sample mean's contribution to a difference's variance; None if unknown."""
         if self.variance is None:
             return None
         return Term(variance=self.variance * (1 / self.count), df=self.df)
@@ -78,7 +78,7 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """Return half the width of the interval with a one-sided `probability` of at least 0.5.
+        """Return the half width of the interval for a one-sided `probability` of at least 0.5.
 
         Each standard error is multiplied by its own quantile of Student's t, and the squares of the
         products are added (Howe 1974). Welch-Satterthwaite degrees of freedom would be dominated by
@@ -225,7 +225,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
         excess = _log_half_width(at, first, others) - goal
         if abs(excess) < _EXACT:
             break
-        # Illinois variant of the false position method: the end that stays is halved.
+        # Illinois variant of the false position method: halve the value at the retained end.
         if excess < 0:
             low, below, above = at, excess, above / 2
         else:
@@ -234,7 +234,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Logarithm of the interval's half width if `first` has the quantile exp(`log_quantile`)."""
+    """Return the log half width of the interval in which `first` has quantile exp(log_quantile)."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(
@@ -252,7 +252,7 @@ def usual_values(values: Sequence[float]) -> Sequence[float]:
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
     """Return the signed distance of each outlying allocation from the median, by name.
 
-    Callers leave these out of the spread: one bad night could widen it and hide a loss.
+    Callers exclude outliers from the spread, since one bad night could widen it and hide a loss.
     """
     names = [*values]
     return {names[i]: apart for i, apart in far_apart([*values.values()]).items()}
@@ -260,7 +260,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
 
 def far_apart(values: Sequence[float]) -> dict[int, float]:
     """Return the signed distance of each outlier from the median, by index."""
-    # `levels.outlying` relies on the order of nights, and would exclude 3 to 9 times as many.
+    # `level_changes.outlying` relies on the order of nights; it would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}
     middle = statistics.median(values)

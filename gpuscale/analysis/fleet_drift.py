@@ -1,4 +1,4 @@
-"""Robust deviation, and the drift of a machine whose nodes are measured one after another."""
+"""Robust standard deviation, and drift of a cluster whose nodes are measured one after another."""
 
 import math
 import statistics
@@ -14,13 +14,13 @@ EFFICIENCY = 0.82
 _OUTLYING = 3.5
 """Distance from the median, in robust standard deviations, beyond which a value is ignored."""
 _CONTROL_WEIGHT = 4
-"""Weight of a visit to a control node, whose level is known from repeated visits; others have 1."""
+"""Weight of a visit to a control node, whose level is known better; other visits have weight 1."""
 _NEAR, _OF_VISITS = (12, 40), 6
 """Limits of the total weight of the nearest visits that determine a level; between the limits, this
 weight is the number of all visits divided by `_OF_VISITS`."""
 _ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
-"""A level is extrapolated only beyond both limits: distance of a time from the visits' mean time
-(1: that between the means of both halves), and rise between the halves, in standard errors."""
+"""Thresholds for extrapolating a level: distance from the mean time of the nearby visits, relative
+to that between the mean times of their halves; and rise between the halves, in standard errors."""
 _ROUNDS = 10
 
 
@@ -33,10 +33,10 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the machine's level at the time of each visit: a trimmed mean over nearby visits.
+    """Return the cluster's level at the time of each visit: a trimmed mean over nearby visits.
 
-    The level of a control node is known from its other visits, so a visit to a control node weighs
-    more than one to a node visited once. Jobs repeated on suspicion are left out.
+    `values` has one value per visit. A control node's own level is known from its other visits, so
+    its visits weigh more. Jobs that were repeated to check a suspect node are left out.
     """
     controls = {visit.node for visit in visits if visit.is_control}
     usable = sorted(
@@ -49,7 +49,7 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
     near: list[list[int]] = []
     counts = Counter(visits[i].node for _, i, _ in usable)
     for visit in visits:
-        # Its own visits would draw the level towards the node, but a second job would not.
+        # A node's own visits are excluded, since they would pull the level towards the node.
         place, most = bisect_left(usable, (visit.measured_at_s,)), wanted + counts[visit.node]
         before, after = (
             [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
@@ -82,7 +82,7 @@ def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> 
 
 
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
-    """Return the trimmed mean of values in the order of time, extrapolated to the time `at_s`.
+    """Return the trimmed mean of values in chronological order, extrapolated to the time `at_s`.
 
     The mean is extrapolated only if the second half of the values clearly differs from the first.
     """
@@ -92,7 +92,7 @@ def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> fl
         lever = (at_s - statistics.fmean(times_s)) / apart_s
         early, late = values[:half], values[-half:]
         rise = _trimmed_mean(late) - _trimmed_mean(early)
-        # Not by statistics.stdev, whose exact fractions would take most of a sweep's judgement.
+        # statistics.stdev uses exact fractions and would take most of the time to judge a sweep.
         apart = (math.dist(part, [statistics.fmean(part)] * half) for part in (early, late))
         error = math.hypot(*apart) / math.sqrt(half * (half - 1))
         if abs(lever) > _ONE_SIDED and abs(rise) > _RISE_ERRORS * error:

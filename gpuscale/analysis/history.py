@@ -112,7 +112,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of nights until an outlier can be detected; a change needs one night more."""
+        """Number of further nights needed to detect an outlier; a change needs one night more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
@@ -192,7 +192,7 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
 
 
 def level_on(night: Night, point: PointKey) -> Scaling:
-    """Return the level of a row on a night that measured it, as measured."""
+    """Return a row's level on a night that measured it, without correction for slow nodes."""
     return level_of(point, Estimate(value=exponential(night.log_costs[point])))
 
 
@@ -240,7 +240,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
             last is not None
             and len(level) <= REMEMBERED
             and (is_far(values, last) or suspect_nights(level) > 1)
-            # In a slow drift, which is reported, tonight is always far from the nights before.
+            # During a slow drift, which is reported anyway, the latest night is always far off.
             and not (alone or lost is not None)
         ),
         lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
@@ -250,7 +250,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return up to 15 earlier nights, on the same level, with which a night of a row is compared.
+    """Return the reference nights of a row's night: up to 15 earlier nights on the same level.
 
     The latest nights are omitted if they may already be slower. A drift starts no new level.
     """

@@ -1,10 +1,10 @@
 """Distinguish real changes of level in a series of nights from scatter.
 
-Values are logarithms. A single night proves nothing, so a change is reported only if two successive
-nights are off the level and agree, or are far off it, or three are off it on the same side; or if
-at least three nights differ from all earlier ones by a t test; or if the median of the latest week
-has moved away from the best or worst week since the last change, which finds slow drifts whose
-steps are too small for the other rules. docs/evidence/rates.md has the simulated rates.
+Values are logarithms. A single night proves nothing. A change is reported if two successive nights
+are off the level and agree, if two are far off it, or if three are off it on the same side; if at
+least three nights differ from the earlier ones in a t test; or if the median of the latest week has
+moved away from the best or worst week since the last change. The last rule finds slow drifts, whose
+steps are too small for the other rules. docs/evidence/rates.md has the simulated error rates.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from gpuscale.records import Estimate
 Kind = Literal["step", "drift"]
 
 REMEMBERED = 15
-"""Maximum number of preceding nights whose median is taken as the level."""
+"""Maximum number of preceding nights from which a level is computed."""
 FEWEST_NIGHTS = 4
 """Minimum number of nights on a level before a change from it can be detected."""
 _SMALLEST_STEP = math.log(1.015)
@@ -72,9 +72,9 @@ class LevelChange:
     seen: int
     """Index of the night that revealed the change."""
     before: float
-    """The former level."""
+    """Former level, as a logarithm."""
     change: float
-    """New level minus former level."""
+    """New level minus former level; positive if the row got slower."""
 
 
 def night_deviation(values: Sequence[float]) -> float:
@@ -97,7 +97,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     found: list[LevelChange] = []
     begin, extremes, next_week = 0, list[float](), _WEEK - 1
     for tonight in range(len(values)):
-        # No week starts before the last change or has a night of the present week.
+        # Earlier weeks start after the last change and do not overlap the present week.
         if (end := tonight + 1 - _WEEK) > next_week:
             past = [*extremes, *weeks[next_week:end]]
             extremes, next_week = [min(past), max(past)], end
@@ -295,6 +295,6 @@ def throughput_change(
 
 
 def _usual_sample(level: Sequence[float]) -> Sample:
-    """Sample of the values on one level, without outliers."""
+    """Return the sample of the values on one level, without outliers."""
     far = outlying(level)
     return log_sample([value for i, value in enumerate(level) if i not in far])

@@ -40,7 +40,7 @@ _SMALLEST_SPREAD = 1e-8
 class Moderated:
     """A sample whose variance is shrunk towards a prior, so that a few runs are enough.
 
-    The variance becomes (d0·s0² + df·s²) / (d0 + df); d0 and s0² belong to the prior.
+    The variance becomes (d0·s0² + df·s²) / (d0 + df): s0² is the prior variance, d0 its weight.
     """
 
     sample: Sample
@@ -120,7 +120,7 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """Build the samples of both sides of a whole comparison, by row.
+    """Return the samples of both sides of a comparison by row: the baseline's, then the current.
 
     Each variance is shrunk towards that of all other samples. This target is raised to the variance
     of the same row on the other side if that is larger. If a row's own runs rule out the variance
@@ -225,8 +225,8 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
-    """Median of sorted numbers without one occurrence of the value `one`; None if none is left."""
-    # Called for each of thousands of entries: nothing is copied or sorted.
+    """Return the median of sorted numbers without one occurrence of `one`; None if none is left."""
+    # Nothing is copied or sorted, since this is called for each of thousands of entries.
     left_out = len(ordered) if one is None else bisect_left(ordered, one)
     count = len(ordered) - (one is not None)
     if count == 0:
@@ -273,7 +273,7 @@ def _median_unbiased(sample: Sample) -> float | None:
 
 
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
-    """Return the contribution of several moderated samples to the variance of a difference.
+    """Return the variance that moderated samples add to a difference; None if any is unknown.
 
     Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
     priors come from nearly the same runs, so they count as one contribution. Counted as

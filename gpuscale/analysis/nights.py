@@ -21,7 +21,7 @@ from gpuscale.records.environment_diff import environment_changes, host_changes
 from gpuscale.records.run import nodes_of
 
 FEWEST_VISITS = 3
-"""Minimum number of nights on a node that are needed to judge the node."""
+"""Minimum number of nights on a node required to judge the node."""
 _NEAR = 7
 """Maximum number of nights without the node, on either side, with which a night is compared."""
 _FEWEST_NEAR = 2
@@ -67,7 +67,7 @@ def nights_of(
         for run in () if result.injections or result.left_out else result.runs:
             if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
                 placed.setdefault(result.allocation_of(run), []).append((run, result))
-    # Most rows of most nights ran on the same nodes, which are kept once.
+    # Most rows ran on the same nodes, so equal sets of nodes share one object.
     known: dict[frozenset[str], frozenset[str]] = {}
     nights = (_night(allocation, made, known) for allocation, made in placed.items())
     return tuple(sorted(nights, key=lambda night: night.began_at))
@@ -162,7 +162,7 @@ class NodeEffect:
     node: str
     nights: tuple[int, ...]
     slow: tuple[int, ...]
-    """Nights on which the node, not the machine, was slow; three or more successive visits."""
+    """Nights on which the node, not the machine, was slow: at least 3 successive visits."""
     speed: Estimate | None
     """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
     without it; None if too few nights can be compared."""

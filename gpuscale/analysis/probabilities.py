@@ -1,4 +1,4 @@
-"""Probabilities: distributions, p-values of many tests, and error rates of repeated tests.
+"""Distributions, adjusted p-values of many tests, and error rates of repeated tests.
 
 Only the standard library is used: importing `scipy.special` takes longer than a whole comparison.
 """
@@ -50,10 +50,10 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def _t_quantile_of_tail(tail: float, df: float) -> float:
-    """Value that Student's t exceeds with the probability `tail`, which is below 0.5.
+    """Return the value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
-    Solved by Newton's method: the log probability is a concave function of the log value, so the
-    result is approached from above from the second step on.
+    Newton's method converges: the log probability is a concave function of the log value, so from
+    the second step on, the result is approached from above.
     """
     z = -normal_quantile(tail)
     start = z + (z**3 + z) / (4 * df)
@@ -79,13 +79,13 @@ def _t_density(size: float, df: float) -> float:
 
 
 def _t_tail(size: float, df: float) -> float:
-    """Probability that Student's t exceeds `size`, which is positive."""
+    """Return the probability that Student's t exceeds `size`, which is positive."""
     square = size * size
     return 0.5 * _beta_probability(df / 2, 0.5, df / (df + square), square / (df + square))
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """Regularised incomplete beta function at `x`; `rest` is 1 - `x`, free of rounding error."""
+    """Return the regularised incomplete beta function at `x`; `rest` is 1 - `x`, unrounded."""
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
         return front * _beta_fraction(a, b, x) / a
@@ -98,7 +98,7 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Continued fraction of the incomplete beta function, evaluated by Lentz's method."""
+    """Evaluate the continued fraction of the incomplete beta function by Lentz's method."""
     upper, lower = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     value = lower
     count = 1
@@ -131,7 +131,7 @@ def chi_squared_median(df: float) -> float:
 
 
 def _gamma_below(shape: float, value: float) -> tuple[float, float]:
-    """Cumulative probability and density, at `value`, of a gamma distribution with this shape."""
+    """Return the cumulative probability and the density of a gamma distribution at `value`."""
     density = math.exp((shape - 1) * math.log(value) - value - math.lgamma(shape))
     term = total = 1 / shape
     count = shape
@@ -158,7 +158,7 @@ def benjamini_hochberg(
     descending = sorted(range(count), key=lambda i: weighted[i], reverse=True)
     for rank, index in zip(range(count, 0, -1), descending, strict=True):
         smallest = min(smallest, weighted[index] * count / rank)
-        # A heavily weighted test among many rejected ones would fall below its own p-value.
+        # The adjusted p-value of a heavily weighted test could otherwise be below its p-value.
         adjusted[index] = max(smallest, probabilities[index])
     return tuple(adjusted[index] for index in range(count))
 

@@ -119,7 +119,7 @@ def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
 
 
 def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
-    """For each point, the indices of the runs that belong to it."""
+    """Return the indices of each point's runs, in the order that `grouped` describes."""
     places: dict[PointKey, list[int]] = {}
     for place, key in enumerate(point_keys(runs)):
         places.setdefault(key, []).append(place)
@@ -171,7 +171,7 @@ def _point(
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Return the step time and throughput of a point, or the metric measured in their place."""
+    """Convert a point's cost to its step time and throughput, or to the metric judged instead."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
@@ -281,13 +281,13 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note if users' commands ran: nobody verifies that their ranks train together."""
+    """Return a note if users' commands ran, whose training gpuscale cannot verify; else None."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Return a warning if an efficiency is above 1.1 and its interval does not include 1."""
+    """Return a warning if an efficiency is above 1.1 and its interval excludes 1; else None."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     is_noise = efficiency.low is not None and efficiency.low <= 1

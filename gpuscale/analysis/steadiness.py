@@ -134,7 +134,7 @@ def _levels(
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
-    """Median of the given windows, and the sum of their absolute deviations from the median."""
+    """Return the given windows' median and the sum of their absolute deviations from it."""
     own = [logs[i] for i in windows]
     median = statistics.median(own)
     return median, math.fsum(abs(log - median) for log in own)
@@ -151,9 +151,9 @@ def _described(shape: _Shape, count: int) -> str:
 
 
 def step_midway(runs: Sequence[Run]) -> float | None:
-    """Return the ratio of the step time in the later half of a row's runs to that in the earlier.
+    """Return the step time of the later half of a row's runs, relative to the earlier half.
 
-    None if the run times of the halves overlap, which gives no evidence that the host changed.
+    Return None for fewer than 4 runs, an unknown start time, or halves whose step times overlap.
     """
     timed = sorted(runs, key=lambda run: run.started_at_s or 0.0)
     earlier, later = timed[: len(timed) // 2], timed[-(len(timed) // 2) :]
