@@ -193,7 +193,7 @@ def wait_for(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a folder in `within` (default: /tmp), after removing folders of killed processes."""
+    """Provide a temporary folder in `within` or /tmp; first remove folders of killed processes."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # A shared file system may keep locks per host, so that folders in use on another host look
     # unlocked. Host names contain no underscore.

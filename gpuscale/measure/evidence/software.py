@@ -176,7 +176,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
                     notes = _origin(entry / "direct_url.json")
                     text = f"{version} ({notes})" if notes else version
                     found.setdefault(normalised(clean(package)), {})[text or "unknown"] = None
-    # Its version is recorded separately, and whether it is here depends on how a session starts.
+    # gpuscale's version is recorded separately, and it may be importable without being installed.
     found.pop("gpuscale", None)
     return {name: clean(", ".join(found[name])) for name in sorted(found)}
 
@@ -205,7 +205,7 @@ def _origin(file: Path) -> str:
 def software_of(
     processes: Collection[int], *, with_packages: bool = True, root: Path = Path("/")
 ) -> ProcessSoftware:
-    """Return the libraries that processes have loaded, and the packages of a Python process.
+    """Return the libraries that processes have loaded, and the Python packages of one process.
 
     If packages cannot be read, `software.packages_absent` of the result gives the reason.
     """
@@ -274,7 +274,7 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
 
 
 def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
-    """Return the constants in a package's `version.py`, of which metadata lack some; {} if none."""
+    """Return `__version__`, `cuda` and `hip` from a package's `version.py`, if set; {} if none."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
             found = _TOLD.findall(file.read(_HEAD_CHARACTERS))

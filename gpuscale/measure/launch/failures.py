@@ -161,7 +161,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
         f"{what} ended without a word on {places}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
-    # Of several hosts, any may be the one that failed.
+    # Any of several hosts may be the one that failed.
     host = hosts[0] if len(hosts) == 1 else None
     return Failure(kind="launch", message=message, rank=rank, host=host, detail=log)
 

@@ -46,7 +46,7 @@ class Pbs(Scheduler):
         "-k doe",
     )
     variables_option = "-v"
-    # This is PBS's default name, since PBS inserts the job number into no other.
+    # PBS's default, the only name of a log into which PBS inserts the job number.
     log_name = "{job_name}.o{job}"
     # A server without job history rejects -x.
     questions = (("qstat", "-x", "-f"), ("qstat", "-f"))

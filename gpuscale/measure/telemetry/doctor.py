@@ -188,7 +188,7 @@ def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
         if reason in answers.get("clock_event_reasons", ()):
             heat = answers.get("temperature_c")
             yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
-            break  # hw_slowdown comes with its own specific reason
+            break  # more specific reasons accompany hw_slowdown
 
 
 def _inactive_links(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:

@@ -187,7 +187,7 @@ class NvmlDevice(Device):
         return errors
 
     def _errors_of_kinds(self, names: Sequence[str]) -> int:
-        """Return the total of these counters; raise NeverOfferedError if one is on no link."""
+        """Return the total of these counters; raise NeverOfferedError if all links lack one."""
         errors = 0
         for name in names:
             counts: list[int] = []

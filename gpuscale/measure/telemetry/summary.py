@@ -28,7 +28,7 @@ class TelemetryReport:
     driver_version: str | None = None
 
     def added_to(self, run: Run) -> Run:
-        """Return the run with its telemetry and, if the run is valid, its energy."""
+        """Return the run with this telemetry and, if valid, the metrics computed from it."""
         run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
         return with_measured(run) if run.failure is None else run
 

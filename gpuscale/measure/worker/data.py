@@ -101,7 +101,7 @@ class Batches(Protocol):
 class PooledBatches:
     """Batches of synthetic samples, created in advance, so that steps involve no loader.
 
-    Each rank has its own batches. The epoch never ends, as each new epoch would begin with a delay.
+    Each rank draws different batches. The epoch never ends, since a new one would cause a delay.
     """
 
     epoch = 0

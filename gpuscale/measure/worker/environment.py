@@ -1,4 +1,4 @@
-"""Describe this machine for a session: its GPUs, libraries and settings, as a rank sees them."""
+"""Record the GPUs, libraries and settings of this machine for a session, as ranks see them."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Describe the machine as a rank sees it: its GPUs, libraries and settings.
+"""Describe the GPUs and GPU libraries of this machine as torch and the driver report them.
 
 These functions initialise CUDA, so they must be called in a separate process.
 """
@@ -24,7 +24,7 @@ sets `NoDevFiles` in CPU-only jobs."""
 
 
 def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
-    """Return torch's GPUs, the device type to measure, and library versions by field name."""
+    """Return the GPUs that torch sees, the device type, and library versions by field name."""
     gpus = _gpus()
     on_gpu = is_gpu(device) or bool(gpus)
     cudnn_version = _cudnn_version() if on_gpu else None

@@ -221,7 +221,7 @@ class LogReader:
 
     @property
     def has_heard_ranks(self) -> bool:
-        """True if a rank's own pipe, which torchrun's ranks have, has delivered a line."""
+        """True if a line has come from the separate pipe of a rank, as torchrun's ranks have."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property

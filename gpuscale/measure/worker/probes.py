@@ -142,7 +142,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return work that reads the data folder, not the page cache; None if there are no files."""
+    """Return work that reads files in the data folder without the page cache; None if no files."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):

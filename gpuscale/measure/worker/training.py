@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
-    """Select the CUDA device at a position in a list, and return it; the CPU for an empty list."""
+    """Select and return the CUDA device at a position in `devices`; the CPU if there are none."""
     if not devices:
         return torch.device("cpu")
     device = torch.device("cuda", devices[position])

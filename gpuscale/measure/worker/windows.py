@@ -27,7 +27,7 @@ def window_plan(
 
     Windows are as long as the timing plan requests, or shorter if ten of them would exceed the time
     budget of the run. If ten single steps exceed it, there are ten windows of one step regardless.
-    Windows without synchronisation count against the same budget.
+    If `pausing` is True, windows without synchronisation count against the same budget.
 
     Loader processes start together and take equally long, so batches arrive in bursts. A window
     holds whole bursts; otherwise some windows would contain a burst and others only a wait.
@@ -194,7 +194,7 @@ def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> b
             bursts[-1].append(moment)
         else:
             bursts.append([moment])
-    # One burst among single lines, such as of skipped steps, does not discredit the others.
+    # One burst among single lines, such as after skipped steps, does not invalidate the rest.
     if len(moments) < 4 or statistics.median(map(len, bursts)) < 2:
         return False
     busy_s = sum(burst[-1] - burst[0] for burst in bursts)

@@ -69,8 +69,8 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
         """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
         assert isinstance(model, DistributedDataParallel)
-        # `no_sync` does not reset this flag. With it, the first forward pass after a synchronised
-        # step broadcasts rank 0's buffers: all ranks would wait for rank 0 and hide its delay.
+        # `no_sync` does not reset this flag. If it is set, the first forward pass after a
+        # synchronised step broadcasts rank 0's buffers: waiting ranks would hide its delay.
         model.require_forward_param_sync = False
         with model.no_sync():
             yield
