@@ -86,7 +86,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    """Write the baseline file, and print a summary."""
+    """Write a baseline of measured results, and print a summary."""
     output = _new_file(arguments.output)
     results = read_all_results([Path(text) for text in arguments.results])
     baseline = baseline_from_results(
@@ -146,7 +146,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Write the baseline file, and print a summary."""
+    """Write a baseline of published figures, and print a summary."""
     output = _new_file(arguments.output)
     tool, *files = arguments.files
     if tool not in SOURCES or not files:

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read a baseline, or results as one; raise a FileError if they contain runs of `results`."""
+    """Return a baseline, or results as one, and its kind; raise FileError if it has these runs."""
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"
@@ -188,7 +188,7 @@ def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
             write_report(output.path, text)
         except FileError as problem:
             problems.append(problem)
-    # Last, since a reader such as `head` may close the pipe.
+    # Printed last, since a reader such as `head` may close the pipe.
     sys.stdout.write(printed)
     if problems:
         raise problems[0]

@@ -167,7 +167,7 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
 
 
 def _job_s(measure: Measured) -> float:
-    """Return the estimated time of a job, in seconds."""
+    """Return the estimated duration of a job, in seconds."""
     return len(measure.gpus) * measure.runs * run_s(measure) + BESIDE_MEASURING_S
 
 

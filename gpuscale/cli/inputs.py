@@ -54,9 +54,9 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files, or also baselines; keep one copy of each run, and no excluded results.
+    """Read results files, or also baselines, without repeated runs and without excluded files.
 
-    Excluded results stay if alone. With `one_curve`, raise a UsageError if injected faults differ.
+    If all are excluded, keep them. With `one_curve`, raise a UsageError if injected faults differ.
     """
     read: list[Results] = []
     for path in paths:
@@ -134,7 +134,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
 
 
 def results_file(path: Path) -> Path:
-    """Return the path of a file, or of the only results file below a folder, or raise FileError."""
+    """Return the path of a file or of a folder's only results file; otherwise raise a FileError."""
     files = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
@@ -266,7 +266,7 @@ def selected(
 
 
 def gpu_counts(text: str) -> frozenset[int]:
-    """Parse a list of numbers, such as the value of `--gpus 1,2,4`."""
+    """Parse the value of `--gpus`, such as `1,2,4`; raise a UsageError if it is invalid."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:

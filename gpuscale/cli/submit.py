@@ -160,7 +160,7 @@ def job_environment(container: str | None) -> Mapping[str, str]:
 def _announcement(request: JobRequest) -> str:
     """Describe the job and its estimated duration."""
     demand, measured = request.demand, request.profile.measure
-    # A case either is a command or is trained by every other strategy.
+    # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
     runs = _count_cases(request) * ways * len(request.gpus) * measured.runs
     seconds = runs * run_s(measured) + BESIDE_MEASURING_S

@@ -46,7 +46,8 @@ def bisection_text(
 ) -> str:
     """Describe the finding, the losses with only the culprits and without them, and the next step.
 
-    `found` refers to `changes` by index; `left` lists differences that were not tried.
+    `found` refers to `changes` by index; `remedy` is the next step for the culprits. `left` lists
+    differences that were not tried. `is_ordered` is true for commits.
     """
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is BisectionFinding.SAME:

@@ -235,7 +235,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the level of each row on each of the last nights."""
+    """Return a table with the result of each row on each of the latest nights."""
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}

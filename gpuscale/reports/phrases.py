@@ -199,7 +199,7 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number; return `–`, the sign for an unknown value, for None."""
+    """Format a number, or return `–`, the sign for an unknown value, for None."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -283,7 +283,7 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Sort verdicts by severity: losses first, then neither losses nor passes, then passes."""
+    """Sort verdicts by severity: losses, then those that are neither loss nor pass, then passes."""
     return sorted(verdicts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
 
 

@@ -101,7 +101,7 @@ def read_night(folder: Path) -> NightRecord | None:
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder for nightly runs of all machines; GPUSCALE_NIGHTLY_DIR overrides it."""
+    """Return the folder for the nightly runs of all machines: GPUSCALE_NIGHTLY_DIR or a default."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
 
 
@@ -141,7 +141,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the least possible error of the node's clock in seconds; 0 if negligible."""
+        """Return the node's least possible clock error in seconds (> 0: ahead); 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
@@ -214,7 +214,7 @@ def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
 
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
-    """Return the visits of the latest earlier sweeps with the same plan, one list per sweep."""
+    """Return the measurements of the most recent earlier sweeps with this plan, oldest first."""
     places = (path.parent for path in folder.absolute().parent.glob(f"*/{SWEEP_JSON}"))
     found = [
         (before, place) for place in places if (before := read_sweep(place)).plan == record.plan

@@ -106,7 +106,7 @@ def _entry(row: Row) -> dict[str, object]:
     entry, configuration = row.entry, None
     if entry.configuration is not None:
         fields = msgspec.structs.asdict(entry.configuration)
-        # The row itself has the other fields.
+        # The dictionary of the row has the fields of the key already.
         configuration = {name: fields[name] for name in fields if name not in entry.key._fields}
     return {
         **entry.key._asdict(),

@@ -83,7 +83,7 @@ def _notes(history: History) -> Iterator[str]:
 
 
 def _draw(axes: Axes, row: RowHistory, history: History) -> None:
-    """Draw a row's nightly throughput, and its mean between changes of level as horizontal lines.
+    """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
     Nightly runs are evenly spaced: on a date axis, one wrong clock would squeeze all the others.
     """
@@ -128,7 +128,7 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the ends of the axis, at which long intervals are cut so that values stay apart."""
+    """Return the limits of the axis; longer intervals are clipped, so that values stay distinct."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
     longest = highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
@@ -147,7 +147,7 @@ def _rate(point: PointKey, night: Night) -> Estimate:
 
 
 def _moment(row: RowHistory, change: RowChange) -> float:
-    """Return the place of a change of level: between the nights before and after it."""
+    """Return the position of a change of level on the axis, halfway between two nights."""
     return (row.nights[row.nights.index(change.onset) - 1] + change.onset) / 2
 
 

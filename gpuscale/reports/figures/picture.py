@@ -84,7 +84,7 @@ class Measurements:
 
     @property
     def failed(self) -> list[str]:
-        """Texts on rows with failed runs: `gpt/ddp on 4 GPUs: 1 of 3 runs gave a number`."""
+        """Notes on rows with failed runs: `gpt/ddp on 4 GPUs: 1 of 3 runs gave a number`."""
         rows = [point for point in scaling_points(self.runs) if point.failed_runs]
         texts = [
             f"{row_text(row.key.name, row.configuration, row.gpus)}: {row.valid_runs} of "
@@ -185,7 +185,7 @@ def svg_of(picture: Picture) -> str:
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """Return the content of an image file on white; equal pictures give identical files."""
+    """Return the bytes of an image file with a white background, identical for equal pictures."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}

@@ -191,7 +191,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
 ) -> None:
-    """Draw a curve with intervals, its x values multiplied by `beside`; fill current markers."""
+    """Draw a curve with intervals, x values times `beside`; fill only markers of current runs."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [

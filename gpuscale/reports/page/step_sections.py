@@ -65,7 +65,7 @@ def pictures(subject: Subject, *names: str) -> list[str]:
 
 
 def curves(subject: Subject) -> Section | None:
-    """Return the section on time, throughput and speedup against GPU count."""
+    """Return the section on time, throughput and speedup against GPU count; None without data."""
     found = pictures(subject, "time", "throughput", "speedup")
     return Section(title="Curves", figures=found) if found else None
 
@@ -83,7 +83,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def ranks(subject: Subject) -> Section | None:
-    """Return the section on the ranks of the slowest run of each row, the worst rows first."""
+    """Return the section on the ranks of each row's slowest run, worst rows first; may be None."""
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}

@@ -104,7 +104,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
 _IMPLIED = ("samples/s", "efficiency")
-"""Columns whose intervals, implied by other columns, a narrow terminal leaves out."""
+"""Columns shown without intervals on a narrow terminal, since other columns imply them."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each {device}"}
 """Templates of notes that replace columns in which all rows agree, keyed by header."""
 PAIR_HEADERS = ("speedup", "efficiency")

@@ -68,7 +68,7 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def budget_legend(
     budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
 ) -> Iterator[str]:
-    """Yield explanations of the parts; `phases_have` begins a clause: `show --phases has`."""
+    """Yield explanations of the parts; `phases_have` is a subject and verb in one of them."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (

@@ -26,7 +26,7 @@ _VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
 
 
 class ImportedTool(NamedTuple):
-    """A tool whose records can be imported."""
+    """A tool whose records can be imported; `words` describes its files in the help text."""
 
     words: str
     sessions: Callable[[Path, str, Defaults], Iterator[Session]]

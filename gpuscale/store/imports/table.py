@@ -85,7 +85,7 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
 def _measure(
     columns: Sequence[TableColumn], defaults: Defaults, problems: Problems
 ) -> TableColumn | None:
-    """Return the column with measurements, if any; report if it or the GPU column is missing."""
+    """Return the measurement column, if any; add a problem if it or the GPU column is missing."""
     by_meaning = {column.meaning: column for column in columns}
     measure = next((by_meaning[name] for name in MEASURES if name in by_meaning), None)
     if "gpus" not in by_meaning:
