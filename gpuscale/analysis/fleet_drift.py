@@ -14,7 +14,7 @@ EFFICIENCY = 0.82
 _OUTLYING = 3.5
 """Distance from the median, in robust standard deviations, beyond which a value is ignored."""
 _CONTROL_WEIGHT = 4
-"""Weight of a visit to a control node, whose level is known better; other visits have weight 1."""
+"""Weight of a visit to a control node, whose level is well known; other visits have weight 1."""
 _NEAR, _OF_VISITS = (12, 40), 6
 """Limits of the total weight of the nearest visits that determine a level; between the limits, this
 weight is the number of all visits divided by `_OF_VISITS`."""
@@ -33,7 +33,7 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the cluster's level at the time of each visit: a trimmed mean over nearby visits.
+    """Return the cluster-wide level at each visit: a trimmed mean of the values of nearby visits.
 
     `values` has one value per visit. A control node's own level is known from its other visits, so
     its visits weigh more. Jobs that were repeated to check a suspect node are left out.

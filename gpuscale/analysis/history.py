@@ -79,11 +79,11 @@ class LostLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowHistory:
-    """The history of one row over the nights in which it was measured."""
+    """The history of one row over the nights on which it was measured."""
 
     point: PointKey
     nights: tuple[int, ...]
-    """Indices of the nights in which the row was measured."""
+    """Indices of the nights on which the row was measured."""
     changes: tuple[RowChange, ...]
     level_nights: int
     """Number of nights on the present level, including the latest night."""

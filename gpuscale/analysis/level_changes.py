@@ -92,7 +92,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     Later nights never alter earlier findings, so a change that was once reported stays reported.
     """
     ends = range(1, len(values) + 1)
-    # Each week ends with the night of its index.
+    # `weeks[i]` is the median of the week that ends with night `i`.
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
     found: list[LevelChange] = []
     begin, extremes, next_week = 0, list[float](), _WEEK - 1

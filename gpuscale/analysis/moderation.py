@@ -40,7 +40,7 @@ _SMALLEST_SPREAD = 1e-8
 class Moderated:
     """A sample whose variance is shrunk towards a prior, so that a few runs are enough.
 
-    The variance becomes (d0·s0² + df·s²) / (d0 + df): s0² is the prior variance, d0 its weight.
+    The variance becomes (d0·s0² + df·s²) / (d0 + df); s0² and d0 are the prior's variance and df.
     """
 
     sample: Sample
@@ -131,8 +131,8 @@ def moderated_samples(
     beside = samples
     hold_allocations = all(sample.variance is None for sample in samples)
     if hold_allocations:
-        # One run a night. With several rows, enough nights separate the spread of runs from that
-        # of nights; too few show only both together, and the declared deviation is added.
+        # One run per night. With several rows, enough nights separate the spread between runs from
+        # that between nights; too few show only their sum, and the declared deviation is added.
         of_baseline = zip(baseline.values(), samples, strict=False)
         beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):

@@ -269,7 +269,7 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
         valid_runs=figure.runs,
-        # Wall-clock times include more than steps.
+        # Published wall-clock times include more than the steps.
         step_time_s=per_s and per_s.inverse(figure.gpus * (figure.batch_per_gpu or 1)),
         samples_per_s=per_s,
         value=None if figure.value is None else Estimate(value=figure.value),

@@ -234,7 +234,7 @@ of them as `clocks_event_reasons.*`."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce a counter's values from samples, runs or devices to one; None if all are unknown."""
+    """Reduce a counter's values from samples, runs or devices to one number; None if unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 

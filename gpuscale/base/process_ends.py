@@ -44,7 +44,7 @@ def parent_of(process: int | str, root: Path = Path("/")) -> int:
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
-    """Ask the kernel to send a signal to this process when its parent dies; only on Linux."""
+    """Ask Linux to send a signal to this process when its parent dies; a no-op elsewhere."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -127,7 +127,7 @@ def end_descendants(
 
 
 def _prctl(what: int, value: int) -> None:
-    # Imported here to keep commands fast that do not need it.
+    # Imported here, since it would slow down commands that do not need it.
     import ctypes
 
     if sys.platform == "linux":

@@ -59,7 +59,7 @@ def format_seconds(seconds: float) -> str:
     if round(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
-    # The rounded number decides the unit: 0.9996 s are 1.00 s, not 1000 ms.
+    # The rounded number determines the unit: 0.9996 s becomes 1.00 s, not 1000 ms.
     rounded = float(f"{seconds:.3g}")
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if rounded * factor >= 1:
@@ -119,7 +119,7 @@ def significant(number: float, digits: int = 3) -> str:
     """Format a positive number to `digits` significant digits, without an exponent: `0.0412`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
-    # The rounded number decides: 99.96 has three digits as 100, not as 100.0.
+    # The rounded number determines the decimals: 99.96 becomes 100, not 100.0.
     exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
     decimals = max(0, digits - 1 - exponent)
     return f"{number:.{decimals}f}"

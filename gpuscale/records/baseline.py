@@ -73,7 +73,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     margin: Fraction = 0.02
     """Largest loss of throughput or speedup, as a fraction, that is never called a regression."""
     ok_bound: OkBound = 0.05
-    """For the verdict ok, the 95% upper bound of the loss must be below this fraction."""
+    """Fraction below which the 95% upper bound of the loss must be for the verdict ok."""
     allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of the step time between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
@@ -211,7 +211,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return seconds per step or the metric's cost (lower is better); None for job times."""
+        """Return seconds per step or the metric's cost (lower is better); None for `times_s`."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

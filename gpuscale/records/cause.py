@@ -84,7 +84,7 @@ class LostMetric(msgspec.Struct, frozen=True):
 
 
 class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change in a probe's rate relative to the baseline; a lower rate confirms the cause."""
+    """Change in a probe's rate relative to a reference; a lower rate confirms the cause."""
 
     probe: Probe
     """Measurements of the probe in the current results."""

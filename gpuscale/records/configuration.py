@@ -114,7 +114,7 @@ class FieldChange(NamedTuple):
 
 
 def differences(before: Configuration, after: Configuration) -> tuple[FieldChange, ...]:
-    """Return the fields in which two configurations differ."""
+    """Return the fields in which two configurations differ, with both values."""
     pairs = (
         FieldChange(name, getattr(before, name), getattr(after, name))
         for name in Configuration.__struct_fields__

@@ -22,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
     """Largest deterioration that is never called a regression."""
     ok_bound: float
-    """For the verdict ok, the 95% upper bound of the deterioration must be below this limit."""
+    """Limit below which the 95% upper bound of the deterioration must be for the verdict ok."""
     allocation_deviation: float
     """Assumed relative standard deviation of the metric between allocations (0.01 is 1%)."""
 
@@ -67,7 +67,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Return the units of work per cost value: `gpus` for a rate or weak scaling, else 1."""
+        """Return the units of work in a cost: `gpus` for a rate or weak scaling, otherwise 1."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:
@@ -120,7 +120,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
-    """Return a message about the first invalid value, or None; `own` is valid besides `METRICS`."""
+    """Return a message about the first invalid value, or None; `own` is the run's own metric."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:

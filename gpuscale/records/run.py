@@ -80,7 +80,7 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key for deduplication; runs with equal or unknown start times usually differ in it."""
+        """Key for deduplication; it includes results, as start times may be equal or unknown."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
@@ -138,7 +138,7 @@ class Header(Record, frozen=True, kw_only=True):
     injections: tuple[Name, ...] = ()
     """Faults injected on purpose; results with such faults never count as real measurements."""
     probes: tuple[Probe, ...] = ()
-    """Probes of the devices; kept in a separate file beside the results."""
+    """Probes of the devices; stored in a separate file next to the results file."""
     left_out: Line | None = None
     """Reason given to `gpuscale leave-out` for excluding these results; None if not excluded."""
 

@@ -236,7 +236,7 @@ def case_class(text: str) -> type[TrainingCase]:
     try:
         module = import_module(path.stem)
     except Exception as error:
-        # A user's file may raise anything.
+        # A user's file may raise any exception.
         raise UsageError(
             f"{file} cannot be imported ({type(error).__name__}: {error}); "
             "run it with python to see where"

@@ -135,7 +135,7 @@ def new_reader(figure: str) -> FigureReader:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics of `figure`; raise a CaseError if invalid or if a direction is unknown."""
+    """Return the metrics of `figure`; raise a CaseError if an argument is invalid or missing."""
 
     def refused(problem: object) -> CaseError:
         return CaseError(f"--figure {shlex.quote(figure)}: {problem}")
