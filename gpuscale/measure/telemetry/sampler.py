@@ -63,7 +63,7 @@ def line_of(record: SamplesHeader | Tick) -> str:
 def read_samples(path: Path) -> tuple[SamplesHeader | None, list[Tick]]:
     """Return the header and the ticks of a samples file, which may still be growing.
 
-    The header is None if missing. Incomplete lines, such as a line being written, are left out.
+    The header is None if missing or incomplete; other incomplete lines are left out.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:

@@ -33,7 +33,7 @@ _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torc
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
 _REPEATS = 9
-"""Number of times each message is sent; a busy node may delay two of them unnoticed."""
+"""Number of timed repetitions of each message; up to two that a busy node delays do no harm."""
 
 Work = tuple[Callable[[], object], float]
 """A function to repeat, and the work per call: bytes, floating-point operations or loops."""
@@ -142,7 +142,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return work that reads files in the data folder without the page cache; None if no files."""
+    """Return work that reads data files past the page cache; None if this rank has none to read."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):

@@ -70,7 +70,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
         assert isinstance(model, DistributedDataParallel)
         # `no_sync` does not reset this flag. If it is set, the first forward pass after a
-        # synchronised step broadcasts rank 0's buffers: waiting ranks would hide its delay.
+        # synchronised step broadcasts buffers, and waiting for rank 0 hides a delay of rank 0.
         model.require_forward_param_sync = False
         with model.no_sync():
             yield
