@@ -19,10 +19,12 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
+from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.comparison.text_and_markdown import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
+AGAIN = "measure again once the host is idle"
 HEAVY = HostLoad(load_average=9.0, cores=2)
 NOISE = Cause(
     kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
@@ -108,20 +110,44 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
     assert "earlier results first" in dict(shown.headline)["next"]
     for row in (slower(1), entry(Verdict.INCONCLUSIVE)):
         lines = dict(view(comparison(row, notes=[busy])).headline)
-        assert lines["next"] == "measure again while the host does nothing else"
+        assert lines["next"] == AGAIN
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "open_row", "loss"),
+    [
+        ("busy_hosts", "results", "measure both sides again once the host is idle", AGAIN),
+        ("busy_hosts", "baseline", "measure both sides again once the host is idle", AGAIN),
+        ("busy_hosts", "nights", AGAIN, AGAIN),
+        ("busy_host", "results", AGAIN, AGAIN),
+        ("busy_host_before", "results", "measure the baseline again once the host is idle", ""),
+        (
+            "busy_host_before",
+            "nights",
+            "make about 3 more runs: pytest … --runs 5 --resume night.jsonl",
+            "",
+        ),
+    ],
+)
+def test_the_side_with_a_busy_host_is_to_be_measured_again(
+    code: str, kind: BaselineKind, open_row: str, loss: str
+) -> None:
+    for row, words in ((entry(Verdict.INCONCLUSIVE), open_row), (slower(1), loss)):
+        busy = Statement.of("busy_side", busy=2, made=3, on="n2", load=HEAVY)
+        facts = {"before": busy, "now": busy} if code == "busy_hosts" else busy.facts
+        judged = replace(comparison(row, notes=[Statement(code, facts)]), baseline_kind=kind)
+        assert dict(view(judged).headline).get("next", "") == words
 
 
 @pytest.mark.parametrize(
     ("verdict", "words"),
-    [(Verdict.INCOMPARABLE, "name another baseline"), (Verdict.MISSING, "name the results")],
+    [(Verdict.INCOMPARABLE, "compare with a baseline"), (Verdict.MISSING, "name the results")],
 )
 def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, words: str) -> None:
-    busy = [
-        Statement.of(code, busy=2, made=3, on="n2", load=HEAVY)
-        for code in ("busy_host", "busy_host_before")
-    ]
-    lines = dict(view(comparison(entry(verdict), entry(verdict, gpus=1), notes=busy)).headline)
-    assert lines["next"].startswith(words)
+    for code in ("busy_host", "busy_host_before"):
+        busy = Statement.of(code, busy=2, made=3, on="n2", load=HEAVY)
+        shown = view(comparison(entry(verdict), entry(verdict, gpus=1), notes=[busy]))
+        assert dict(shown.headline)["next"].startswith(words)
 
 
 def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
@@ -176,7 +202,7 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     )
     busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
     assert dict(view(replace(judged, notes=(busy,))).headline)["next"] == (
-        "measure while the host does nothing else, and add that: "
+        "measure again once the host is idle, and add those runs: "
         "gpuscale baseline update --add baselines/ours.json FILE"
     )
     of_itself = Statement.of("same_allocation", name="4739")

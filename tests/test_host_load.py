@@ -102,7 +102,7 @@ def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[
     ("then", "now", "codes"),
     [
         (QUIET, BUSY, {"busy_host"}),
-        (BUSY, BUSY, {"busy_host", "busy_host_before"}),
+        (BUSY, BUSY, {"busy_hosts"}),
         (BUSY, QUIET, {"busy_host_before"}),
         (QUIET, QUIET, set()),
         (None, None, set()),

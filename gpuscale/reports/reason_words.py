@@ -35,6 +35,7 @@ from gpuscale.reports.phrases import (
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
+_ONCE_IDLE = "measure again once the host is idle"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
@@ -139,7 +140,7 @@ WORDS: Mapping[str, Words] = {
     "runs_differ": Words(
         "further runs like these would probably not settle it, since they differ by "
         "{deviation} from one to the next: find what disturbs them",
-        remedy="find what disturbs these runs: 'gpuscale doctor', and other work on the host",
+        remedy="run 'gpuscale doctor', and look for other work on the host",
     ),
     "baseline_runs_differ": Words(
         "further runs like these would probably not settle it, since the baseline's runs differ by "
@@ -179,7 +180,7 @@ WORDS: Mapping[str, Words] = {
     "no_entry_alike": Words(
         "no entry in the baseline of this configuration ({differences})",
         short="in the baseline in another configuration only",
-        remedy="measure as the baseline was, or record one of what is measured now",
+        remedy="measure in the baseline's configuration, or record a baseline of this one",
     ),
     "no_earlier_night": Words(
         "none of the earlier nights measured it", short="in no earlier night"
@@ -191,11 +192,11 @@ WORDS: Mapping[str, Words] = {
     "other_measurement": Words(
         "not the same measurement ({differences})",
         short="not the same measurement",
-        remedy="measure as the baseline was, or record one of what is measured now",
+        remedy="measure in the baseline's configuration, or record a baseline of this one",
     ),
     "other_machine": Words(
         "measured on {now}, the baseline on {before}",
-        remedy="name another baseline, one of this machine",
+        remedy="compare with a baseline of this machine",
     ),
     "shared_gpu": Words("{ranks} ranks shared a GPU, so the speedup is meaningless"),
     "mixed_machines": Words("the results mix {one} and {other}; compare them one at a time"),
@@ -262,9 +263,14 @@ WORDS: Mapping[str, Words] = {
     "environment_changed": Words("changed since the baseline: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
+    "busy_hosts": Words(
+        "a host was busy on both sides: {before} before, {now} now",
+        caution=_ONCE_IDLE,
+    ),
+    "busy_side": Words("in {busy} of {made} ({on}: {load})"),
     "busy_host": Words(
         "a host was busy in {busy} of {made} ({on}: {load})",
-        caution="measure again while the host does nothing else",
+        caution=_ONCE_IDLE,
     ),
     "busy_host_before": Words(
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""

@@ -176,11 +176,19 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on load from other processes during each side's runs; cite the heaviest load."""
+    """Yield a note on load from other processes during the runs; cite each side's heaviest load."""
+    found = {}
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
             host, load = busy[0]
-            yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
+            found[code] = Statement.of(
+                "busy_side", busy=len(busy), made=len(runs), on=host, load=load
+            )
+    if len(found) == 2:
+        before, now = found.values()
+        yield Statement.of("busy_hosts", before=before, now=now)
+    else:
+        yield from (Statement(code, side.facts) for code, side in found.items())
 
 
 def _unlikely_numbers(

@@ -12,10 +12,19 @@ from gpuscale.reports.reason_words import WORDS, Words, parts_of
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
     "baseline": f"if all was well, add these runs: {_ADD} {{before}} {{after}}",
-    "results": "make more runs of the earlier side, on the machine as it was: --resume {before}",
+    "results": (
+        "make more runs of the earlier side, on the machine as it was: {maker} … --resume {before}"
+    ),
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
+_ONCE_IDLE = {
+    "baseline": f"measure again once the host is idle, and add those runs: {_ADD} {{before}} FILE",
+    "results": "measure both sides again once the host is idle",
+}
+"""The same if the host was busy during the runs of the results."""
+_BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
+"""What to measure again, keyed by the note that a host was busy during the baseline's runs."""
 
 
 def next_step_of(
@@ -31,21 +40,28 @@ def next_step_of(
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
     # If nothing was judged, no verdict is doubtful.
     is_doubted = any(row.entry.verdict.is_judged for row in rows)
-    if is_doubted and (caution := _caution(notes, only_first=weight == 2 or of_baseline)):
+    if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
         return caution
     if weight == 2:
         return ""
+    configuration = worst.entry.configuration
+    maker = "gpuscale run" if configuration and configuration.command else "pytest"
     step = next_step(shared[0].entry.causes[0]) if shared else ""
     if weight == 0:
         undoing = _how_to_find_change(comparison, worst, is_changed=is_changed)
         return "; or ".join(filter(None, (undoing, step)))
     if of_baseline and not step:
-        return _more_before(comparison, notes)
+        return _more_before(comparison, notes, maker)
     if not step:
         remedies = (words.remedy for row in (worst, *rows) for words in _words(row))
         step = next(filter(None, remedies), "")
     if step:
         return step
+    return _more_now(comparison, rows, maker)
+
+
+def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
+    """Return how to make more runs of the results; empty if more runs settle no row."""
     # If there are too few runs for a forecast, suggest as many again.
     needed = []
     for row in rows:
@@ -58,14 +74,21 @@ def next_step_of(
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
-    return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
+    return f"make about {counted(most, 'more run')}: {maker} … --runs {in_all} --resume {resume}"
 
 
-def _caution(notes: Container[str], *, only_first: bool) -> str:
-    """Return the most serious note's next step; if `only_first`, only if it precedes all others."""
-    found = (words for code, words in WORDS.items() if words.caution and code in notes)
-    cautions = (words.caution for words in found if words.caution_is_first or not only_first)
-    return next(filter(None, cautions), "")
+def _caution(
+    comparison: Comparison, notes: Container[str], weight: int, *, of_baseline: bool
+) -> str:
+    """Return the next step of the most serious note that precedes the steps of causes and rows."""
+    found = [words for code, words in WORDS.items() if words.caution and code in notes]
+    first = [words.caution for words in found if words.caution_is_first]
+    if weight == 1 and not first and comparison.baseline_kind != "nights":
+        # A loss stands although a busy host slowed the baseline too; an open row may not.
+        sides = [side for code, side in _BUSY_BEFORE.items() if code in notes]
+        first = [f"measure {side} again once the host is idle" for side in sides]
+    others = [] if weight == 2 or of_baseline else [words.caution for words in found]
+    return next(filter(None, (*first, *others)), "")
 
 
 def _how_to_find_change(comparison: Comparison, row: Row, *, is_changed: bool) -> str:
@@ -79,15 +102,16 @@ def _how_to_find_change(comparison: Comparison, row: Row, *, is_changed: bool) -
     return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
 
 
-def _more_before(comparison: Comparison, notes: Container[str]) -> str:
+def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
     """Return how to get more baseline runs, but not from the same session or on a busy host."""
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
     before, after = (shlex.join(files) for files in sides)
-    if comparison.baseline_kind == "baseline" and "busy_host" in notes:
-        return f"measure while the host does nothing else, and add that: {_ADD} {before} FILE"
-    return _MORE_BEFORE[comparison.baseline_kind].format(before=before, after=after)
+    kind = comparison.baseline_kind
+    if "busy_host" in notes and kind in _ONCE_IDLE:
+        return _ONCE_IDLE[kind].format(before=before)
+    return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
 
 
 def _words(row: Row) -> list[Words]:
