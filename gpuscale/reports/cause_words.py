@@ -214,7 +214,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "other_metrics": _other_metrics,
 }
-"""Functions, by code, of a cause, its added time and time per step: headline and statement."""
+"""Functions by code: (cause, time added, time per step) to (headline, statement)."""
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": (
         "one side or both lack phases, paces or exposed communication of these runs, as those of "

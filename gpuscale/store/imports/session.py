@@ -196,7 +196,7 @@ class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Set the folder, and directions of metrics (True: more is better) that override it."""
+        """Set the folder and `better` (True: more is better), which overrides stored directions."""
         self._path, self._better = path, better
         self._state = _State()
 
