@@ -240,7 +240,7 @@ def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """Return a point's average step over the middle third of windows; None without phases."""
+    """Return the average step over the middle third of windows by duration; None without phases."""
     # Time and phases of the average step in each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))

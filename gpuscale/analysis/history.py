@@ -168,7 +168,7 @@ def history_of(
 
 
 def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:
-    """Return the history of nights in order; raise UsageError for no night or several machines."""
+    """Return the history of the given nights; raise UsageError for none or for several machines."""
     machine = machine_of(nights, left_out)
     costs, places = [night.log_costs for night in nights], [night.nodes for night in nights]
     effects = node_effects(costs, places)

@@ -33,8 +33,8 @@ FEWEST_NIGHTS = 4
 """Minimum number of nights on a level before a change from it can be detected."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_ALARMS = 0.002
-"""Tail probability of the test of two nights, divided by the number of nights before them, so that
-a long series adds few false alarms."""
+"""Tail probability of the test of two nights; it is divided by the number of nights before them, so
+that a long series adds few false alarms."""
 _FAR = 5 / 3
 """Factor by which a change of level must be larger if the two nights that show it disagree, since
 one of them may be an outlier."""

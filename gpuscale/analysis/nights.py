@@ -32,9 +32,9 @@ _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
 """Minimum mean slowdown of the slow nights: as a fraction, and in standard errors."""
 
 Costs = Sequence[Mapping[PointKey, float]]
-"""For each night, the logarithm of each row's step time."""
+"""Logarithm of the step time of each row, with one mapping per night."""
 Places = Sequence[Mapping[PointKey, frozenset[str]]]
-"""For each night, the names of the nodes that each row ran on."""
+"""Names of the nodes that each row ran on, with one mapping per night."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def date_texts(moments: Sequence[datetime]) -> list[str]:
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
-    """Return the name of the nights' machine; raise UsageError for several or for no night."""
+    """Return the machine of all nights; raise UsageError for no night or for several machines."""
     machines: dict[str, str] = {}
     for night in nights:
         machine = night.environment
@@ -225,7 +225,7 @@ def _effect(node: str, costs: Costs, places: Places) -> NodeEffect:
 
 
 def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:
-    """Return the slower of the levels before and after a night; None without enough nights."""
+    """Return the slower of the levels before and after a night; None if both lack nights."""
     before = [value for i, value in others if i < night][-_NEAR:]
     after = [value for i, value in others if i > night][:_NEAR]
     sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)

@@ -73,7 +73,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     margin: Fraction = 0.02
     """Largest loss of throughput or speedup, as a fraction, that is never called a regression."""
     ok_bound: OkBound = 0.05
-    """Fraction below which the 95% upper bound of the loss must be for the verdict ok."""
+    """A row is ok only if the 95% upper bound of its loss is below this fraction."""
     allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of the step time between allocations."""
     allocation_deviation_speedup: Fraction = 0.005

@@ -161,7 +161,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     taken_back: Estimate | None = None
     """Speed of the bad environment without the culprits, relative to the good one.
 
-    For commits: the largest loss that the other commits of the range cause.
+    For commits, this is the largest loss that the other commits of the range cause.
     """
     trials: int
     reason: Reason | None = None

@@ -31,7 +31,7 @@ LINKS = (CauseKind.NVLINK, CauseKind.XGMI, CauseKind.PCIE)
 
 
 class Beside(StrEnum):
-    """The reference that a device's counter is compared with."""
+    """The reference that a device's counter or probe is compared with."""
 
     BASELINE = auto()
     OTHER_GPUS = auto()
@@ -141,7 +141,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     onset: Onset | None = None
     """GPU counts with and without the loss; None if only one GPU count can be compared."""
     includes: str | None = None
-    """Name of the strategy's communication, such as `all-reduce`, if part of the cause."""
+    """Name of the strategy's communication, such as `all-reduce`, if included; else None."""
     phase: str | None = None
     """The only phase of the step that got longer; None if several did, or if unknown."""
     ranks: tuple[int, ...] = ()

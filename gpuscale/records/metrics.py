@@ -22,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
     """Largest deterioration that is never called a regression."""
     ok_bound: float
-    """Limit below which the 95% upper bound of the deterioration must be for the verdict ok."""
+    """A row is ok only if the 95% upper bound of the deterioration is below this limit."""
     allocation_deviation: float
     """Assumed relative standard deviation of the metric between allocations (0.01 is 1%)."""
 
@@ -43,7 +43,7 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False
-    """True if changes are fractions of the baseline's step time, since the metric may be 0."""
+    """True if changes are stated relative to the baseline's step time, as the metric may be 0."""
 
 
 class OpenMetric(Record, frozen=True, kw_only=True):

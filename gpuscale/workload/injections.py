@@ -14,7 +14,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "hang": (rf"(?P<rank>{_WHOLE})@(?P<step>{_WHOLE})", "hang=1@50"),
     "crash": (rf"(?P<rank>{_WHOLE})@(?P<step>{_WHOLE})", "crash=0@20"),
 }
-"""For each kind of fault: the pattern of its value, and an example."""
+"""Pattern of the value, and an example, for each kind of fault."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -28,11 +28,11 @@ class Injection:
     rank: int | None = None
     """Affected rank; None for all ranks."""
     seconds: float | None = None
-    """For `data`: additional seconds that every rank waits for each batch."""
+    """Additional seconds that every rank waits for each batch; only for `data`."""
     factor: float | None = None
-    """For `slow-rank` and `compute`: factor by which the computation of a step is slowed down."""
+    """Factor by which the computation of a step is slowed down; for `slow-rank` and `compute`."""
     step: int | None = None
-    """For `hang` and `crash`: training step at which the fault occurs, counted from 1."""
+    """Training step at which the fault occurs, counted from 1; for `hang` and `crash`."""
 
 
 def parse_injection(text: str) -> Injection:

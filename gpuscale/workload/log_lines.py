@@ -154,7 +154,7 @@ class UnreadLines:
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, float]] = {}
-        """For each sequence of words: number of lines, and arrival time of the first line."""
+        """Number of lines, and arrival time of the first line, for each sequence of words."""
         self.of_training: str | None = None
         """Latest line of a frequent kind that mentions steps or a loss; None if there is none."""
 
