@@ -253,6 +253,21 @@ def test_allocations_are_counted_for_each_row() -> None:
     assert (facts["row"], facts["count"]) == (one.runs[0].key, 1)
 
 
+def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once() -> None:
+    def deviations(then: Baseline, now: Results) -> list[tuple[str, object]]:
+        notes = compare(then, [now]).notes
+        return [
+            (note.code, note.facts.get("deviation_speedup"))
+            for note in notes
+            if "deviation_time" in note.facts
+        ]
+
+    assert deviations(_then(n1=0.1), _now(n1=0.1)) == [("few_allocations", None)]
+    assert deviations(_then(n1=0.1, n2=0.11), _now(n1=0.1, n2=0.11)) == [("few_allocations", 0.005)]
+    assert deviations(_then(n1=0.1), _now(n1=0.05)) == [("few_sessions", None)]
+    assert deviations(baseline({1: [0.1]}), measured({1: [0.1]})) == []
+
+
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
     comparison = compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.107)])

@@ -1,12 +1,13 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
-from builders import baseline, gpu_summary, measured, results, run, shown_text, with_values
+from builders import CNN, baseline, gpu_summary, measured, results, run, shown_text, with_values
 from changing import replace
 
 from gpuscale.analysis.scaling import scaling_points
+from gpuscale.judge.compare import compare
 from gpuscale.records import Run
-from gpuscale.reports.show import scaling_table, table_notes
+from gpuscale.reports.show import scaling_lines, scaling_table, table_notes
 
 
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:
@@ -64,6 +65,20 @@ def test_no_column_is_lost_however_narrow_the_terminal(columns: int) -> None:
     if columns >= 60:
         assert max(map(len, narrow.splitlines())) <= columns
     assert (narrow == whole) == (columns >= max(map(len, whole.splitlines())))
+
+
+@pytest.mark.parametrize(("gpus", "is_noted"), [((1,), False), ((1, 2), True)])
+def test_ranks_of_a_command_train_together_or_not_only_where_there_are_several(
+    gpus: tuple[int, ...], is_noted: bool
+) -> None:
+    ran = replace(CNN, strategy="command", command="python train.py")
+    made = results(*(replace(run(n, 0.1), configuration=ran) for n in gpus))
+    for texts in (table_notes(scaling_points(made.runs)), scaling_lines(made, 100)):
+        assert ("was not checked" in " ".join(texts)) is is_noted
+    (note,) = [line for line in scaling_lines(made, 200) if "{batch}" in line]
+    assert "the command has no {batch}, so check that its batch on each GPU is 128" in note
+    notes = compare(baseline({1: [0.1]}), [made]).notes
+    assert ("unchecked_training" in {note.code for note in notes}) is is_noted
 
 
 def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_word_beyond_a_factor_of_two() -> None:

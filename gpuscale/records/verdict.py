@@ -40,7 +40,7 @@ class Facts(TypedDict, total=False):
     beside: float
     bound: float
     deviation: float
-    deviation_speedup: float
+    deviation_speedup: float | None
     deviation_time: float
     difference: float
     efficiency: float

@@ -57,7 +57,7 @@ _FEW_SESSIONS = (
 )
 _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
-    "({deviation_time} of T, {deviation_speedup} of S and E)"
+    "({deviation_time} of T{deviation_speedup})"
 )
 
 
@@ -383,7 +383,7 @@ def _field_text(value: object) -> str:
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(
         (
-            *("allowed", "deviation_speedup", "deviation_time", "loss", "margin", "ok_bound", "p"),
+            *("allowed", "deviation_time", "loss", "margin", "ok_bound", "p"),
             *("significance", "tolerance"),
         ),
         format_percent,
@@ -402,6 +402,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "count": lambda count: counted(count, "allocation"),
     "packages": lambda count: f"{counted(count, 'package')} differ{'s' if count == 1 else ''}",
     "deviation": rough_percent,
+    "deviation_speedup": lambda deviation: f", {format_percent(deviation)} of S and E",
     "difference": percent_text,
     "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": lambda counts: ", ".join(

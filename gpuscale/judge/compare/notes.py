@@ -32,17 +32,18 @@ def notes_of(
     baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
     judged = [before for before, _ in pairs]
+    few_sessions = [*_few_sessions(rows, entries, baseline)]
     return (
         *_emptiness(baseline, rows, after.entries),
         *_several_units(sides),
-        *_allocations(baseline, judged),
+        *(() if few_sessions else _allocations(baseline, judged, entries)),
         *_swapped_or_same(rows),
         *_outliers(pairs),
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
         *_unlikely_numbers(rows, entries),
-        *_few_sessions(rows, entries, baseline),
+        *few_sessions,
     )
 
 
@@ -77,18 +78,21 @@ def _several_units(sides: Sides) -> Iterable[Statement]:
         yield Statement.of("several_units", conditions=several)
 
 
-def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
-    """Yield a note if a row has too few allocations to estimate the spread between them."""
+def _allocations(
+    baseline: Baseline, judged: Sequence[Entry], entries: Sequence[EntryVerdict]
+) -> Iterable[Statement]:
+    """Yield a note if a declared deviation between allocations widens the intervals of rows."""
     rows = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
-    if rows:
+    if rows and any(entry.change and entry.change.has_interval for entry in entries):
         fewest = min(rows, key=lambda entry: len(entry.runs))
+        of_speedup = baseline.tolerances.allocation_deviation_speedup
         yield Statement.of(
             "few_allocations",
             row=fewest.point.key,
             count=len(fewest.runs),
             enough=MINIMUM_ALLOCATIONS,
             deviation_time=baseline.tolerances.allocation_deviation_time,
-            deviation_speedup=baseline.tolerances.allocation_deviation_speedup,
+            deviation_speedup=of_speedup if any(entry.key.gpus > 1 for entry in rows) else None,
         )
 
 
@@ -195,8 +199,8 @@ def _unlikely_numbers(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
     """Yield notes on training that was not verified, and on values that suggest a unit error."""
-    after = (row.after.key.configuration for row in rows if row.after is not None)
-    if note := unchecked_training_note(after):
+    after = (row.after.key for row in rows if row.after is not None)
+    if note := unchecked_training_note(key.configuration for key in after if key.gpus > 1):
         yield note
     for entry in entries:
         if note := unit_error_note(entry.key, entry.current.efficiency):

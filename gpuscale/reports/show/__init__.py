@@ -217,7 +217,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     shared = [_SHARED[name].format(text, device=word) for name, text in alike if text != UNKNOWN]
     yield "; ".join(filter(None, (configurations, *shared, intervals)))
     yield from uncertain_note(points)
-    if note := unchecked_training_note(point.configuration for point in points):
+    if note := unchecked_training_note(p.configuration for p in points if p.gpus > 1):
         yield statement_text(note)
     for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
         demands = STRATEGIES.get(strategy)
@@ -257,9 +257,8 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
         if words is None or configuration.scaling is None or "batch}" in words:
             continue
         yield (
-            f"{run.label}: samples/s are those of a batch of {run.batch_per_gpu} on each "
-            f"{device_word(configuration.device)}, as given; the command has no {{batch}}, so see "
-            "that it trains on as many"
+            f"{run.label}: the command has no {{batch}}, so check that its batch on each "
+            f"{device_word(configuration.device)} is {run.batch_per_gpu}, as given"
         )
 
 
