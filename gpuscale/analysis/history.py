@@ -107,7 +107,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss in `lost`; None if the present level has lasted for more than 15 nights."""
+        """The loss without recovery (`lost`); None once it is more than 15 nights old."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property

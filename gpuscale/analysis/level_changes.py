@@ -120,7 +120,7 @@ def departure(before: Sequence[float], night: float) -> float | None:
 
 
 def stands_out(level: Sequence[float], departure: float) -> bool:
-    """Return True if one more night that departs as far would prove a change of level."""
+    """Return True if a second night with this departure would prove a change of level."""
     return len(level) >= FEWEST_NIGHTS and abs(departure) > step_size(level)
 
 

@@ -25,7 +25,7 @@ FEWEST_VISITS = 3
 _NEAR = 7
 """Maximum number of nights without the node, on either side, with which a night is compared."""
 _FEWEST_NEAR = 2
-"""Minimum number of nights without the node after its first slow night, and before its last."""
+"""Number of nights without the node that must lie on either side of its slow nights."""
 _EACH, _EACH_DEVIATIONS = 0.01, 1.5
 """Minimum slowdown of each slow night: as a fraction, and in standard deviations of nights."""
 _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5

@@ -102,7 +102,7 @@ def changes_text(changes: Changes, packages: Changes) -> str:
 
 
 def software_text(measured: MeasuredWith) -> str:
-    """Return lines with versions, loaded libraries and packages, each with all of its values."""
+    """Return a line for each version, library and package; one that varied has all its values."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in measured.environments]

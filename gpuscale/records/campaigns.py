@@ -69,13 +69,13 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     row: FleetRow | None = None
     """The row that shows the loss, or the slowest row of a healthy node."""
     against: Reference | None = None
-    """Reference of `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
+    """Reference for `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
     jobs: int = 0
     """Number of jobs that measured the node."""
     jobs_slow: int = 0
     """Number of jobs in which `row` was slow."""
     past: float | None = None
-    """Speed of `row` in earlier sweeps, relative to nodes of the same kind; None if unknown."""
+    """Its speed on `row` in earlier sweeps, relative to nodes of its kind; None if unknown."""
 
 
 class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A command to run instead of gpuscale's own ranks, and the format of the lines it prints."""
 
     words: tuple[str, ...]
-    """The command line in separate words, with placeholders."""
+    """The command line, split into words; placeholders such as `{gpus}` are not yet filled in."""
     folder: str
     """Working directory of the command."""
     launch: Launch

@@ -32,7 +32,7 @@ class OutOfBudgetError(Exception):
 
 
 class TrialAnswer(StrEnum):
-    """Answer to whether an environment is slower than another one."""
+    """A trial's answer to the question whether one environment is slower than another."""
 
     SLOWER = "slower"
     LIKE = "not slower"
@@ -59,12 +59,12 @@ class SpeedDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
-    """Limits for the loss of an environment, as differences in log step time."""
+    """Limits for the slowdown of an environment, as differences in log step time."""
 
     slower: float
-    """An environment is slower if its loss is significantly larger than this."""
+    """An environment is slower if its slowdown is significantly larger than this."""
     like: float
-    """An environment is not slower if its loss is significantly smaller than this."""
+    """An environment is not slower if its slowdown is significantly smaller than this."""
 
 
 @dataclass(slots=True)

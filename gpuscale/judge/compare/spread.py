@@ -33,7 +33,7 @@ three times the declared deviation.
 
 
 _FAR_NOISIER = 4.0
-"""Ratio of variances above which reports blame the noise of other rows for the uncertainty."""
+"""Ratio of the other rows' variance to the row's own above which reports blame the other rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gpuscale.records.environment import gpu_places
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """Return the comparison with the causes of losses and of stragglers in inconclusive rows."""
+    """Add the causes of losses, and of stragglers in inconclusive rows, to a comparison."""
     configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
     if not configurations:
         return comparison

@@ -1,10 +1,10 @@
 """Divide training steps into parts, and compute the change of each part.
 
 The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
-communication, the slowest rank's pace and a rest. The slowest rank's pace is the sum of the median
-rank's data and computing times and the skew. A slow rank makes the others wait inside their
-all-reduce, so the phases of single ranks do not show communication: it is measured as the
-difference between steps with and without synchronisation.
+the communication time, the slowest rank's pace and a remainder. The slowest rank's pace is the sum
+of the median rank's data and computing times and the skew. A slow rank makes the others wait inside
+their all-reduce, so the phases of individual ranks do not show the communication time: it is
+measured as the difference between steps with and without synchronisation.
 """
 
 import math

@@ -109,7 +109,9 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     order: SamplingOrder, opened: ExitStack
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
-    """Return the header, the devices, and the number of processes using them (None if unknown)."""
+    """Open the devices; return the header of the samples, devices by UUID, and the number of
+    processes that use them (None if unknown).
+    """
     smi = opened.enter_context(open_smi())
     found = find_devices(smi, order.addresses)
     devices = {uuid: one for uuid, one in found.items() if not isinstance(one, DeviceAbsentError)}

@@ -28,7 +28,7 @@ from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeP
 _BLOCKS, _KEPT = 20, 5
 """Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
 _STEADY = 0.005
-"""Largest relative change from the previous to the last `_KEPT` blocks for a steady rate."""
+"""A rate is steady if the last `_KEPT` blocks differ by less than this from the `_KEPT` before."""
 _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
