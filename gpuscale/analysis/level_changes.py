@@ -162,7 +162,10 @@ def step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return a step from the level begun at `begin` if the last two or three nights show one."""
+    """Return a change from the level that began on night `begin`, or None.
+
+    The last two nights must show it or, if they scatter, the last three.
+    """
     first = max(begin, tonight - 1 - REMEMBERED)
     before = values[first : tonight - 1]
     is_few = len(before) < _FEW_NIGHTS

@@ -96,7 +96,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Answer for each key: a number, the active clock event reasons, or a flag for each link that
     is true if the link is active."""
     absent: dict[str, str] = {}
-    """The driver's reason for each missing answer."""
+    """The driver's reason for each missing answer, by the same keys."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent

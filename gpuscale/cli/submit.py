@@ -134,7 +134,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
-    """Yield an error for an unreadable baseline, and for each case missing in this folder."""
+    """Yield an error for an unreadable baseline, and for each case not in the working directory."""
     if baseline := request.profile.judge.baseline:
         try:
             read_any(Path(baseline))

@@ -54,7 +54,7 @@ _Group = tuple[str, int, bool]
 
 
 class _Job(NamedTuple):
-    """Log step time of a row in one job, without the drift of the machine."""
+    """The logarithm of a row's step time in one job, corrected for the machine's drift."""
 
     deviation: float
     variance: float

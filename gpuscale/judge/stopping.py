@@ -209,7 +209,7 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if the row and, if still possible, its 1-GPU reference have `runs` valid runs."""
+        """True if the row and its 1-GPU reference, unless that failed, have `runs` valid runs."""
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)

@@ -56,7 +56,8 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     tells_batch: bool
     """True if the batch size is only known from the lines that the command prints."""
     figure: str | None = None
-    """Regular expression for `metrics`, or a name in `KNOWN_FIGURES`; None if steps are timed."""
+    """Regular expression for figures in the command's output, or a name in `KNOWN_FIGURES`; None if
+    steps are timed."""
     metrics: tuple[OpenMetric, ...] = ()
     """Metrics that the command prints each time it is started, named by the groups of `figure`."""
 

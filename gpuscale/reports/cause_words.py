@@ -337,7 +337,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
-    """Yield texts on up to three ports, `n2 mlx5_1 port 1: rate 400 → 200 Gb/s, …`, and notes."""
+    """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
     facts: dict[str, list[str]] = {}
     for symptom in symptoms:
         facts.setdefault(f"{symptom.host} {symptom.port}", []).append(_port_fact(symptom))

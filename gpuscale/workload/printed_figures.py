@@ -135,7 +135,10 @@ def new_reader(figure: str) -> FigureReader:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics of `figure`; raise a CaseError if an argument is invalid or missing."""
+    """Return the metrics that `figure`, a regular expression or known name, extracts from output.
+
+    Raise a CaseError if it names none, or if `better` or `scaling` lack what a metric needs.
+    """
 
     def refused(problem: object) -> CaseError:
         return CaseError(f"--figure {shlex.quote(figure)}: {problem}")

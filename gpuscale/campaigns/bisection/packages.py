@@ -121,7 +121,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
     def _installable(self, *pair: str | None) -> Pair:
-        """Return a package's requirements; if one cannot be installed, return the other twice."""
+        """Return the versions of a package to try; if one cannot be installed, the other twice."""
         probe = self._folder / "probe"
         usable: list[str | None] = []
         for line in dict.fromkeys(pair):

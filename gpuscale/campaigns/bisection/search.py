@@ -161,10 +161,10 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Search for further culprits that act only with the known ones or are hidden by them.
+        """Add culprits that act only together with those found, or are masked by them.
 
-        Return the results of two trials: with only the culprits applied, and with all other changes
-        applied; None for a trial that cannot be measured.
+        They are kept in `_suspects`. Return the results of two trials: with only the culprits
+        applied, and with all other changes applied; None for a trial that cannot be measured.
         """
         for _ in range(_EXTENSIONS):
             alone, taken_back = self._proofs(bad, loss)

@@ -24,7 +24,9 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs of a row that passes despite failed runs; half must be valid too."""
+"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
+runs must be valid too.
+"""
 _LONGEST_MESSAGE = 160
 
 

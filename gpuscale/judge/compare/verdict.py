@@ -49,7 +49,7 @@ def relative_rise(gain: float) -> float:
 
 
 def loss_in_points(gain: float) -> float:
-    """Return the loss, positive if worse, of a quantity that is compared by plain difference."""
+    """Convert a gain to a loss, both as plain differences; their unit is the quantity's."""
     return -gain
 
 

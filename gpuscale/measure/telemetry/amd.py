@@ -156,7 +156,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield the index that AMD SMI assigns to each GPU, and the device."""
+    """Yield the index that AMD SMI assigns to each GPU, and the device; none is ever absent."""
     return enumerate(map(AmdDevice, _gpus()))
 
 

@@ -47,7 +47,7 @@ class ExaminedGpu:
     """The state of one GPU at one moment."""
 
     number: int
-    """The driver's index among all GPUs of the machine; the CUDA index may differ."""
+    """The GPU's index in the driver's list of all GPUs; its CUDA index may differ."""
     name: str | None = None
     uuid: str | None = None
     reading: Reading = field(default_factory=Reading)

@@ -109,8 +109,9 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     order: SamplingOrder, opened: ExitStack
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
-    """Open the devices; return the header of the samples, devices by UUID, and the number of
-    processes that use them (None if unknown).
+    """Open the devices; return the samples' header, devices by UUID, and a count of processes.
+
+    The count is of processes that use the devices; None if unknown.
     """
     smi = opened.enter_context(open_smi())
     found = find_devices(smi, order.addresses)
