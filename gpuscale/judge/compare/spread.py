@@ -77,7 +77,7 @@ class SideSample:
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
     def own_estimate(self, by_allocation: bool = False) -> Difference:
-        """Return `value` with its uncertainty from this side's runs, or from its usual allocations."""
+        """Estimate `value`, with its uncertainty from this side's runs or its usual allocations."""
         if by_allocation:
             means = self.usual_means
             return difference(means.mean, [means.term()])
