@@ -50,7 +50,7 @@ class MnistCnn(TrainingCase):
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
-        """Return 51,000 of MNIST's 60,000 training digits; the published runs validated on the rest."""
+        """Return 51,000 of the 60,000 training digits; the published runs validated on the rest."""
         digits = datasets.MNIST(root, train=True, transform=self.transform(size), download=download)
         validation = int(_VALIDATION_SHARE * len(digits))
         seeded = torch.Generator().manual_seed(42)
