@@ -1,5 +1,6 @@
 """`gpuscale run`, and a command as a case under pytest, as a user types them."""
 
+import re
 import signal
 import sys
 from contextlib import nullcontext
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import PRELUDE, gpuscale
 from hosts import within_limit
-from measuring import run_gpuscale, run_pytest
+from measuring import REPOSITORY, run_gpuscale, run_pytest
 
 from gpuscale.base.errors import CaseError
 from gpuscale.cli import main
@@ -106,6 +107,21 @@ def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (run,) = done.results.runs
     assert run.label == "train/command on 1 CPU rank"
+
+
+@pytest.mark.thorough
+def test_the_script_of_the_walk_through_is_measured(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/commands.md").read_text("utf-8")
+    (text,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "dist" in each
+    )
+    path = script(tmp_path, text.replace("sleep(0.04)", "sleep(0.01)"))
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "{gpus}", path)
+    asked = ("--gpus", "1", "--runs", "1", "--batch", "64", *QUICK)
+    done = run_gpuscale(tmp_path, "run", *asked, "--", *ranks)
+    assert done.exit_code == 0, done.output
+    (run,) = done.results.runs
+    assert run.is_valid
 
 
 def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
