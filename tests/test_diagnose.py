@@ -35,7 +35,7 @@ from gpuscale.records import (
     GpuSummary,
     Run,
 )
-from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, Remedy
+from gpuscale.records.cause import Cause, CauseKind, ComparedWith, CountOf, DeviceSymptom, Remedy
 
 
 def causes(
@@ -155,7 +155,7 @@ def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
     assert cause.kind is CauseKind.CLOCKS
     clock, hot_event = (each for each in symptoms(cause) if each.uuid == "GPU-2")
     assert (clock.counter, clock.host) == ("sm_clock_mean_mhz", "node1")
-    assert clock.beside is Beside.BASELINE
+    assert clock.beside is ComparedWith.BASELINE
     assert clock.now == pytest.approx(CLOCK_MHZ / 1.22, rel=0.01)
     assert clock.usual == pytest.approx(CLOCK_MHZ, rel=0.01)
     assert (hot_event.reason, hot_event.usual) == ("hw_thermal_slowdown", 0)

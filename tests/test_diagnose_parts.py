@@ -13,7 +13,7 @@ from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, cha
 from gpuscale.judge.diagnose.stragglers import stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey
-from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom, Onset
+from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, Onset
 
 
 def rank(number: int, pace_s: float, *, host: str = "node1", devices: tuple[str, ...] = ()) -> Rank:
@@ -229,7 +229,7 @@ def test_a_counter_that_fell_is_a_symptom(
     counter: str, usual: float, now: float, is_symptom: bool
 ) -> None:
     found = seen([summary(**{counter: usual})], [summary(**{counter: now})])
-    expected = [("A", counter, now, usual, Beside.BASELINE)]
+    expected = [("A", counter, now, usual, ComparedWith.BASELINE)]
     assert found == (expected if is_symptom else [])
 
 
@@ -256,11 +256,13 @@ def test_a_clock_event_that_became_more_frequent_by_a_tenth_is_a_symptom() -> No
 
 def test_a_new_device_is_set_beside_the_baselines_else_beside_the_others_of_now() -> None:
     slow, fast = summary("B", sm_clock_mean_mhz=900), summary("A", sm_clock_mean_mhz=1000)
-    assert seen([fast], [slow]) == [("B", "sm_clock_mean_mhz", 900, 1000, Beside.BASELINE)]
-    assert seen([], [slow, fast]) == [("B", "sm_clock_mean_mhz", 900, 1000, Beside.OTHER_GPUS)]
+    assert seen([fast], [slow]) == [("B", "sm_clock_mean_mhz", 900, 1000, ComparedWith.BASELINE)]
+    assert seen([], [slow, fast]) == [
+        ("B", "sm_clock_mean_mhz", 900, 1000, ComparedWith.OTHER_GPUS)
+    ]
     assert seen([], [slow]) == []
     narrow = summary("B", pcie_width=8, pcie_max_width=16)
-    assert seen([], [narrow]) == [("B", "pcie_width", 8, 16, Beside.MOST)]
+    assert seen([], [narrow]) == [("B", "pcie_width", 8, 16, ComparedWith.MOST)]
 
 
 def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of_it() -> None:

@@ -16,7 +16,7 @@ from changing import replace
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.slow_links import find_slow, tournament
+from gpuscale.judge.diagnose.slow_links import find_slow, round_robin
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe, Probe
@@ -174,7 +174,7 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
         ranks_per_node=1,
         seconds=0.1,
         message_bytes=(4096,),
-        rounds=tournament(2),
+        rounds=round_robin(2),
         timeout_s=200,
     )
     directory.probe_request.write(request)

@@ -218,7 +218,7 @@ def test_a_loss_is_kept_out_of_a_growing_baseline_and_good_nights_are_not() -> N
         for job in range(2, 7):
             for loss in (1.05, 1.0):
                 now = drawn(job, loss)
-                found = proposals(baseline, [now], beside=True)
+                found = proposals(baseline, [now], add=True)
                 chosen, why = additions(baseline, found, (), [now])
                 if loss > 1:
                     loss_nights, refused_losses = loss_nights + 1, refused_losses + (not chosen)

@@ -27,8 +27,8 @@ def sample(values: Runs, prior: Term | None = None) -> RunSample:
     return RunSample(values=values, sample=own, prior=prior)
 
 
-def side(*ends: RunSample) -> SideSample:
-    return SideSample(ends)
+def side(*samples: RunSample) -> SideSample:
+    return SideSample(samples)
 
 
 def told(variance: float) -> Term:
@@ -53,7 +53,7 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
     before = sample(PAIR, told(0.07))
     # (3·0.07 + 2·0.02)/(3 + 2) = 0.05
     assert before.variance == pytest.approx(0.05)
-    grown = side(before, before).with_further_runs(5).ends
+    grown = side(before, before).with_further_runs(5).samples
     for after in grown:
         assert (after.count, after.sample.df) == (9, 7)
         assert after.mean == pytest.approx(1.6)
@@ -62,9 +62,9 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
     assert grown[0].sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
     assert side(before).with_further_runs(0) == side(before)
     # A single run deviates by what the others tell; where nothing does, by nothing known.
-    (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).ends
+    (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).samples
     assert lone.variance == pytest.approx(0.07)
-    (unknown,) = side(sample({"a": (1.0,)})).with_further_runs(5).ends
+    (unknown,) = side(sample({"a": (1.0,)})).with_further_runs(5).samples
     assert unknown.variance is None
 
 

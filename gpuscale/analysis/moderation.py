@@ -128,17 +128,17 @@ def moderated_samples(
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
-    beside = samples
+    prior_samples = samples
     hold_allocations = all(sample.variance is None for sample in samples)
     if hold_allocations:
         # One run per night. With several rows, enough nights separate the spread between runs from
         # that between nights; too few show only their sum, and the declared deviation is added.
         of_baseline = zip(baseline.values(), samples, strict=False)
-        beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        prior_samples = [*_residual_samples([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
-                samples[i] = beside[i] = log_sample([*_only_runs(values)])
-    priors = priors_of(beside)
+                samples[i] = prior_samples[i] = log_sample([*_only_runs(values)])
+    priors = priors_of(prior_samples)
     # Runs of one night differ by no more than runs of different nights.
     own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
     excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
@@ -160,7 +160,7 @@ def moderated_samples(
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, of_current, strict=True))
 
 
-def _runs_beside_others(
+def _residual_samples(
     rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
 ) -> list[Sample]:
     """Return each row's sample after removing the effects of allocations that all rows share.

@@ -142,8 +142,8 @@ def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
         found = "; ".join(f"{name} since {first}" for name, first in machines.items())
         raise UsageError(f"the nights are of several machines: {found}; give those of one")
     if not machines:
-        beside = f"; left out: {', '.join(left_out)}" if left_out else ""
-        raise UsageError(f"the results hold no valid run of what was asked for{beside}")
+        left = f"; left out: {', '.join(left_out)}" if left_out else ""
+        raise UsageError(f"the results hold no valid run of what was asked for{left}")
     return next(iter(machines))
 
 

@@ -38,7 +38,7 @@ from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.reports.phrases import ends_text
+from gpuscale.reports.phrases import format_range
 from gpuscale.reports.show.baseline_text import runs_text
 from gpuscale.store import write_baseline
 from gpuscale.store.files import file_errors
@@ -115,7 +115,7 @@ def _how_to_strengthen(entries: Sequence[Sequence[Run]]) -> str:
         later = "slower" if factors[0] > 1 else "faster"
         ends = sorted(rough_percent(abs(1 - factor)) for factor in factors)
         return (
-            f"all runs of the later half are {later}, by {ends_text(ends)}, so the host changed "
+            f"all runs of the later half are {later}, by {format_range(ends)}, so the host changed "
             "and more runs would not help; measure anew while nothing else runs, or take it with "
             "--weak"
         )

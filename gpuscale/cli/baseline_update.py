@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.add:
         known = results_of(baseline)
         results = each_run_once([*known, *results])[len(known) :]
-    proposed = proposals(baseline, results, beside=arguments.add)
+    proposed = proposals(baseline, results, add=arguments.add)
     if not proposed:
         sys.stdout.write("nothing would change\n")
         return ExitCode.OK

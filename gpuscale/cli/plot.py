@@ -24,7 +24,7 @@ from gpuscale.judge.hardware import hardware_label
 from gpuscale.judge.sides import as_baseline
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
-from gpuscale.reports.phrases import UNKNOWN, ends_text
+from gpuscale.reports.phrases import UNKNOWN, format_range
 from gpuscale.store import RESULTS_FOLDER, read_any
 from gpuscale.store.files import write_report
 
@@ -110,10 +110,10 @@ def _origin(content: Results | Baseline) -> str:
     if isinstance(content, Results):
         where = content.environment
         machine = ", ".join(filter(None, (where.host, where.hardware_label)))
-        return f"measured: {ends_text(dates or [content.created_at[:10]])}, {machine}"
+        return f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
     dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
     machine = hardware_label(content.cluster, content.hardware)
-    return f"baseline {content.name}: {ends_text(dates)}, {machine}"
+    return f"baseline {content.name}: {format_range(dates)}, {machine}"
 
 
 def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:

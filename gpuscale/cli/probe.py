@@ -16,7 +16,7 @@ from gpuscale import __version__
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.cli.inputs import add_device
-from gpuscale.judge.diagnose.slow_links import find_slow, second_look, tournament
+from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch import LAUNCHERS
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.measure.schedulers import scheduler_of_job
@@ -116,12 +116,12 @@ def probe_nodes(
         ranks_per_node=where.gpus_per_node if is_gpu(where.device) else cpu_ranks,
         seconds=seconds,
         message_bytes=tuple(size * _MIB for size in sorted({_FIRST_BUCKET_MB, *buckets})),
-        rounds=tournament(where.node_count),
+        rounds=round_robin(where.node_count),
         precision=usual[0][0] if usual else None,
         data_root=data_root,
     )
     found = [launcher.probe(request)]
-    if again := second_look(found[0]):
+    if again := retest_rounds(found[0]):
         pairs = tuple(name for name in request.names if name in (SEND, PAIR))
         found.append(launcher.probe(replace(request, names=pairs, rounds=again)))
     found += (launcher.probe(replace(request, rounds=())) for _ in range(launches - 1))

@@ -133,17 +133,17 @@ class Proposal:
 
 
 def proposals(
-    baseline: Baseline, results: Sequence[Results], *, beside: bool = False
+    baseline: Baseline, results: Sequence[Results], *, add: bool = False
 ) -> tuple[Proposal, ...]:
     """Propose a change to each baseline entry whose runs differ from those in the results.
 
-    New runs replace or, if `beside` is true, join the baseline's runs. New entries come last.
+    New runs replace or, if `add` is true, join the baseline's runs. New entries come last.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
     for entry in [entry for entry in {**known, **entries} if entry in entries]:
         old = tuple(known.get(entry, ()))
-        new = (*(old if beside else ()), *entries[entry])
+        new = (*(old if add else ()), *entries[entry])
         _validate_workload(entry, new, entries)
         if _identities(old) != _identities(new):
             label, obstacle = _entry_label(entry, {**entries, **known}), ""

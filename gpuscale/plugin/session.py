@@ -80,7 +80,7 @@ class _MeasuringSession:
     _failed_tests: set[str] = field(default_factory=set)
     _failed_runs: set[str] = field(default_factory=set)
     _first_failures: dict[str, str] = field(default_factory=dict)
-    """Name of the first item with each kind of failure, keyed by the failure's `likeness`."""
+    """Name of the first item with each kind of failure, keyed by its normalised message."""
     _has_items: bool = False
     _anything_passed: bool = False
     _interrupted: bool = False
@@ -178,7 +178,7 @@ class _MeasuringSession:
                 more = counted(len(later), "more run")
                 item.session.shouldfail = f"{more} would fail as this one did"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
-            first = self._first_failures.setdefault(run.failure.likeness, item.name)
+            first = self._first_failures.setdefault(run.failure.normalised_message, item.name)
             if detail and first != item.name:
                 detail = f"\nmore is above, at {first}, which failed alike"
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)

@@ -30,7 +30,7 @@ LINKS = (CauseKind.NVLINK, CauseKind.XGMI, CauseKind.PCIE)
 """Kinds of causes that are faults in a GPU's links, fastest link first."""
 
 
-class Beside(StrEnum):
+class ComparedWith(StrEnum):
     """The reference that a device's counter or probe is compared with."""
 
     BASELINE = auto()
@@ -58,7 +58,7 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     usual: float | None = None
     """Reference value for `now`; None for an event, which has no usual value."""
-    beside: Beside = Beside.BASELINE
+    beside: ComparedWith = ComparedWith.BASELINE
     reason: str | None = None
     """Reason for a clock event, such as `sw_power_cap`; None for other symptoms."""
     temperature_max_c: float | None = None
@@ -91,7 +91,7 @@ class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
     change: Estimate
     is_slower: bool
     """True if the rate is significantly lower, which confirms the cause."""
-    beside: Beside
+    beside: ComparedWith
     """`BASELINE` if compared with the same device in the baseline, otherwise `OTHER_GPUS`."""
 
 

@@ -127,7 +127,7 @@ class Failure(Record, frozen=True, kw_only=True):
     """Traceback or last state of the rank; empty if neither is known."""
 
     @property
-    def likeness(self) -> str:
+    def normalised_message(self) -> str:
         """The message without digits; it is the same for ranks with the same failure."""
         return re.sub(r"\d+", "", self.message)
 

@@ -60,14 +60,14 @@ class Probe(Record, frozen=True, kw_only=True):
     """Rate of each repetition, in the unit of the probe."""
 
     @property
-    def likeness(self) -> tuple[str | int | None, ...]:
+    def comparison_key(self) -> tuple[str | int | None, ...]:
         """Key of probes that can be compared across devices: name, message size and precision."""
         return self.name, self.message_bytes, self.precision
 
     @property
     def identity(self) -> tuple[str | int | None, ...]:
         """Key of the probe and the probed device or link; probes with equal keys are repeats."""
-        return (*self.likeness, self.host, self.uuid or self.device, self.peer)
+        return (*self.comparison_key, self.host, self.uuid or self.device, self.peer)
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from gpuscale.base.text import counted, format_bytes, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange, Probe
 from gpuscale.records.cause import (
     LINKS,
-    Beside,
     Cause,
     CauseKind,
+    ComparedWith,
     DeviceSymptom,
     LostMetric,
     PhaseChange,
@@ -21,8 +21,8 @@ from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
 from gpuscale.records.probes import PROBES
 from gpuscale.reports.phrases import (
     devices_text,
-    ends_text,
     enumerated,
+    format_range,
     interval_text,
     percent_text,
 )
@@ -99,7 +99,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
-    added = ends_text([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
+    added = format_range([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
     return WORDS[cause.code](cause, added, _took(cause))
 
 
@@ -295,10 +295,10 @@ _PORT_FACTS = {
     "pcie_gt_s": "PCIe {:g} → {:g} GT/s",
     "pcie_width": "PCIe x{:g} → x{:g}",
 }
-_BESIDE = {
-    Beside.BASELINE: ", {} in the baseline",
-    Beside.OTHER_GPUS: ", {} on the other GPUs",
-    Beside.MOST: " of {}",
+_COMPARED_WITH = {
+    ComparedWith.BASELINE: ", {} in the baseline",
+    ComparedWith.OTHER_GPUS: ", {} on the other GPUs",
+    ComparedWith.MOST: " of {}",
 }
 
 
@@ -309,10 +309,10 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
             yield "probes as in the baseline: not confirmed"
             continue
         size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
-        beside = "" if each.beside is Beside.BASELINE else ", beside other devices then"
+        compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
         yield (
             f"probe: {probe.name}{size} {interval_text(each.change, percent_text)} on "
-            f"{probe_place(probe)}{beside}: confirms {PROBES[probe.name].confirms}"
+            f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
         )
 
 
@@ -372,7 +372,7 @@ def _symptom(symptom: DeviceSymptom) -> str:
         text, then = this.format(f"{now:.0f}"), other.format(f"{usual:.0f}")
     heat_c = symptom.temperature_max_c
     heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
-    return text + _BESIDE[symptom.beside].format(then) + heat
+    return text + _COMPARED_WITH[symptom.beside].format(then) + heat
 
 
 def device_text(uuid: str, host: str | None = None) -> str:

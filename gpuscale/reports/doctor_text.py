@@ -73,7 +73,7 @@ def probes_text(nodes: Sequence[NodeProbe], findings: Sequence[NodeFinding]) -> 
     """Return a table of probes, and a line for each finding, without a final line break."""
     alike: dict[object, list[Probe]] = {}
     for probe in (probe for node in nodes for probe in node.probes):
-        alike.setdefault(probe.likeness, []).append(probe)
+        alike.setdefault(probe.comparison_key, []).append(probe)
     rows = []
     for probes in alike.values():
         rates = {probe_place(probe): statistics.median(probe.rates) for probe in probes}

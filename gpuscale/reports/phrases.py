@@ -124,7 +124,7 @@ def enumerated(items: Sequence[object]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def ends_text(texts: Sequence[str]) -> str:
+def format_range(texts: Sequence[str]) -> str:
     """Join the first and the last text, `2.3 % to 6.3 %`; if both are equal, return only one."""
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
@@ -158,7 +158,7 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
     if not starts_s:
         return to_minutes(otherwise)
     began, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1]))
-    ends = ends_text([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
+    ends = format_range([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
     return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
 
 

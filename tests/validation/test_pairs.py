@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpuscale.judge.diagnose.slow_links import NodeFinding, find_slow, second_look, tournament
+from gpuscale.judge.diagnose.slow_links import NodeFinding, find_slow, retest_rounds, round_robin
 from gpuscale.records import NodeProbe, Probe
 from gpuscale.records.probes import PAIR, SEND, Pairs, merged_probes
 
@@ -21,7 +21,7 @@ class Network:
     def __init__(self, chance: random.Random, fault: str, *, flaps: float) -> None:
         self.chance, self.fault, self.flaps = chance, fault, flaps
         self.node, self.leaf = chance.randrange(NODES), chance.randrange(NODES // LEAF)
-        self.link = chance.choice([pair for pairs in tournament(NODES) for pair in pairs])
+        self.link = chance.choice([pair for pairs in round_robin(NODES) for pair in pairs])
 
     def is_slow(self, one: int, other: int) -> bool:
         if self.fault == "node":
@@ -61,14 +61,14 @@ class Network:
 
 def found_in(network: Network) -> tuple[NodeFinding, ...]:
     """What two looks at the network say of it."""
-    first = network.probed(tournament(NODES))
-    again = second_look(first)
+    first = network.probed(round_robin(NODES))
+    again = retest_rounds(first)
     both = zip(first, network.probed(again), strict=True)
     return find_slow([merged_probes(parts) for parts in both])
 
 
 def test_each_node_meets_log2_of_all_others_and_none_twice_in_a_round() -> None:
-    rounds = tournament(NODES)
+    rounds = round_robin(NODES)
     assert len(rounds) == 8
     assert all(len({node for pair in pairs for node in pair}) == NODES for pairs in rounds)
     assert len({pair for pairs in rounds for pair in pairs}) == 8 * NODES // 2

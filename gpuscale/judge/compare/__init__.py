@@ -156,7 +156,7 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
         reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})
         entry = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason, finding=None)
         return Judgement(row=row, entry=replace(entry, minimum_detectable_loss=None))
-    nights = _beside_the_others(row.after).items()
+    nights = _deviations_from_others(row.after).items()
     name, apart = max(nights, key=lambda night: night[1], default=("", 0.0))
     loss = 1 - exponential(-apart)
     if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
@@ -165,7 +165,7 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
     return replace(judgement, entry=replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason))
 
 
-def _beside_the_others(current: Entry) -> Mapping[str, float]:
+def _deviations_from_others(current: Entry) -> Mapping[str, float]:
     """Return each allocation's mean log step time minus the mean of the other allocations."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:

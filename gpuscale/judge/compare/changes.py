@@ -48,7 +48,7 @@ class Pairing:
     """Reason why the speedup cannot be judged; None if it can, or if the row has no speedup."""
     batches: float | None = None
     """Ratio of the baseline's global batches on n GPUs and 1 GPU; None if no speedup is judged."""
-    beside: Sequence[tuple[SideSample, SideSample]] = ()
+    other_ratios: Sequence[tuple[SideSample, SideSample]] = ()
     """Both sides' ratios of T(n) to T(m), for each other GPU count m with the same reference."""
 
     def quantities(
@@ -59,8 +59,8 @@ class Pairing:
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
         name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
-        time = _change(name, before.of_row, after.of_row, of_time, rates)
-        if len(before.ends) == 1:
+        time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates)
+        if len(before.samples) == 1:
             return Quantities(time=time)
         of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
         of_speedup = tolerances.limits(key, SPEEDUP)
@@ -72,9 +72,9 @@ class Pairing:
         return Quantities(
             time=time,
             speedup=ratio(before, after),
-            reference=_change(on_1, before.of_reference, after.of_reference, of_one, rates),
-            beside=tuple(
-                ratio(then, now.with_further_runs(further_runs)) for then, now in self.beside
+            reference=_change(on_1, before.on_1_gpu, after.on_1_gpu, of_one, rates),
+            other_ratios=tuple(
+                ratio(then, now.with_further_runs(further_runs)) for then, now in self.other_ratios
             ),
         )
 
@@ -82,7 +82,7 @@ class Pairing:
         """Return a verdict on the row, with the baseline values that changes are relative to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
-        level = level_of(self.row.before.key, _usual(self.before.of_row, self.after.of_row))
+        level = level_of(self.row.before.key, _usual(self.before.on_n_gpus, self.after.on_n_gpus))
         shown = replace(
             entry.baseline,
             value=level.value,
@@ -147,7 +147,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         why = None if is_alone else _why_without_speedup(*ones)
         old: tuple[RunSample, ...] = (then[keys[0]],)
         new: tuple[RunSample, ...] = (now[keys[1]],)
-        beside = [
+        other_ratios = [
             (SideSample((*old, then[other[0]])), SideSample((*new, now[other[1]])))
             for other in same_ones[ones]
             if other != keys
@@ -163,7 +163,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
                 after=SideSample(new),
                 without_speedup=why,
                 batches=batches,
-                beside=beside,
+                other_ratios=other_ratios,
             )
         )
     return pairings

@@ -143,7 +143,7 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
         tested = grown.with_tests(map(rule.alone, grown.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
-    return required_runs(settles, made=min(sample.count for sample in pairing.after.ends))
+    return required_runs(settles, made=min(sample.count for sample in pairing.after.samples))
 
 
 def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> Statement:
@@ -153,7 +153,7 @@ def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> State
     if of_speedup and quantities.speedup is not None:
         return largest_spread(before, after, quantities.speedup.gain, further_runs=most)
     gain = quantities.time.gain
-    return largest_spread(before.of_row, after.of_row, gain, further_runs=most)
+    return largest_spread(before.on_n_gpus, after.on_n_gpus, gain, further_runs=most)
 
 
 def _reason(
@@ -227,6 +227,6 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
     supported, seen = detectable(time, significance), detectable(time, _EVEN_ODDS)
     if alone is None or by_speedup is None or supported is None or seen is None:
         return alone
-    beside = [detectable(quantity, significance) for quantity in quantities.beside]
-    support = min([supported, *(max(loss, seen) for loss in beside if loss is not None)])
+    losses = [detectable(quantity, significance) for quantity in quantities.other_ratios]
+    support = min([supported, *(max(loss, seen) for loss in losses if loss is not None)])
     return min(alone, max(by_speedup, support))

@@ -97,7 +97,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     names = history.names
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
-        entry = _beside_nights(entry)
+        entry = _refer_to_nights(entry)
         lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
             lost = losses.get((entry.configuration, entry.key.gpus))
@@ -138,7 +138,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     return replace(comparison, entries=tuple(map(judged, comparison.entries)), notes=tuple(notes))
 
 
-def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
+def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
     """State in a missing row's reason that earlier nights, rather than a baseline, lack the row."""
     reason = entry.reason
     if reason.code == "no_entry":

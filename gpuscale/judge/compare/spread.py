@@ -40,33 +40,33 @@ _FAR_NOISIER = 4.0
 class SideSample:
     """The runs of one side (baseline or results) that a judged quantity is computed from."""
 
-    ends: tuple[RunSample, ...]
+    samples: tuple[RunSample, ...]
     """Samples on n GPUs and, for a speedup, on 1 GPU."""
 
     @property
-    def of_row(self) -> "SideSample":
+    def on_n_gpus(self) -> "SideSample":
         """Copy that represents the step time T(n): it has only the sample on n GPUs."""
-        return SideSample(self.ends[:1])
+        return SideSample(self.samples[:1])
 
     @property
-    def of_reference(self) -> "SideSample":
+    def on_1_gpu(self) -> "SideSample":
         """Copy that represents T(1), the speedup's reference: it has only the sample on 1 GPU."""
-        return SideSample(self.ends[1:])
+        return SideSample(self.samples[1:])
 
     @property
     def value(self) -> float:
         """Logarithm of the judged quantity: a step time T(n), a ratio T(n)/T(1), or a metric."""
-        return _difference([end.mean for end in self.ends])
+        return _difference([sample.mean for sample in self.samples])
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
-        """The allocations that contribute runs to every sample in `ends`."""
-        first, *others = (end.values for end in self.ends)
+        """The allocations that contribute runs to every sample."""
+        first, *others = (sample.values for sample in self.samples)
         return tuple(name for name in first if all(name in values for values in others))
 
     @property
     def usual_allocations(self) -> tuple[str, ...]:
-        """The allocations that are in every sample of `ends` and whose values are not outliers."""
+        """The allocations that are in every sample and whose values are not outliers."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return tuple(name for name in values if name not in outlying)
@@ -81,33 +81,35 @@ class SideSample:
         if by_allocation:
             means = self.usual_means
             return difference(means.mean, [means.term()])
-        ends = ([run for runs in end.values.values() for run in runs] for end in self.ends)
-        return difference(self.value, [log_sample(runs).term() for runs in ends])
+        samples = (
+            [run for runs in sample.values.values() for run in runs] for sample in self.samples
+        )
+        return difference(self.value, [log_sample(runs).term() for runs in samples])
 
     @property
     def allocation_share(self) -> float:
         """Fraction of the variance between allocations that remains in the judged value."""
-        return max(end.allocation_share for end in self.ends)
+        return max(sample.allocation_share for sample in self.samples)
 
     @property
     def variance_of_means(self) -> float:
         """The variance of the judged value due to differences between runs."""
-        return math.fsum((end.variance or 0.0) / end.count for end in self.ends)
+        return math.fsum((sample.variance or 0.0) / sample.count for sample in self.samples)
 
     def with_further_runs(self, count: int) -> "SideSample":
         """Return the side as if each of its samples had `count` more runs."""
-        return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
+        return SideSample(tuple(sample.with_further_runs(count) for sample in self.samples))
 
     def in_allocation(self, name: str) -> float:
         """Return the judged value, computed from the runs of the named allocation alone."""
-        return _difference([statistics.fmean(end.values[name]) for end in self.ends])
+        return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
         """Return the judged value's variance due to the declared deviation between allocations."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
-        return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
+        return deviation_apart**2 * math.fsum(sample.allocation_share for sample in self.samples)
 
 
 def _difference(logs: Sequence[float]) -> float:
@@ -134,8 +136,10 @@ def largest_spread(
     spread of its own runs, not for variance added by moderation; if moderation adds most, other
     rows are named.
     """
-    of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
-    of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
+    of_current = math.fsum(
+        sample.own_variance / (sample.count + further_runs) for sample in current.samples
+    )
+    of_baseline = math.fsum(sample.own_variance / sample.count for sample in baseline.samples)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
     is_estimated = estimates_allocations(baseline, current)
@@ -147,14 +151,15 @@ def largest_spread(
     else:
         grown = current.with_further_runs(further_runs)
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
-    variance = max(end.own_variance for end in side.ends)
+    variance = max(sample.own_variance for sample in side.samples)
     if between > most:
         code, variance, most = "nights_differ", between / shares, between
-    ends = [(end, end.count) for end in baseline.ends]
-    ends += [(end, end.count + further_runs) for end in current.ends]
-    others = max(0.0 if end.prior is None else end.prior.variance for end, _ in ends)
-    of_others = math.fsum(end.prior_part / count for end, count in ends)
-    if of_others > most and others > _FAR_NOISIER * max(end.own_variance for end, _ in ends):
+    samples = [(sample, sample.count) for sample in baseline.samples]
+    samples += [(sample, sample.count + further_runs) for sample in current.samples]
+    others = max(0.0 if sample.prior is None else sample.prior.variance for sample, _ in samples)
+    of_others = math.fsum(sample.prior_part / count for sample, count in samples)
+    own = max(sample.own_variance for sample, _ in samples)
+    if of_others > most and others > _FAR_NOISIER * own:
         code, variance = "other_rows_differ", others
     return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
 
@@ -175,7 +180,9 @@ def gain_of(
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
-    runs = moderated_term((end, 1 / end.count) for end in (*baseline.ends, *current.ends))
+    runs = moderated_term(
+        (sample, 1 / sample.count) for sample in (*baseline.samples, *current.samples)
+    )
     return difference_of_levels(
         baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
     )
@@ -187,10 +194,12 @@ def _gain_over_allocations(
     names = baseline.usual_allocations
     share = current.allocation_share
     means = baseline.usual_means
-    of_runs = math.fsum((end.variance or 0.0) * _mean_share(end, names) for end in baseline.ends)
+    of_runs = math.fsum(
+        (sample.variance or 0.0) * _mean_share(sample, names) for sample in baseline.samples
+    )
     declared = deviation**2
     # If runs already contain effects of allocations, a sum would count these effects twice.
-    of_one = max(declared, of_runs) if baseline.ends[0].holds_allocations else declared + of_runs
+    of_one = max(declared, of_runs) if baseline.samples[0].holds_allocations else declared + of_runs
     between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
     of_allocations = Term(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
@@ -200,11 +209,11 @@ def _gain_over_allocations(
     # are fewer than the runs of a baseline allocation.
     extra = moderated_term(
         (now, max(0.0, 1 / now.count - share * _mean_share(before, names)))
-        for before, now in zip(baseline.ends, current.ends, strict=True)
+        for before, now in zip(baseline.samples, current.samples, strict=True)
     )
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])
 
 
-def _mean_share(end: RunSample, names: Sequence[str]) -> float:
+def _mean_share(sample: RunSample, names: Sequence[str]) -> float:
     """Return the mean fraction of the variance of runs that remains in an allocation's mean."""
-    return statistics.fmean(1 / len(end.values[name]) for name in names)
+    return statistics.fmean(1 / len(sample.values[name]) for name in names)

@@ -147,7 +147,7 @@ class Quantities:
     speedup: Quantity | None = None
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
-    beside: tuple[Quantity, ...] = ()
+    other_ratios: tuple[Quantity, ...] = ()
     """Ratio of the row's step time to the step time on each other number of GPUs."""
 
     @property
@@ -197,9 +197,9 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     time, reference = quantities.time, quantities.reference
     significance = time.rates.significance
     # If only 1 GPU got faster, T(n) has not risen relative to T on other numbers of GPUs.
-    lost_beside = any(quantity.moved_worse(significance) for quantity in quantities.beside)
+    others_worse = any(quantity.moved_worse(significance) for quantity in quantities.other_ratios)
     is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
-    if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):
+    if time.moved_worse(significance) or (time.excess_loss > 0 and (others_worse or is_likelier)):
         return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)
     reference_is_faster = reference is not None and reference.moved_better(NAMING_SIGNIFICANCE)
     if reference_is_faster and (time.is_ok or time.is_better):

@@ -23,7 +23,7 @@ from gpuscale.records import (
     Probe,
     Run,
 )
-from gpuscale.records.cause import Beside, DeviceSymptom, Onset, ProbeChange
+from gpuscale.records.cause import ComparedWith, DeviceSymptom, Onset, ProbeChange
 from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
@@ -159,9 +159,9 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
     """
     old, new = _logs(before), _logs(after)
     probes = {probe.identity: probe for probe in after}
-    for likeness in {probe.likeness: None for probe in after}:
+    for shared in {probe.comparison_key: None for probe in after}:
         now, then = (
-            {key: logs for key, logs in side.items() if key[: len(likeness)] == likeness}
+            {key: logs for key, logs in side.items() if key[: len(shared)] == shared}
             for side in (new, old)
         )
         sample = grouped_log_sample([*now.values(), *then.values()])
@@ -187,7 +187,7 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
                 probe=probes[key],
                 change=change,
                 is_slower=change.value < -_LEAST_LOSS and (change.high or 0.0) < 0,
-                beside=Beside.BASELINE if key in then else Beside.OTHER_GPUS,
+                beside=ComparedWith.BASELINE if key in then else ComparedWith.OTHER_GPUS,
             )
 
 

@@ -22,7 +22,7 @@ SLOW_COMPUTATION = 1.2
 """Slowdown above which a GPU is called slow; GPUs of one model differ by 8% (arXiv 2208.11035)."""
 _NEAR = 3.0
 """Two slow nodes share a fault if their link is this many times faster than their other links."""
-_ALL_MEET = 8
+_MOST_NODES_FOR_ALL_PAIRS = 8
 """Largest number of nodes among which all pairs exchange messages."""
 _PARTNERS = 3
 """Number of healthy nodes with which a suspected node is tested again."""
@@ -42,7 +42,7 @@ class NodeFinding(msgspec.Struct, frozen=True):
     """Message for the user, with the remedy."""
 
 
-def tournament(nodes: int) -> tuple[Pairs, ...]:
+def round_robin(nodes: int) -> tuple[Pairs, ...]:
     """Return rounds of node pairs; no node occurs twice in a round (the circle method).
 
     Up to eight nodes, all pairs occur; with N > 8 nodes, each is paired with about log₂ N others.
@@ -54,11 +54,11 @@ def tournament(nodes: int) -> tuple[Pairs, ...]:
         pairs = zip(places[:half], reversed(places[half:]), strict=True)
         table.append(tuple((min(pair), max(pair)) for pair in pairs if min(pair) >= 0))
         places = [places[0], places[-1], *places[1:-1]]
-    count = len(table) if nodes <= _ALL_MEET else math.ceil(math.log2(nodes))
+    count = len(table) if nodes <= _MOST_NODES_FOR_ALL_PAIRS else math.ceil(math.log2(nodes))
     return tuple(table[n * len(table) // count] for n in range(count))
 
 
-def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
+def retest_rounds(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
     """Return rounds that retest slow links and pair suspects with healthy nodes and one another."""
     seen = _slowness(nodes)
     slow = {pair for pair, slower in seen.items() if slower > SLOW_LINK}
@@ -70,7 +70,7 @@ def second_look(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
     with_healthy = (zip(suspects, healthy[n:] + healthy[:n], strict=False) for n in starts)
     mapped = (
         [(suspects[one], suspects[other]) for one, other in pairs]
-        for pairs in tournament(len(suspects))
+        for pairs in round_robin(len(suspects))
     )
     found = [*with_healthy, *mapped, *([link] for link in links)] if suspects else []
     return tuple(tuple((min(pair), max(pair)) for pair in pairs) for pairs in found)
@@ -190,7 +190,7 @@ def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
         ends = places[probe.host], places[probe.peer or ""]
         pair, rates = (min(ends), max(ends)), sorted(probe.rates)
         for which, rate in (("low", rates[len(rates) // 3]), ("best", rates[-1])):
-            times = times_s[probe.likeness, which]
+            times = times_s[probe.comparison_key, which]
             times[pair] = max(times.get(pair, 0.0), 1 / rate)
     slowness: dict[Pair, float] = defaultdict(float)
     for times in times_s.values():

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from gpuscale.judge.diagnose.step_parts import Rank, Step
 from gpuscale.records.cause import Cause, CauseKind, CountOf
 
-_OF_THE_SKEW = 0.5
+_LAG_FRACTION = 0.5
 """A rank is a straggler in a run if it lags by at least this fraction of the skew."""
-_OF_THE_RUNS = 2 / 3
+_RUN_FRACTION = 2 / 3
 """Smallest fraction of the runs with unusual skew in which a straggler lags."""
-_Seat = tuple[str, tuple[str, ...], int | None]
+_RankId = tuple[str, tuple[str, ...], int | None]
 """Identity of a rank across runs: its host, with either its devices or its rank number."""
 
 
@@ -26,39 +26,39 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     """
     # Runs may use devices in turn, so runs with little skew may lack the faulty device.
     mean_s = statistics.fmean(step.skew_s for step in steps)
-    threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
+    threshold_s = usual_skew_s + _LAG_FRACTION * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
     worst = max(steps, key=lambda step: step.skew_s)
-    nobody = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=CountOf(0, len(steps)))
-    for seat_of in (_by_device, _by_number):
-        counts = Counter(seat_of(rank) for step in late for rank in _behind(step))
-        seats = {seat for seat, count in counts.items() if count >= _OF_THE_RUNS * len(late)}
-        if seats:
-            slow = (rank for rank in worst.ranks if seat_of(rank) in seats)
+    unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=CountOf(0, len(steps)))
+    for identify in (_by_device, _by_number):
+        counts = Counter(identify(rank) for step in late for rank in _behind(step))
+        ids = {rank_id for rank_id, count in counts.items() if count >= _RUN_FRACTION * len(late)}
+        if ids:
+            slow = (rank for rank in worst.ranks if identify(rank) in ids)
             ranks = sorted(slow, key=lambda rank: rank.rank)
             hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
             there = [rank for rank in worst.ranks if rank.host in hosts]
             return replace(
-                nobody,
+                unnamed,
                 ranks=tuple(rank.rank for rank in ranks),
                 hosts=hosts,
-                device_uuids=tuple(sorted({uuid for r in ranks for uuid in seat_of(r)[1]})),
+                device_uuids=tuple(sorted({uuid for r in ranks for uuid in identify(r)[1]})),
                 is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
-                seen_in=CountOf(max(counts[seat] for seat in seats), len(steps)),
+                seen_in=CountOf(max(counts[rank_id] for rank_id in ids), len(steps)),
             )
-    return nobody
+    return unnamed
 
 
-def _by_device(rank: Rank) -> _Seat:
+def _by_device(rank: Rank) -> _RankId:
     """Identify a rank by its devices, since runs on part of a node use the node's GPUs in turn."""
     return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
 
 
-def _by_number(rank: Rank) -> _Seat:
+def _by_number(rank: Rank) -> _RankId:
     """Identify a rank by its number, since a slow rank may change devices between runs."""
     return rank.host, (), rank.rank
 
 
 def _behind(step: Step) -> list[Rank]:
-    limit_s = step.median.pace_s + _OF_THE_SKEW * step.skew_s
+    limit_s = step.median.pace_s + _LAG_FRACTION * step.skew_s
     return [rank for rank in step.ranks if rank.pace_s >= limit_s]

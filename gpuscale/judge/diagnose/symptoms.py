@@ -12,7 +12,7 @@ from gpuscale.base.gpu_counters import NUMBERS, fold
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.judge.diagnose.step_parts import Step
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe
-from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom, PortSymptom
+from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
 from gpuscale.records.ports import PORT_COUNTERS, Port
 
 _CLOCK_DROP = 0.03
@@ -92,7 +92,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
     known = _State.of([s for summaries in old.values() for s in summaries]) if old else None
-    beside = Beside.BASELINE if old else Beside.OTHER_GPUS
+    beside = ComparedWith.BASELINE if old else ComparedWith.OTHER_GPUS
     found: list[DeviceSymptom] = []
     for uuid, summaries in new.items():
         state, itself = _State.of(summaries), _State.of(old[uuid]) if uuid in old else None
@@ -145,7 +145,7 @@ def _low(
         found = partial(symptom, kind=kind, counter=counter, now=now)
         then = None if usual is None else usual.values.get(counter)
         if then is None and most is not None:
-            found, then = partial(found, beside=Beside.MOST), state.values.get(most)
+            found, then = partial(found, beside=ComparedWith.MOST), state.values.get(most)
         if then is not None and now < (1 - drop) * then:
             yield found(usual=then)
 

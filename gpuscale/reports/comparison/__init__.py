@@ -17,8 +17,8 @@ from gpuscale.reports.comparison.headline import headline_of, is_headlined
 from gpuscale.reports.comparison.rows import (
     Row,
     ShownCause,
+    cause_group_key,
     device_of,
-    likeness_of_cause,
     rows_of,
     subject_of,
 )
@@ -123,7 +123,7 @@ def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
     alike: dict[object, list[Row]] = {}
     for row in rows:
         if _is_explained(row):
-            alike.setdefault(_likeness(row), []).append(row)
+            alike.setdefault(_row_group_key(row), []).append(row)
     said = {next_step}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
@@ -148,7 +148,7 @@ def _is_explained(row: Row) -> bool:
     return bool(row.explanation or row.lost_metrics or row.causes)
 
 
-def _likeness(row: Row) -> object:
+def _row_group_key(row: Row) -> object:
     """Return a key for grouping rows that differ only in their numbers."""
     entry = row.entry
     parts = [*parts_of(entry.reason)]
@@ -159,5 +159,5 @@ def _likeness(row: Row) -> object:
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         what = ()
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
-    causes = tuple(map(likeness_of_cause, entry.causes))
+    causes = tuple(map(cause_group_key, entry.causes))
     return entry.verdict, entry.finding, entry.since, what, metrics, causes

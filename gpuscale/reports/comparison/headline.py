@@ -19,11 +19,11 @@ from gpuscale.records import (
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline
 from gpuscale.reports.comparison.next_step import next_step_of
-from gpuscale.reports.comparison.rows import Row, device_of, likeness_of_cause, subject_of
+from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, subject_of
 from gpuscale.reports.phrases import (
     counted,
     counted_verdicts,
-    ends_text,
+    format_range,
     rate_word,
     verdict_word,
     worst_first,
@@ -176,7 +176,9 @@ def _first_cause(rows: Sequence[Row], shared: Sequence[Row]) -> str:
         return ""
     causes = [row.entry.causes[0] for row in shared]
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    of_loss = f" ({ends_text([*map(whole_percent, shares)])} of what got longer)" if shares else ""
+    of_loss = (
+        f" ({format_range([*map(whole_percent, shares)])} of what got longer)" if shares else ""
+    )
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
 
 
@@ -189,7 +191,7 @@ def _sharing(rows: Sequence[Row]) -> list[Row]:
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
     groups: dict[object, list[Row]] = {}
     for row in found:
-        groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
+        groups.setdefault(cause_group_key(row.entry.causes[0]), []).append(row)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
         lost_s = max(row.entry.causes[0].lost_s or 0.0 for row in group)
@@ -219,7 +221,7 @@ def _side(name: str, origin: Origin, machine: str) -> str:
         listed(origin.hosts),
         _dates(origin),
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
-        f"{ends_text(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
+        f"{format_range(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
     ]
     measured = ", ".join(filter(None, facts))
     return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
@@ -230,10 +232,10 @@ def _dates(origin: Origin) -> str:
         return ""
     began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
     if began.date() == last.date():
-        return f"{began:%Y-%m-%d} {ends_text([f'{began:%H:%M}', f'{last:%H:%M}'])}"
+        return f"{began:%Y-%m-%d} {format_range([f'{began:%H:%M}', f'{last:%H:%M}'])}"
     return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 def _span(fractions: Sequence[float]) -> str:
     """Return the range of the fractions: `9.8 % to 10 %`."""
-    return ends_text([*map(rough_percent, (min(fractions), max(fractions)))])
+    return format_range([*map(rough_percent, (min(fractions), max(fractions)))])

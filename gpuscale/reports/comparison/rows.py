@@ -242,7 +242,7 @@ def smallest_losses(*losses: float) -> str:
     if not texts:
         return ""
     by_row = " (by row)" if texts[0] != texts[-1] else ""
-    return f"a loss of {phrases.ends_text(texts)}{by_row} would be {phrases.FOUND}"
+    return f"a loss of {phrases.format_range(texts)}{by_row} would be {phrases.FOUND}"
 
 
 def _loss_text(loss: float) -> str:
@@ -268,7 +268,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     return names
 
 
-def likeness_of_cause(cause: Cause) -> object:
+def cause_group_key(cause: Cause) -> object:
     """Return a key for grouping causes that differ only in numbers or in the devices of a host."""
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each

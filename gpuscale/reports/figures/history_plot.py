@@ -19,9 +19,9 @@ from gpuscale.reports.figures.picture import (
     SURFACE,
     Measurements,
     Picture,
+    distinct_names,
     drawn,
     left_out_of,
-    names_beside,
 )
 from gpuscale.reports.phrases import percent_text, row_text
 
@@ -40,7 +40,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         return None
     ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
     shown = ordered[:MOST_ROWS]
-    names = names_beside([row.point.configuration for row in history.rows])
+    names = distinct_names([row.point.configuration for row in history.rows])
     labels = [
         row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
         for row in shown

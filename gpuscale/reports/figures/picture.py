@@ -110,15 +110,15 @@ def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
     The values are strategies; the alphabetically first variant of each gets its style in `STYLES`.
     """
     styles: dict[str, Style] = {}
-    for way, strategy in sorted(strategies.items()):
+    for label, strategy in sorted(strategies.items()):
         if (own := STYLES.get(strategy)) is not None and own not in styles.values():
-            styles[way] = own
+            styles[label] = own
     free = [style for style in STYLES.values() if style not in styles.values()]
     others = sorted(strategies.keys() - styles.keys())
     return styles | dict(zip(others, free, strict=False))
 
 
-def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
+def distinct_names(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
     """Return a unique name for each configuration, shortened if it is long and remains unique."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}

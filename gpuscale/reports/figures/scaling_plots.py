@@ -19,9 +19,9 @@ from gpuscale.reports.figures.picture import (
     Measurements,
     Picture,
     Style,
+    distinct_names,
     drawn,
     left_out_of,
-    names_beside,
     shortened,
     styles_of,
 )
@@ -41,7 +41,7 @@ class _Curve:
     """Scaling points of one configuration, all from the same source (such as the baseline)."""
 
     points: Sequence[ScalingPoint]
-    way: str
+    label: str
     """Strategy, with options if needed to distinguish the curve from others of the case."""
     origin: Origin
 
@@ -52,7 +52,7 @@ class _Curve:
     @property
     def name(self) -> str:
         """Strategy and options, followed by `baseline` or `published` unless from current runs."""
-        return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
+        return self.label if self.origin == "measured" else f"{self.label}, {self.origin}"
 
     @property
     def timed(self) -> str:
@@ -93,28 +93,31 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
     before = _curves(scaling_points(baseline.runs), "baseline")
     published: dict[str, _Curve] = {}
     for point in published_points(baseline).values():
-        label, way = point.configuration.label, point.configuration.strategy
-        earlier = published[label].points if label in published else ()
-        published[label] = _Curve((*earlier, point), way, "published")
+        key, label = point.configuration.label, point.configuration.strategy
+        earlier = published[key].points if key in published else ()
+        published[key] = _Curve((*earlier, point), label, "published")
     if not measured:
         return [*before.values(), *published.values()]
     found: list[_Curve] = []
     for configuration, curve in measured.items():
         # Configurations with the same label share the published figures, which are drawn once.
-        beside = (before.get(configuration), published.pop(configuration.label, None))
-        found += [curve, *(replace(each, way=curve.way) for each in beside if each is not None)]
+        references = (before.get(configuration), published.pop(configuration.label, None))
+        found += [
+            curve,
+            *(replace(each, label=curve.label) for each in references if each is not None),
+        ]
     return found
 
 
 def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, _Curve]:
-    names = names_beside([point.configuration for point in points])
+    names = distinct_names([point.configuration for point in points])
     has_both = len({configuration.scaling for configuration in names}) > 1
     curves = {}
     for configuration, name in names.items():
-        way = name.removeprefix(f"{configuration.case}/")
-        way += f", {configuration.scaling} scaling" if has_both else ""
+        label = name.removeprefix(f"{configuration.case}/")
+        label += f", {configuration.scaling} scaling" if has_both else ""
         own = [point for point in points if point.configuration == configuration]
-        curves[configuration] = _Curve(own, way, origin)
+        curves[configuration] = _Curve(own, label, origin)
     return curves
 
 
@@ -125,14 +128,14 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     if not quantities:
         return None
     cases = [*dict.fromkeys(curve.configuration.case for curve in every)]
-    ways = {curve.way: curve.configuration.strategy for curve in every}
-    styles = styles_of(ways)
+    labels = {curve.label: curve.configuration.strategy for curve in every}
+    styles = styles_of(labels)
     shown = [
-        [curve for curve in every if curve.configuration.case == case and curve.way in styles]
+        [curve for curve in every if curve.configuration.case == case and curve.label in styles]
         for case in cases[:MOST_CASES]
     ]
     left_out = left_out_of("case", len(cases) - MOST_CASES)
-    left_out += left_out_of("configuration", len(ways) - len(styles))
+    left_out += left_out_of("configuration", len(labels) - len(styles))
     width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
     notes = _notes([curve for curves in shown for curve in curves], measurements.baseline)
     with drawn(measurements, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as figure:
@@ -164,8 +167,8 @@ def _draw(
         known = [curve for curve in known if curve.timed == known[0].timed]
         label = f"{known[0].timed} (s)"
     for place, curve in enumerate(known):
-        beside = _APART ** (place - (len(known) - 1) / 2)
-        _draw_curve(axes, curve, curve.values(quantity), styles[curve.way], beside)
+        factor = _APART ** (place - (len(known) - 1) / 2)
+        _draw_curve(axes, curve, curve.values(quantity), styles[curve.label], factor)
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     if quantity == "speedup":
         ends = (1, counts[-1])
@@ -189,9 +192,9 @@ def _draw(
 
 
 def _draw_curve(
-    axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, beside: float
+    axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, factor: float
 ) -> None:
-    """Draw a curve with intervals, x values times `beside`; fill only markers of current runs."""
+    """Draw a curve with intervals, x values times `factor`; fill only markers of current runs."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [
@@ -202,7 +205,7 @@ def _draw_curve(
     ]
     has_bars = any(each.has_interval for each in values.values())
     axes.errorbar(
-        [gpus * beside for gpus in values],
+        [gpus * factor for gpus in values],
         [each.value for each in values.values()],
         yerr=[*zip(*bars, strict=True)] if has_bars else None,
         label=curve.name,

@@ -15,9 +15,9 @@ from gpuscale.reports.figures.picture import (
     SURFACE,
     Measurements,
     Picture,
+    distinct_names,
     drawn,
     left_out_of,
-    names_beside,
 )
 from gpuscale.reports.phrases import row_text
 
@@ -56,7 +56,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
     # If there is not room for all bars, those that lost most are shown.
     worst = sorted(budgets, key=lambda each: each.efficiency.value)[:MOST_BARS]
-    names = names_beside([each.configuration for each in budgets])
+    names = distinct_names([each.configuration for each in budgets])
     bars = [
         _Bar(
             case=each.configuration.case,
@@ -79,7 +79,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     steps = typical_steps(measurements.runs)
     longest_s = max((step.time_s for step in steps.values()), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
-    names = names_beside([point.configuration for point in steps])
+    names = distinct_names([point.configuration for point in steps])
     bars = []
     for point, step in [*steps.items()][:MOST_BARS]:
         row = row_text(names[point.configuration], point.configuration, point.gpus)

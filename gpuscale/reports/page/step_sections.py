@@ -141,4 +141,6 @@ def _rank_rows(run: Run, name: str) -> Iterator[dict[str, Cell]]:
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
     values = [each.values[field] for each in summaries if field in each.values]
-    return phrases.ends_text([form(min(values)), form(max(values))]) if values else phrases.UNKNOWN
+    return (
+        phrases.format_range([form(min(values)), form(max(values))]) if values else phrases.UNKNOWN
+    )

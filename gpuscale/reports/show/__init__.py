@@ -267,7 +267,7 @@ def failures(runs: Sequence[Run]) -> Iterator[str]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         if run.failure is not None:
-            alike.setdefault(run.failure.likeness, []).append(run)
+            alike.setdefault(run.failure.normalised_message, []).append(run)
     for first, *others in alike.values():
         more = f"; the same in {phrases.counted(len(others), 'more run')}" if others else ""
         assert first.failure is not None, "chosen above"
