@@ -100,7 +100,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set up timing for gpuscale's items; sort by run number, so that slow drifts cancel out."""
+    """Set the clocks and timeouts of gpuscale's items; sort by run number to cancel slow drifts."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)

@@ -41,7 +41,7 @@ class Recorder:
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
         self.is_of_commands = False
-        """True if all runs are of commands; the file then describes the commands' interpreter."""
+        """True if all runs execute commands; the file then describes the commands' interpreter."""
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -147,7 +147,7 @@ def validate_environment(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if every run is of a command; the header then describes the commands' interpreter."""
+    """True if there are runs and all executed commands; the header describes their interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

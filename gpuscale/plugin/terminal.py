@@ -140,7 +140,7 @@ def verdict_lines(
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """Return the verdict's exit code, or pytest's if worse; never 0 if a run failed."""
+    """Return the verdict's exit code, not 0 after failed runs; keep pytest's for other failures."""
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
     if given not in replaced or failed_tests:
@@ -153,7 +153,7 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
-    """Return pytest's exit code, but never 0 if runs were needed and none was valid."""
+    """Return pytest's exit code, but not 0 if all runs failed or a needed run is missing."""
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
     if runs:

@@ -170,7 +170,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     times_s: tuple[Seconds, ...] = ()
     """Wall-clock seconds of each repetition; a repetition may be one epoch of a job."""
     timed: Timed | None = None
-    """Part of the training that each value in `times_s` covers."""
+    """Part of the training that each value in `times_s` covers; None if there are no values."""
     discard_first: Count = 0
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
     samples_per_s: SamplesPerSecond | None = None
@@ -211,14 +211,14 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return seconds per step or the metric's cost (lower is better); None for `times_s`."""
+        """Return seconds per step or metric cost (lower is better); None if only times exist."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s
 
     @property
     def mean_time_s(self) -> float | None:
-        """Mean of the times that are not discarded, in seconds; None for a throughput figure."""
+        """Mean of the times that are not discarded, in seconds; None if the figure has no times."""
         kept = self.times_s[self.discard_first :]
         return sum(kept) / len(kept) if kept else None
 

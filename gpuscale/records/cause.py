@@ -135,13 +135,13 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     """Share of the lost time that the cause explains, 1.0 for all of it; None if unknown."""
     lost_s: float | None = None
-    """Seconds lost per step; `before_s` and `after_s` are also seconds per step."""
+    """Seconds lost per step, None if unknown; `before_s` and `after_s` are also per step."""
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None
     """GPU counts with and without the loss; None if only one GPU count can be compared."""
     includes: str | None = None
-    """Name of the strategy's communication, such as `all-reduce`, if included; else None."""
+    """Communication that the lost time includes, such as `all-reduce`; None if there is none."""
     phase: str | None = None
     """The only phase of the step that got longer; None if several did, or if unknown."""
     ranks: tuple[int, ...] = ()

@@ -73,7 +73,7 @@ class Environment(Record, frozen=True, kw_only=True):
     rccl_version: Line | None = None
     driver_version: Line | None = None
     packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Versions of the Python packages used for training, with the origin if not a package index."""
+    """Versions of Python packages used for training, plus the origin of those not from an index."""
     packages_absent: Line | None = None
     """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
@@ -104,7 +104,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Iterator over pairs of host and GPU; with several nodes, the first node's occur twice."""
+        """Pairs of host and GPU; with several nodes, the first node's GPUs occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 

@@ -68,7 +68,7 @@ class Phases(Record, frozen=True, kw_only=True):
 
     @property
     def total_s(self) -> float:
-        """Sum of all phases."""
+        """Sum of all phases, in seconds."""
         seconds: tuple[float, ...] = msgspec.structs.astuple(self)
         return math.fsum(seconds)
 

@@ -17,7 +17,7 @@ _LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for one metric of one row, as fractions of the metric or of the step time."""
+    """Limits for a row's metric, as fractions of the metric (of the step time if `in_points`)."""
 
     margin: float
     """Largest deterioration that is never called a regression."""
@@ -120,7 +120,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
-    """Return a message about the first invalid value, or None; `own` is the run's own metric."""
+    """Describe the first invalid value, or return None; `own` is the configuration's metric."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:

@@ -33,7 +33,7 @@ class Growth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortCounter:
-    """A counter of errors, waits or other losses of time at a network port."""
+    """A counter of errors, waits or other events that cost time at a network port."""
 
     kind: PortKind
     """Kind of port that has the counter; RoCE ports also have InfiniBand's counters."""

@@ -92,7 +92,7 @@ class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
     """Number of pairs of windows that measure gpuscale's overhead; one window of each pair runs in
     a bare training loop. None for runs that do not measure the overhead."""
     cpu_bind: str = UNBOUND
-    """Binding of ranks to CPUs: `site`, `none`, or a map such as `mask_cpu:0xff,0xff00`."""
+    """CPU binding of ranks: `site` (site default), `none`, or a map like `mask_cpu:0xff,0xff00`."""
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
@@ -171,7 +171,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Return median seconds per step; with several ranks, prefer unsynchronised windows."""
+        """Return median seconds per step, preferring unsynchronised windows if `ranks` > 1."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.own_s for window in alone) / self.steps_per_window

@@ -183,7 +183,7 @@ def _end_with_rank(worker: int) -> None:
 def real_dataset(
     case: TrainingCase, request: RunRequest, size: Size, *, download: bool
 ) -> Dataset[Any]:
-    """Return the case's real data below `--data-root`; raise CaseError if unreadable."""
+    """Load real data from `--data-root`, downloading it if allowed; raise CaseError on failure."""
     root = Path(request.data_root or "")
     try:
         return case.real_dataset(root, size, download=download)

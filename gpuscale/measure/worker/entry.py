@@ -183,8 +183,8 @@ def _leave(own: R, file: RecordFile[list[R]], training: Training) -> None:
     """Write the records of all ranks into one file; no rank returns before the file is complete.
 
     The training is kept alive until the process ends: destroying gloo's process group while holding
-    the interpreter's lock can deadlock with a gloo thread that waits for the lock. With torch 2.11,
-    two of the first eleven runs hung in this way.
+    the GIL can deadlock with a gloo thread that waits for the GIL. With torch 2.11, two of the
+    first eleven runs hung in this way.
     """
     if records := training.strategy.gathered(own):
         file.write(records)

@@ -19,7 +19,7 @@ from gpuscale.records import Environment, GpuDevice
 
 
 def describe(folder: str, device: str) -> None:
-    """Write this machine's Environment into a run's folder, or the reason why it is unusable.
+    """Write this machine's Environment, or why the machine is unusable, into a run's folder.
 
     `device` is `auto`, or one of `DEVICES`.
     """

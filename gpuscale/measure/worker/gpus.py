@@ -24,7 +24,7 @@ sets `NoDevFiles` in CPU-only jobs."""
 
 
 def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
-    """Return the GPUs that torch sees, the device type, and library versions by field name."""
+    """Return torch's GPUs and device type, and library versions keyed by field of `Environment`."""
     gpus = _gpus()
     on_gpu = is_gpu(device) or bool(gpus)
     cudnn_version = _cudnn_version() if on_gpu else None
@@ -95,7 +95,7 @@ def _pci_address(gpu: Any) -> str | None:
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """Return the fields of each GPU that only the driver reports, keyed by `Device.key`."""
+    """Return the `GpuDevice` fields that only the driver reports, for each GPU by `Device.key`."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
         for number, device in smi.all_devices():

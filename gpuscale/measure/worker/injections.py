@@ -79,13 +79,13 @@ class Faults:
 
 
 class Pause:
-    """A series of sleeps with the right total length, even if single sleeps take too long."""
+    """A series of sleeps whose total length is correct, even if individual sleeps overrun."""
 
     def __init__(self) -> None:
         self._owed_s = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Sleep for the given seconds, minus the time by which earlier sleeps were too long."""
+        """Sleep for the given seconds, minus the time by which earlier sleeps overran."""
         self._owed_s += seconds
         if self._owed_s > 0:
             began = time.perf_counter()

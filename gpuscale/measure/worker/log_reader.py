@@ -221,7 +221,7 @@ class LogReader:
 
     @property
     def has_heard_ranks(self) -> bool:
-        """True if a line has come from the separate pipe of a rank, as torchrun's ranks have."""
+        """True if a line has come from a rank's own pipe; torchrun's ranks have one each."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -237,7 +237,7 @@ class LogReader:
         return max(ranks or told.values(), key=lambda one: count_of(one.stretches), default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return evidence of how the command ended, if possible from the process that caused it."""
+        """Return evidence of the command's end, from the process that caused the end if known."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_code) or of_command
 
@@ -255,7 +255,7 @@ class LogReader:
 
 
 class FigureReader(LogReader):
-    """Reads the output lines of a command for figures, without timing anything."""
+    """Reads the metrics that a command prints (`--figure`), without timing the command's steps."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request, shared_pipe=False)

@@ -29,7 +29,7 @@ COMMAND_SOURCE = "the command"
 
 
 class Line(NamedTuple):
-    """A printed line."""
+    """A line of output, with the process that printed it and the arrival time."""
 
     source: str
     """The process that printed the line, such as `rank 0`."""

@@ -1,4 +1,4 @@
-"""Floating-point precision of a training (`--precision`)."""
+"""Floating-point precision of training (`--precision`): autocast, TF32 and hardware checks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _FIRST_WITH_TF32 = (8, 0)
 
 
 def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
-    """Return the context for a forward pass in this precision."""
+    """Return the autocast context for a forward pass; disabled unless precision is bf16 or fp16."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
@@ -45,7 +45,7 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
-    """Wrap a model so that each call runs under autocast, if the precision needs autocast."""
+    """Return a model that runs under autocast in bf16 or fp16; otherwise the model itself."""
     dtype = _AUTOCAST.get(precision)
     return model if dtype is None else _Autocasting(model, device_type, dtype)
 

@@ -28,12 +28,12 @@ from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeP
 _BLOCKS, _KEPT = 20, 5
 """Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
 _STEADY = 0.005
-"""A rate is steady if the last `_KEPT` blocks differ by less than this from the `_KEPT` before."""
+"""A rate is steady once its mean over `_KEPT` blocks changes by less than this fraction."""
 _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
 _REPEATS = 9
-"""Number of timed repetitions of each message; up to two that a busy node delays do no harm."""
+"""Number of timed repetitions of each message; up to two chance delays are ignored."""
 
 Work = tuple[Callable[[], object], float]
 """A function to repeat, and the work per call: bytes, floating-point operations or loops."""
@@ -142,7 +142,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return work that reads data files past the page cache; None if this rank has none to read."""
+    """Return work that reads data files uncached from storage; None if this rank reads none."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):

@@ -203,7 +203,7 @@ class Training:
         self._losses = []
 
     def remember(self) -> None:
-        """Save the state that `realign` restores; raise InvalidTrainingError if it has diverged."""
+        """Save the state for `realign`; raise InvalidTrainingError if training has diverged."""
         self.validate_finite()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)

@@ -45,7 +45,7 @@ def load_case(request: RunRequest) -> TrainingCase:
 
 
 def _load_module(name: str, file: Path) -> ModuleType:
-    """Import a module by name if the name leads to `file`, otherwise directly from the file."""
+    """Import a module by name if the name resolves to `file`, otherwise directly from the file."""
     try:
         module = importlib.import_module(name)
         if module.__file__ and Path(module.__file__).samefile(file):
@@ -86,7 +86,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str | None:
-    """Describe the innermost line of gpuscale in a traceback; None if there is none."""
+    """Describe the innermost line of gpuscale's code in a traceback; None if there is none."""
     own = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -66,7 +66,7 @@ class Windows(NamedTuple):
     wanted: int
     """Number of windows that the timing plan requests."""
     spans: list[tuple[float, float]]
-    """Start and end of each window, in order."""
+    """Start and end of each window in order, in seconds on the monotonic clock."""
 
 
 class Series:
@@ -98,7 +98,7 @@ class Series:
         self._latest.append(step)
 
     def median_speed(self, begin_s: float, end_s: float) -> float | None:
-        """Return the median speed reported between two times; None if too few lines report it."""
+        """Return the median samples/s reported between two times; None if reports are too few."""
         speeds = [
             speed
             for at_s, speed in self.speeds

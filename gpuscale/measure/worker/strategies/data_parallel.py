@@ -28,7 +28,7 @@ class DataParallelStrategy(Strategy):
         self._precision = request.configuration.precision
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model wrapped in DataParallel, on the first device (without effect on CPU)."""
+        """Return the model on the first device, in DataParallel, which has no effect on CPU."""
         model = autocasting(model.to(self.device), self._precision, self.device.type)
         return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
 
@@ -36,7 +36,7 @@ class DataParallelStrategy(Strategy):
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
     """One process per GPU; gradients are all-reduced in the backward pass.
 
-    A single rank also uses the wrapper, so that T(1) is measured in the same way as T(n).
+    A single rank uses DistributedDataParallel too, so that T(1) and T(n) are measured alike.
     """
 
     _has_run = False
@@ -56,7 +56,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's context `no_sync`; at the first call, a context without effect."""
+        """Return DDP's `no_sync` context; at the first call a null context, for static graphs."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph, torch records the graph in a first, synchronised backward pass.

@@ -51,7 +51,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return self.rank == self.world_size - 1
 
     def part_of(self, batch: Batch) -> Batch:
-        """Return the inputs on the first stage and the targets on the last; the rest is empty."""
+        """Return the batch, with inputs only for the first stage and targets only for the last."""
         if self.world_size == 1:
             return batch
         inputs, targets = batch
@@ -190,7 +190,7 @@ class _TimedStage(PipelineStage):
     """A pipeline stage that times its computations; the time between them counts as waiting."""
 
     def watch(self, training: Training) -> None:
-        """Select the training on whose clock phases are marked; required before the first step."""
+        """Set the training whose clock times the phases; required before the first step."""
         self._training = training
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
