@@ -90,7 +90,7 @@ class _Scale(NamedTuple):
         return statistics.fmean(job.deviation for job in jobs) - self.centre
 
     def error(self, jobs: Sequence[_Job]) -> float:
-        """Return the variance of the measured loss about the true loss of the row."""
+        """Return the error variance of the loss measured in these jobs."""
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
     def limit(self, jobs: Sequence[_Job], p_value: float) -> float:

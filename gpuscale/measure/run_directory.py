@@ -84,7 +84,7 @@ class RunDirectory:
         self.gpus = RecordFile(path / "gpus.json", dict[str, dict[str, str | None]])
         """PCI addresses of the run's GPUs by host and UUID; None if unknown."""
         self.progress = path / "progress"
-        """Progress of rank 0 or a command: tab-separated stage, done and total, then blanks."""
+        """Progress of rank 0 or a command: tab-separated stage, done, total; padded with blanks."""
         self.hosts = path / "hosts"
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
@@ -181,7 +181,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def wait_for(paths: Iterable[Path]) -> None:
-    """Wait until files written on other nodes are visible and not empty, for 30 s at most."""
+    """Wait until files written on other nodes are visible and not empty; give up after 30 s."""
     deadline_s = time.monotonic() + _VISIBLE_S
     for path in paths:
         while time.monotonic() < deadline_s:
@@ -193,7 +193,7 @@ def wait_for(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder in `within` or /tmp; first remove folders of killed processes."""
+    """Provide a temporary folder (default: in $TMPDIR); first remove those of killed processes."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # A shared file system may keep locks per host, so that folders in use on another host look
     # unlocked. Host names contain no underscore.

@@ -148,7 +148,7 @@ def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Change a pass to inconclusive if most runs failed or one of several allocations was slow."""
+    """Make a pass inconclusive if too few runs are valid or one allocation lags the others."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

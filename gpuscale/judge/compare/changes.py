@@ -47,9 +47,9 @@ class Pairing:
     without_speedup: Statement | None = None
     """Reason why the speedup cannot be judged; None if it can, or if the row has no speedup."""
     batches: float | None = None
-    """Ratio of the baseline's global batches on n GPUs and 1 GPU; None if no speedup is judged."""
+    """Ratio of the baseline's global batch on n GPUs to that on 1; None if no speedup is judged."""
     other_ratios: Sequence[tuple[SideSample, SideSample]] = ()
-    """Both sides' ratios of T(n) to T(m), for each other GPU count m with the same reference."""
+    """(Baseline, current) ratio T(n)/T(m), for each other m > 1 relative to the same T(1)."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
@@ -79,7 +79,7 @@ class Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return a verdict on the row, with the baseline values that changes are relative to."""
+        """Return a record of this verdict; its baseline values are those that changes refer to."""
         entry = self.row.verdict_of(verdict, reason)
         assert self.row.before is not None, "a row of measured runs has them on both sides"
         level = level_of(self.row.before.key, _usual(self.before.on_n_gpus, self.after.on_n_gpus))
@@ -112,7 +112,7 @@ def _change(
 
 
 def _usual(before: SideSample, after: SideSample) -> Estimate:
-    """Estimate the baseline value relative to which the change is computed."""
+    """Estimate the baseline's T(n) (T(n)/T(1) for a speedup) that the change is relative to."""
     return before.own_estimate(estimates_allocations(before, after)).exponential()
 
 
@@ -215,7 +215,7 @@ def metric_changes(
 ) -> list[list[MetricChange]]:
     """Return, for each row, the changes of metrics that both sides measured, without p-values.
 
-    As for step times, the variance of a sample is moderated by all other samples of the metric.
+    Each sample's variance is moderated by all other samples of the metric.
     """
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits

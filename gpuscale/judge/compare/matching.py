@@ -58,9 +58,9 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
     """Return the signed distance of each outlying baseline run from the median (log step times).
 
-    Runs are identified by allocation and index within the allocation. A run is not outlying if any
-    run of the results is nearer to it than to the median, since the machine still produces such
-    times.
+    Runs are identified by allocation and index within the allocation. A baseline run is not
+    outlying if any run of the results is nearer to this run than to the median, since the machine
+    still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -100,7 +100,7 @@ class MatchedRow:
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return a verdict on the row with this reason, and the row's values on both sides."""
+        """Return a record of this verdict and reason, with the row's values on both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if (known := self.published) is not None:
@@ -146,7 +146,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the key's published point, else that of the wrapped strategy; None if unpublished."""
+    """Return the published point for the key, or for the strategy wrapped by its own, or None."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -186,7 +186,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Return the row with the most similar entry of `found`, blocked if they are not comparable."""
+    """Return the row with the most similar entry of `found`, `blocked` if it cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

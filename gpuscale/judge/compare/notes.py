@@ -48,7 +48,7 @@ def notes_of(
 
 
 def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison:
-    """Return the comparison with notes on a changed environment and, if a row lost, packages."""
+    """Return the comparison with notes on a changed environment and, after a loss, on packages."""
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes
@@ -113,7 +113,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield notes on outlying runs and allocations that cite the most distant one of each."""
+    """Yield a note each on outlying runs and outlying allocations, citing the most extreme one."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs

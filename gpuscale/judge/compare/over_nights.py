@@ -78,7 +78,7 @@ def last_night(read: Sequence[Results]) -> list[Results]:
 
 
 def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:
-    """Return results with only the runs that `keeps` accepts; omit excluded and empty results."""
+    """Return results with only the runs that `keeps` accepts; omit excluded or empty results."""
     return [
         with_fields(result, runs=runs)
         for result in read
@@ -139,7 +139,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
-    """State in a missing row's reason that earlier nights, rather than a baseline, lack the row."""
+    """Return the entry; if its reason is a missing baseline row, name earlier nights instead."""
     reason = entry.reason
     if reason.code == "no_entry":
         reason = Statement.of("no_earlier_night")

@@ -35,7 +35,7 @@ class _Ratio:
     """Sample of the published nightly values; None if too few are published."""
 
     def measured(self, further_runs: int = 0) -> Difference:
-        """Return the log ratio and its error, as if `further_runs` more runs left it unchanged."""
+        """Return the log ratio, with the error expected after `further_runs` more runs."""
         terms = [
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples

@@ -132,7 +132,7 @@ def largest_spread(
 ) -> Statement:
     """State the largest source of a gain's variance, with the standard deviation of this source.
 
-    `gain` already includes the further runs of the current side. A side is named only for the
+    `gain` already includes `further_runs` of the current side. A side is named only for the
     spread of its own runs, not for variance added by moderation; if moderation adds most, other
     rows are named.
     """
@@ -215,5 +215,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(sample: RunSample, names: Sequence[str]) -> float:
-    """Return the mean fraction of the variance of runs that remains in an allocation's mean."""
+    """Return the mean over allocations of 1/R, the share of variance left in a mean of R runs."""
     return statistics.fmean(1 / len(sample.values[name]) for name in names)

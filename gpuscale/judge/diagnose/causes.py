@@ -34,7 +34,7 @@ from gpuscale.records.environment_diff import (
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
-"""Smallest increase of the skew reported for an inconclusive row, relative to the step time."""
+"""Smallest increase in skew, as a fraction of the step time, reported for an inconclusive row."""
 
 
 def communication(row: RowEvidence, change: PartChange) -> Cause:
@@ -99,7 +99,7 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
 
 
 def _only_longer_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
-    """Return the name of the only longer phase; None if an even slowdown could look like this."""
+    """Return the name of the only phase that got longer; None if others may have slowed as well."""
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
     lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
@@ -144,7 +144,7 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """Return the seconds of skew due to waiting for and copying batches, averaged over runs."""
+    """Return the skew due to waiting for and copying batches: seconds per step, mean over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 

@@ -114,7 +114,7 @@ def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
 
 
 def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iterator[NodeFinding]:
-    """Yield findings of slow nodes, switches and links; of two nodes, only of a slow direction."""
+    """Yield slow nodes, switches and links or, if there are only two nodes, a slow direction."""
     if len(nodes) == 2:
         yield from _slow_direction(nodes)
         return

@@ -87,7 +87,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
     """Find the symptoms of each device in the results.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
-    devices of the baseline; and if it has no samples at all, with other devices in the results.
+    devices of the baseline; if the baseline has no samples, with other devices in the results.
     """
     old, new = _summaries(before), _summaries(after)
     hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
@@ -175,7 +175,7 @@ def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[Device
 
 
 _MORE = 2
-"""Smallest growth of a port counter that is a symptom, relative to the baseline's worst run."""
+"""Multiple of a port counter's largest growth in the baseline from which growth is a symptom."""
 _FACTS = {
     "rate_gbit_s": "runs at {:g} Gb/s, its neighbours at {:g}",
     "width": "has {} lanes, its neighbours {}",
@@ -254,7 +254,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield a port's faults as text, compared with the same port of other nodes, or neighbours."""
+    """Yield a port's faults, compared with its namesakes on other nodes or else its neighbours."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]

@@ -91,7 +91,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters; of its two rates, keep the lower one."""
+    """Yield each port with its counters' growth and the lower of its rates before and after."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")

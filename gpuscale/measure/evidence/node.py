@@ -197,7 +197,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that summarises values in files that match a glob: `a on 3, b on 1`."""
+    """Return a function that summarises values in files: `a`, or `a on 3, b on 1` if several."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

@@ -237,7 +237,7 @@ def _refusal(process: int, error: OSError) -> str:
 
 
 def _is_fork(process: int, processes: Collection[int], root: Path) -> bool:
-    """Return True if one of `processes` forked this process, such as a data loader worker."""
+    """Return True if a process, such as a data loader worker, is a fork of one of `processes`."""
     # The process may have ended; the caller finds that out when it reads the mapped files.
     with suppress(OSError):
         family = (process, parent_of(process, root))

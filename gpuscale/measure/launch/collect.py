@@ -147,7 +147,7 @@ def command_software(request: RunRequest, directory: RunDirectory) -> Environmen
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """Return a command's ranks with their hosts; empty on one node or if a host is unknown."""
+    """Return a command's ranks with their hosts; empty if they are local or a host is unknown."""
     hosts = directory.host_of_ranks()
     if request.launch != "per-rank":
         started = ((text_of(directory.started(number)), host) for number, host in hosts.items())

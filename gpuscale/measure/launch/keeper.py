@@ -241,7 +241,7 @@ class Keeper:
         return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """End the ranks, by the signal `number` or else the job's default, then this process."""
+        """End ranks by a signal (default: SIGTERM for a command, else SIGKILL), then the keeper."""
         self._is_ending = True
         self._end_ranks(number)
 

@@ -119,7 +119,7 @@ class Launcher:
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def compare_with_bare_loop(self, request: RunRequest) -> list[OverheadOutcome] | Failure:
-        """Measure fp32 windows in turn with gpuscale and in a bare loop; return times by rank."""
+        """Time fp32 windows alternately in gpuscale and a bare loop; return each rank's times."""
         directory = self._prepared(request)
         failure = self._launched(request, directory)
         if isinstance(ranks := failure or left_by_ranks(request, directory.overheads), Failure):
@@ -196,7 +196,7 @@ class Launcher:
         )
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if each rank needs a new task; forked ranks do not get the site's binding."""
+        """Return True if ranks need new tasks; forked ranks do not get the site's binding."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 

@@ -125,7 +125,7 @@ class Keepers:
         self.started: dict[int, Answer] = {}
         self.refusals: dict[int, str] = {}
         self.output = ""
-        """Error output of the keepers and of the command that starts them, if a keeper is lost."""
+        """Keepers' reasons for refusing to work, or else their log; empty while they are usable."""
         self.is_usable = True
         """False once a keeper has been lost or may be broken: the next run needs new keepers."""
         self._lines: deque[bytes] = deque()

@@ -69,7 +69,7 @@ class JobState:
     """Exit code of an ended job, or 128 plus the number of the killing signal; None if unknown."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
-    """Explanation if something other than the job itself caused the end."""
+    """Explanation and remedy if a job could not be started; otherwise None."""
     is_final: bool = True
     """False if the scheduler may report a different ending once its accounting is complete."""
 
@@ -117,7 +117,7 @@ class Scheduler(ABC):
         """Return a job's state from the outputs of `questions` so far ('' if a command failed)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for placeholders in `options` other than `gpus` and the demand's fields."""
+        """Return values for placeholders in `options`, except `gpus` and fields of the demand."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -131,7 +131,7 @@ class Scheduler(ABC):
                 yield option.format_map(known)
 
     def preparation(self, demand: Demand) -> Iterator[str]:
-        """Yield shell lines for the job script that only this scheduler needs."""
+        """Yield shell lines that only this scheduler needs in the job script."""
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:

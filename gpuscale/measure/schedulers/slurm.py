@@ -158,8 +158,8 @@ class Slurm(Scheduler, ProcessStarter):
 
         Every task sees all GPUs of its node, so that a run can choose among them; this is what
         srun does if the job requested GPUs per node. (`--gpu-bind=none` should do the same, but in
-        Slurm 22.05 it leaves steps with several tasks on a node without a GPU.) Ranks have
-        the same number of cores in every run, and unless the site binds tasks they are not bound to
+        Slurm 22.05 a step with several tasks on a node then gets no GPU.) Ranks have the same
+        number of cores in every run, and unless the site binds tasks they are not bound to
         particular cores: binding that depends on the number of ranks favours T(n) over T(1).
         """
         cores = placement.cores_per_rank
@@ -219,7 +219,7 @@ class QueuedJob(NamedTuple):
 
 
 def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
-    """Return the nodes of a partition, or all nodes; None if Slurm's controller does not answer."""
+    """Return the nodes of a partition (None: of all); None if Slurm does not answer."""
     only = [] if partition is None else [f"--partition={partition}"]
     # The reason comes last, since it may contain any character.
     answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])

@@ -59,7 +59,7 @@ class ExaminedGpu:
 
     @property
     def is_busy(self) -> bool:
-        """True if the GPU is not idle and is used for at least half of the time."""
+        """True if the driver does not report an idle GPU and its utilization is at least half."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION

@@ -118,7 +118,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield NVML's index of every GPU of this job, with the device or the error."""
+    """Yield NVML's index of each GPU that this job may use, with the device or the error."""
     for number in range(_ask("nvmlDeviceGetCount")):
         try:
             yield number, NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(number))
@@ -187,7 +187,7 @@ class NvmlDevice(Device):
         return errors
 
     def _errors_of_kinds(self, names: Sequence[str]) -> int:
-        """Return the total of these counters; raise NeverOfferedError if all links lack one."""
+        """Sum counters over all links; raise NeverOfferedError if one is missing on every link."""
         errors = 0
         for name in names:
             counts: list[int] = []

@@ -178,7 +178,7 @@ def _values(seen: _Seen, intervals: Sequence[Interval]) -> tuple[Mapping[str, fl
 
 
 def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
-    """Return, for each clock event reason, the share of readings in which the reason was active."""
+    """Return the share of readings with each clock event reason; None if no reading has reasons."""
     name = "clock_event_reasons"
     known = [reading.answers[name] for reading in readings if name in reading.answers]
     if not known:

@@ -59,7 +59,7 @@ class Place:
 
     @property
     def node(self) -> int:
-        """Index of the node in `hosts`."""
+        """Index in `hosts` of the node of this process."""
         block = self.directory.ranks_per_host(self.request.gpus)
         return self.number if self.rank is None else self.rank // block
 
