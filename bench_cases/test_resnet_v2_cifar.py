@@ -76,7 +76,7 @@ def resnet_v2(blocks: tuple[int, int, int, int], classes: int) -> nn.Sequential:
 
 
 class Resnet50v2Cifar(TrainingCase):
-    """Keras' ResNet50V2 with 10 classes; SGD at a rate of 0.01 per GPU, weak scaling."""
+    """Keras' ResNet50V2 with 10 classes; SGD at a learning rate of 0.01 per GPU, weak scaling."""
 
     strategies = ("ddp",)
     raw_image_shape = (32, 32, 3)

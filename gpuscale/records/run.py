@@ -80,7 +80,7 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key for deduplication; it includes results, as start times may be equal or unknown."""
+        """Deduplication key; includes measured values, as start times may be equal or unknown."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
@@ -98,14 +98,14 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
 
     @property
     def log_cost(self) -> float:
-        """Natural logarithm of the step time, or of the cost of the metric that replaces it."""
+        """Logarithm of the step time, or of the metric used instead as a cost (less is better)."""
         if (metric := self.configuration.metric) is None:
             return math.log(self.step_time_s)
         return math.log(metric.cost(self.measured[metric.name], self.gpus))
 
     @property
     def synchronization_s(self) -> float | None:
-        """Seconds per step that synchronisation adds: a difference of medians, possibly negative.
+        """Median step time (s) with gradient synchronisation minus that without; may be negative.
 
         For a single rank, this is the overhead of the strategy's wrapper. None if not measured.
         """
@@ -245,7 +245,7 @@ def _problems(run: Run) -> Iterator[FieldError]:
 
 
 def _training_problems(run: Run) -> Iterator[FieldError]:
-    """Yield the reasons why ranks that ended normally cannot have trained together."""
+    """Yield inconsistencies in a run without failure: missing busy times or differing models."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

@@ -83,7 +83,7 @@ class ScalingPoint(OfRow, Scaling):
     batch_per_gpu: int | None
     sample_shape: tuple[int, ...] | None = None
     nodes: int | None = None
-    """Number of nodes that every valid run used; None if unknown or if the number differs."""
+    """Number of nodes that every valid run used; None if unknown or different between runs."""
     valid_runs: int = 0
     """Number of runs behind the estimates; for a published figure, as stated by the source."""
     failed_runs: int = 0

@@ -10,12 +10,12 @@ from gpuscale.records.request import RankWindow
 
 
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
-    """Combine one window's times from all ranks; the result is as long as the slowest rank took.
+    """Combine one window's times from all ranks; the duration is the longest time of any rank.
 
     In synchronised windows all ranks take about equally long, and which rank takes longest is
-    random. The phases are therefore always those of the rank `slowest`. If another rank took
-    longer, `slowest` waited for the difference: it is added to `wait_s` if waits are measured, and
-    otherwise to `backward_s`, where training waits.
+    random. The phases are therefore always those of `slowest`, the slowest rank of the whole run.
+    If another rank took longer in this window, `slowest` waited for the difference: it is added to
+    `wait_s` if waits are measured, and otherwise to `backward_s`, where training waits.
     """
     time_s = max(window.busy_s for window in by_rank)
     shown = by_rank[slowest]

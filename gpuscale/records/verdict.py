@@ -161,7 +161,7 @@ class MetricVerdict:
     change: Estimate
     """Relative change with its 95% interval; relative to the step time if `metric.in_points`."""
     loss_bound: float | None = None
-    """Upper bound of the deterioration; None if the spread between runs is unknown."""
+    """Upper bound of the loss, relative like `change`; None if the spread of runs is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class EntryVerdict:
     changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
-    """Estimated number of further runs to settle an inconclusive row; None if not estimated."""
+    """Estimated number of runs still needed to settle the verdict; None if not estimated."""
     metrics: tuple[MetricVerdict, ...] = ()
     """Verdicts on the metrics that were measured on both sides of the comparison."""
     configuration: Configuration | None = None
@@ -188,7 +188,7 @@ class EntryVerdict:
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """Date of the first nightly run at the slower level; with the time if runs share the date."""
+    """Date of the first slower nightly run, with the time if another shares it; None if unknown."""
 
     @property
     def device(self) -> str:

@@ -104,7 +104,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration to two significant digits, since noise makes more meaningless: `14 ms`."""
+    """Format a duration to two significant digits, `14 ms`; further digits would be noise."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     rounded = float(f"{size:.2g}")
     factor, unit = (
@@ -214,7 +214,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "other_metrics": _other_metrics,
 }
-"""Functions by code: (cause, time added, time per step) to (headline, statement)."""
+"""Functions from (cause, time added, time per step) to (headline, statement), keyed by code."""
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": (
         "one side or both lack phases, paces or exposed communication of these runs, as those of "

@@ -170,7 +170,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """Format a counter's current value; return None if it is unknown or part of another line."""
+    """Format a counter's current value; return None if it is unknown or omitted (`Field.shown`)."""
     answer = gpu.reading.answers.get(field.moment)
     if answer is None or field.shown is None:
         return None
@@ -209,4 +209,4 @@ _OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
     "nvlink_active": _links,
     "xgmi_active": _links,
 }
-"""Functions that format counters in a special way, keyed by `Field.moment`."""
+"""Functions for counters that the default format does not suit, keyed by `Field.moment`."""

@@ -44,7 +44,7 @@ class SweepView:
     exclude: str
     """Sick nodes in the format of Slurm's `--exclude`, `nid[0102,0417]`; empty if none is sick."""
     clock_errors_s: Mapping[str, float]
-    """Seconds by which a node's clock is ahead of the clock of the sweep; negative if behind."""
+    """Seconds by which a node's clock is ahead of the sweep's (negative: behind), keyed by node."""
 
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:
@@ -106,7 +106,7 @@ def speed_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Compare sick and unclear nodes with healthy ones; return up to two findings by node."""
+    """Compare sick and unclear nodes with healthy ones; return up to two facts, keyed by node."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}

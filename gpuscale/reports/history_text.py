@@ -28,7 +28,7 @@ _MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
 _MOST_NIGHTS = FEWEST_NIGHTS + 1
-"""Maximum number of last nights that are shown one by one: as many as the first verdict needs."""
+"""Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
 
 def render(history: History, screen: Screen) -> str:

@@ -253,8 +253,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, only the change is returned. If the interval contains zero and a bound
-    differs from the change by more than a factor of two, only the text `UNCERTAIN` is returned.
+    Without an interval, return only the change. Return only the text `UNCERTAIN` if the interval
+    contains zero and a bound is over twofold off the change, both as factors (−50 %: 0.5).
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]
@@ -271,7 +271,7 @@ def change_text(change: Estimate) -> str:
 
 
 def percent_text(fraction: float, more: int = 0) -> str:
-    """Format a change, `−9.1 %`, or as a factor above +1000 %, `×12.0`; `more` adds digits."""
+    """Format a change as `−9.1 %`, or above +1000 % as a factor, `×12.0`; `more` adds digits."""
     if fraction > 10:
         return f"×{significant(1 + fraction, 3 + more)}"
     return format_percent(fraction, signed=True, decimals=1 + more)

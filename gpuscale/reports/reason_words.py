@@ -325,7 +325,7 @@ def statement_text(statement: Statement, device: str = "") -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason and the reasons nested in its `otherwise`, each after its remedy, if any."""
+    """Yield a reason and those nested in `otherwise`; before each, yield its remedy, if any."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -420,7 +420,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""Functions that format facts, keyed by fact name; lists without one are joined by commas."""
+"""Functions that format facts, keyed by fact name; other lists are joined by commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, device: str) -> str:
@@ -456,7 +456,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Describe how a quantity or a metric of the row changed, for a sentence about the row."""
+    """Return the name of a quantity of the row, or the reason for the verdict on a metric."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

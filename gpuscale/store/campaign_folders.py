@@ -106,7 +106,7 @@ def nights_folder(environment: Mapping[str, str]) -> Path:
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Create a nightly run's folder, `name/DATE_job`; raise a FileError if it already exists."""
+    """Create the folder `name/DATE_job`; raise FileError if it exists, UsageError for bad names."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")
@@ -129,7 +129,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
     """The scheduler's job number; None until the scheduler has reported it."""
     submitted_at_s: UnixTime
     ended_at_s: UnixTime | None = None
-    """Time at which the sweep noticed the end of the job, by the clock of `submitted_at_s`."""
+    """Time at which the sweep noticed the job's end, by the same clock as `submitted_at_s`."""
     outcome: NotMeasured | Literal["measured"] | None = None
     """`measured`, or the reason why the job measured nothing; None if it has not ended."""
     detail: Line = ""

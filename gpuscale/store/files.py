@@ -53,7 +53,7 @@ def file_error(
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Create and lock a folder; raise a `FileError` with `problem` if it is already locked."""
+    """Hold a lock on a folder, created if missing; raise a `FileError` with `problem` if locked."""
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")

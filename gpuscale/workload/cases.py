@@ -180,7 +180,7 @@ class TrainingCase(Case):
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError with file and line for mistakes that would otherwise show only in ranks."""
+    """Raise a CaseError with file and line for mistakes that ranks would otherwise run into."""
     try:
         _validate_parts(case)
     except CaseError as error:
@@ -218,7 +218,7 @@ def _validate_parts(case: type[TrainingCase]) -> None:
 
 
 def validate_count(what: str, found: object) -> None:
-    """Raise a CaseError unless the value is a whole number of at least 1."""
+    """Raise a CaseError that names `what` unless `found` is a whole number of at least 1."""
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
 

@@ -63,7 +63,7 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Kind of scaling of printed times: constant work per GPU (`weak`) or in total (`strong`)."""
+    """Work behind the printed times: constant per GPU (`weak`) or constant in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:

@@ -72,7 +72,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number with optional thousands separators; raise a ValueError if invalid."""
+    """Parse a whole number such as `1,000`; return None for None; raise a ValueError if invalid."""
     return None if text is None else int(text.replace(",", ""))
 
 
@@ -116,7 +116,7 @@ def by_regex(pattern: str) -> LogFormat:
     """Return the format for a user's pattern (`--step-regex`); a single unnamed group is the step.
 
     Raise a UsageError if the pattern or a group is invalid. The format's `read` raises a UsageError
-    if a group matches something that is not a number.
+    if a step, epoch or count is not a whole number.
     """
 
     def refused(problem: object) -> UsageError:

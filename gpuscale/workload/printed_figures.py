@@ -98,7 +98,7 @@ class Mlperf:
 
 
 FigureReader = Callable[[str], Mapping[str, str | float]]
-"""Function that parses a process's lines in order; returns the figures in each line, by metric."""
+"""Function to call with each line of a process in order; returns the line's figures by metric."""
 
 
 class KnownFigures(NamedTuple):

@@ -60,7 +60,7 @@ class View:
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
     ranked: tuple[Row, ...]
-    """Rows by severity: losses first, then rows not shown to be fine, then passes."""
+    """Rows by severity: losses first, then undecided rows (neither loss nor pass), then passes."""
     explanations: tuple[Explanation, ...]
     """Explanations of the verdicts, the worst first, except those that the headline contains."""
     injections: tuple[str, ...]

@@ -156,12 +156,12 @@ _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def junit(view: View) -> str:
-    """Return a JUnit report with a test case for each row, as GitLab, Jenkins and others show it.
+    """Return a JUnit report, for GitLab, Jenkins and others, with a test case for each row.
 
     It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
     (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure;
-    rows not shown to be fine and a comparison without rows are errors. So the report is green only
-    if the exit code is 0.
+    any other row that does not pass is an error, as is a comparison without rows. So the report is
+    green only if the exit code is 0.
     """
     cases = [_case(row) for row in view.ranked]
     if not cases:

@@ -79,7 +79,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(chosen: Sequence[Row]) -> Iterator[str]:
-    """Describe the loss for each finding among the chosen rows."""
+    """Yield a text on the loss for each finding, with a row count if there are several findings."""
     groups: dict[tuple[object, str], list[Row]] = {}
     for row in chosen:
         of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY

@@ -1,4 +1,4 @@
-"""The next step that a comparison recommends after a loss, a doubt or too few runs."""
+"""The next step that a comparison recommends after a loss, or to settle an unclear result."""
 
 import shlex
 from collections.abc import Container, Sequence
@@ -22,9 +22,9 @@ _ONCE_IDLE = {
     "baseline": f"measure again once the host is idle, and add those runs: {_ADD} {{before}} FILE",
     "results": "measure both sides again once the host is idle",
 }
-"""The same if the host was busy during the runs of the results."""
+"""Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
 _BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
-"""What to measure again, keyed by the note that a host was busy during the baseline's runs."""
+"""Sides to measure again, keyed by code of a note that a host was busy in the baseline's runs."""
 
 
 def next_step_of(
@@ -61,7 +61,7 @@ def next_step_of(
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
-    """Return how to make more runs of the results; empty if more runs settle no row."""
+    """Return how to add runs to the results; empty if more runs would not settle any row."""
     # If there are too few runs for a forecast, suggest as many again.
     needed = []
     for row in rows:
@@ -80,7 +80,7 @@ def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
 def _caution(
     comparison: Comparison, notes: Container[str], weight: int, *, of_baseline: bool
 ) -> str:
-    """Return the next step of the most serious note that precedes the steps of causes and rows."""
+    """Return the gravest note's next step; empty if a cause's or a row's next step comes first."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     if weight == 1 and not first and comparison.baseline_kind != "nights":
@@ -103,7 +103,7 @@ def _how_to_find_change(comparison: Comparison, row: Row, *, is_changed: bool) -
 
 
 def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
-    """Return how to get more baseline runs, but not from the same session or on a busy host."""
+    """Return how to get more baseline runs, neither from the current job nor on a busy host."""
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])

@@ -35,7 +35,7 @@ from gpuscale.reports.reason_words import (
 )
 
 _MOST_FOUND = 0.5
-"""A detectable loss of throughput above this fraction is shown as `more than half`."""
+"""Detectable losses above this fraction of the throughput are shown as `more than half`."""
 _NAMED_SUBJECTS = 3
 
 

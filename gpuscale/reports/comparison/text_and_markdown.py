@@ -152,7 +152,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _first(texts: Sequence[str], most: int, rest: str) -> Sequence[str]:
-    """Return the first `most` texts, and a line with the number of others, which `rest` names."""
+    """Return at most `most` texts; a longer list ends with `… 3 {rest}s, left out here`."""
     left = len(texts) - most
     return texts if left <= 0 else [*texts[:most], f"… {counted(left, rest)}, left out here"]
 

@@ -29,7 +29,7 @@ MOST_ROWS = 8
 _LEAST_ROOM, _ROOM = 0.01, 0.25
 """Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT, _LABEL_LINES = 0.17, 9, 3
-"""Width of a change's label as a share of all nights, its height in points, and rows of labels."""
+"""Labels of changes: width as a share of all nights, height in points, and number of rows."""
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
@@ -85,7 +85,7 @@ def _notes(history: History) -> Iterator[str]:
 def _draw(axes: Axes, row: RowHistory, history: History) -> None:
     """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
-    Nightly runs are evenly spaced: on a date axis, one wrong clock would squeeze all the others.
+    Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: _rate(row.point, history.nights[index]) for index in row.nights}
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
@@ -128,7 +128,7 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the limits of the axis; longer intervals are clipped, so that values stay distinct."""
+    """Return the limits of the y axis; they cut very long intervals to keep values distinct."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
     longest = highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
@@ -138,7 +138,7 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 
 def _rate(point: PointKey, night: Night) -> Estimate:
-    """Return a row's samples/s, or the metric that is judged instead, over a night's runs."""
+    """Return a row's mean samples/s in a night, or the mean of the metric judged instead."""
     costs = [run.log_cost for run in night.runs if PointKey.of(run) == point]
     level = level_of(point, geometric_mean(log_sample(costs)))
     shown = level.value or level.samples_per_s

@@ -105,9 +105,10 @@ class Picture:
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """Return a style for each key of `strategies`, a variant's name, until the styles run out.
+    """Return styles keyed by variant; variants for which no style is left are missing.
 
-    The values are strategies; the alphabetically first variant of each gets its style in `STYLES`.
+    `strategies` maps each variant to its strategy, whose style in `STYLES` goes to the variant of
+    it that is alphabetically first.
     """
     styles: dict[str, Style] = {}
     for label, strategy in sorted(strategies.items()):

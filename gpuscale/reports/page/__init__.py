@@ -128,7 +128,7 @@ def rendered(sections: Sequence[Section], **values: Any) -> str:
 INDEX = "index.html"
 PAGE = "report.html"
 _LINKED = (PAGE, "comparison.txt", NIGHT_TEXT)
-"""Files of a nightly run that its row may link to; the first that exists is used."""
+"""Files of a nightly run to which the index may link; it uses the first that exists."""
 
 _TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 

@@ -83,7 +83,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def ranks(subject: Subject) -> Section | None:
-    """Return the section on the ranks of each row's slowest run, worst rows first; may be None."""
+    """Return the section on the ranks of each row's slowest run, worst first; None without runs."""
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}
@@ -109,7 +109,7 @@ def ranks(subject: Subject) -> Section | None:
 
 
 def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
-    """Return the slowest valid run of each row, among runs whose ranks have a pace."""
+    """Return each row's slowest valid run, among runs in which the pace of a rank is known."""
     found: dict[PointKey, Run] = {}
     for run in runs:
         if run.is_valid and any(rank.pace_s is not None for rank in run.ranks):

@@ -160,7 +160,7 @@ def latex(shown: Shown) -> str:
 
 
 def _caption(shown: Shown) -> str:
-    """Return the caption: the origin of the numbers, and the meaning of intervals and hours."""
+    """Return the caption: the origin of the numbers, and the meaning of intervals and GPU-hours."""
     content = shown.content
     if isinstance(content, Results):
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"

@@ -24,9 +24,9 @@ from gpuscale.reports.screen import fitted
 NAMED_SKEW = 0.02
 """Smallest reported skew, and smallest reported lag of a rank, as a share of a step."""
 NAMED_GAIN = 2
-"""Smallest efficiency gain from communication that is reported, in hundredths."""
+"""Smallest efficiency gain from communication that is reported, in percentage points."""
 _IMPOSSIBLE_GAIN = 10
-"""Efficiency gain from communication that makes the whole budget doubtful, in hundredths."""
+"""Efficiency gain from communication that casts doubt on the budget, in percentage points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -68,7 +68,7 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def budget_legend(
     budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
 ) -> Iterator[str]:
-    """Yield explanations of the parts; `phases_have` is a subject and verb in one of them."""
+    """Yield explanations of the parts; `phases_have` precedes `both together` in one of them."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -156,7 +156,7 @@ def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
 
 
 def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
-    """Return a row for each point: the time of each phase, with its share of the step below."""
+    """Return a row per point: each phase's time and, on a second line, its share of the step."""
     names = phrases.set_apart([point.configuration for point in steps])
     phases = [
         name

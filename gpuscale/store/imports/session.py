@@ -223,7 +223,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session, path: Path) -> bool:
-        """Write a session, read from `path`, as a night; return False if the folder already has it.
+        """Write a session, read from `path`, as a night; return False if as many runs are stored.
 
         Raise a UsageError if the session is of another system, or a metric's direction is unknown.
         """

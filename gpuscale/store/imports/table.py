@@ -104,7 +104,7 @@ def _measure(
 def _rows_to_read(
     rows: Sequence[TableRow], measure: TableColumn | None, defaults: Defaults, problems: Problems
 ) -> tuple[list[TableRow], list[str]]:
-    """Return the rows of one machine that have a figure, and a text for each omission."""
+    """Return one machine's rows that have a value, and a text on each omitted row or machine."""
     machines = Counter(row.machine for row in rows if row.machine is not None)
     wanted = (defaults.machine or next(iter(machines), "")).casefold()
     found = [row for row in rows if row.machine is None or row.machine.casefold() == wanted]
@@ -141,7 +141,7 @@ def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -
 def _measured(
     row: TableRow, cells: Mapping[str, Any], measure: TableColumn | None, defaults: Defaults
 ) -> _Measured | None:
-    """Return the row with defaults filled in; None if a cell is invalid or a column is missing."""
+    """Return the row with defaults; None if invalid; raise DecodeError if a default is missing."""
     case = ", ".join(filter(None, (cells.get("case", defaults.case), cells.get("name"))))
     said = {
         "case": case,
@@ -183,7 +183,7 @@ def _validate_alike(rows: Sequence[_Measured]) -> None:
 def _recorded(
     rows: Sequence[_Measured], timed: Timed | None
 ) -> Iterator[tuple[str | None, RecordedValue]]:
-    """Yield the date and value of each repetition of a measurement, with one published figure."""
+    """Yield date and value of each repetition; all values share one `PublishedFigure`."""
     nights: dict[str | None, list[float]] = defaultdict(list)
     for row in rows:
         nights[row.day] += row.values

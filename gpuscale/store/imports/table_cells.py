@@ -72,7 +72,7 @@ class TableColumn(NamedTuple):
     """Header as written in the table."""
     meaning: str
     seconds: float = 1.0
-    """Length, in seconds, of the unit of times in cells that do not state a unit."""
+    """Factor that converts a time in a cell without unit to seconds; 1 for other columns."""
 
 
 class TableRow(NamedTuple):
@@ -208,7 +208,7 @@ def parse_header(header: str) -> TableColumn | None:
 def _columns_of(
     headers: Sequence[str], asked: Mapping[str, str], problems: Problems
 ) -> list[TableColumn | None]:
-    """Return a column for each header; an invalid header gives None and a problem."""
+    """Return a column for each header; None if it is invalid, which also adds a problem."""
     columns: list[TableColumn | None] = []
     first: dict[str, str] = {}
     wanted = {header.casefold(): meaning for header, meaning in asked.items()}
@@ -263,7 +263,7 @@ def cell_value(text: str, column: TableColumn) -> Any:
 
 
 def _number(text: str, column: TableColumn) -> float:
-    """Parse a number in the column's unit, or a time, `5:42:11.9` or `2 min 25 s`, in seconds."""
+    """Parse a throughput, or a time such as `145` (column's unit), `2:25` or `2 min` to seconds."""
     if re.fullmatch(_NUMBER, text):
         return float(text) * column.seconds
     if column.meaning not in _TIMES:
