@@ -174,7 +174,7 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     inside = f", with {cause.includes} inside it," if cause.includes else ""
     where, alone = "", ""
     if cause.phase:
-        where, alone = f" ({cause.phase})", f", nearly all of the increase in {cause.phase}"
+        where, alone = f" ({cause.phase})", f", most of the increase in {cause.phase}"
     return f"{clocks}computing{where} {added}", f"computing{inside} takes {took}{alone}"
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuscale.base.devices import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import NAMED_SHARE, Part, PartChange, Rank, Step
+from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step
 from gpuscale.judge.diagnose.stragglers import stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
@@ -33,6 +33,8 @@ from gpuscale.records.environment_diff import (
 )
 
 _ENOUGH_RUNS = 3
+_OTHER_PHASES = 0.2
+"""Largest share of the lost computing time in all phases but the one that is named."""
 _LEAST_LAG = 0.02
 """Smallest increase in skew, as a fraction of the step time, reported for an inconclusive row."""
 
@@ -87,7 +89,7 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
     )
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
-    phase = None if clocks or inside else _only_longer_phase(phases, change.noise_s)
+    phase = None if clocks or inside else _most_slowed_phase(phases, change.noise_s)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
@@ -98,14 +100,14 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
     )
 
 
-def _only_longer_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
-    """Return the name of the only phase that got longer; None if others may have slowed as well."""
+def _most_slowed_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
+    """Return the phase with most of the loss; None if an even slowdown could look like this."""
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
     lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
     others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
     is_uneven = (others_s + noise_s) * before_s < lost_s * (before_s - most.before_s)
-    return most.name if is_uneven and others_s <= NAMED_SHARE * lost_s else None
+    return most.name if is_uneven and others_s <= _OTHER_PHASES * lost_s else None
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
