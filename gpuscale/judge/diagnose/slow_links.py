@@ -180,8 +180,8 @@ def _shared_switch(
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
     """Return the slowdown of each pair of nodes, relative to typical pairs.
 
-    The slowdown of a pair is the largest over message sizes, directions, and two quantiles of the
-    repetitions: the fastest, and the lower third, since a flapping link is fast at times. If fewer
+    The slowdown of a pair is the largest over message sizes, directions, and two repetitions: the
+    fastest, and the fastest of the slowest third, since a flapping link is fast at times. If fewer
     than a third of the repetitions are slow, they are ignored, since a busy node delays some.
     """
     places = {node.host: place for place, node in enumerate(nodes)}

@@ -168,7 +168,7 @@ def left_by_ranks(request: RunRequest, file: RecordFile[list[R]]) -> list[R] | F
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
-    """Return a failure if the ranks' parameters should agree but differ; None otherwise."""
+    """Return a failure if the ranks' model parameters should agree but differ; None otherwise."""
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)

@@ -104,7 +104,7 @@ class _Seen:
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings from the part of the run that `counter.when` selects."""
+        """Return the readings for `counter.when`: of the run, its load or its timed windows."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
