@@ -148,7 +148,7 @@ def _parts_s(
 def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
-    """Return the seconds that each of `PIPELINE_PARTS` adds to the ideal step of a whole batch."""
+    """Return the seconds that each of `PIPELINE_PARTS` adds to the ideal step; None if unknown."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
         def of_run(run: Run) -> float | None:
@@ -234,13 +234,13 @@ class TypicalStep:
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """Return the average step of every point whose windows have phases, ordered as by `grouped`."""
+    """Return the average step of each point with measured phases, in the order of `grouped`."""
     found = {point: _step(valid) for point, valid in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """Return the average step over the middle third of windows by duration; None without phases."""
+    """Return the average step of the middle third of windows, by step time; None without phases."""
     # Time and phases of the average step in each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))

@@ -33,7 +33,7 @@ DEVIATION_OF_MEDIAN = 1.4826
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
-"""Logarithm of the largest quantile that is tried; the quantile's square is still finite."""
+"""Logarithm of the largest quantile that is tried in solving; its square is still finite."""
 _MOST_STEPS = 60
 _EXACT = 1e-6
 
@@ -169,7 +169,7 @@ def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
 
 
 def welch_term(terms: Iterable[Term]) -> Term:
-    """Return the sum of variance terms of one kind, with Welch-Satterthwaite degrees of freedom."""
+    """Return the sum of independent terms, with Welch-Satterthwaite degrees of freedom."""
     known = tuple(terms)
     total = math.fsum(term.variance for term in known)
     weight = math.fsum(term.variance**2 / term.df for term in known if term.df)
@@ -177,13 +177,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with Welch's degrees of freedom; the error is None if any term is."""
+    """Return a difference with all terms summed by `welch_term`; error unknown if one is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a difference with one variance term for each level, such as runs and allocations.
+    """Return a difference that keeps one variance term per level, such as runs and allocations.
 
     The error of the difference is unknown if any term is None.
     """
@@ -234,7 +234,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log half width of the interval in which `first` has quantile exp(log_quantile)."""
+    """Return the log of the half width at which the t quantile of `first` is exp(log_quantile)."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(
@@ -244,7 +244,7 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
 
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:
-    """Return the values without outliers."""
+    """Return the values without the outliers that `far_apart` finds."""
     far = far_apart(values)
     return [value for i, value in enumerate(values) if i not in far] if far else values
 
@@ -259,7 +259,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def far_apart(values: Sequence[float]) -> dict[int, float]:
-    """Return the signed distance of each outlier from the median, by index."""
+    """Return each outlier's signed distance from the median, by index; empty if they are many."""
     # `level_changes.outlying` relies on the order of nights; it would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}

@@ -16,11 +16,11 @@ _OUTLYING = 3.5
 _CONTROL_WEIGHT = 4
 """Weight of a visit to a control node, whose level is well known; other visits have weight 1."""
 _NEAR, _OF_VISITS = (12, 40), 6
-"""Limits of the total weight of the nearest visits that determine a level; between the limits, this
-weight is the number of all visits divided by `_OF_VISITS`."""
+"""Total weight of the nearby visits from which a level is computed: the number of all visits
+divided by `_OF_VISITS`, but within the range `_NEAR`."""
 _ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
-"""Thresholds for extrapolating a level: distance from the mean time of the nearby visits, relative
-to that between the mean times of their halves; and rise between the halves, in standard errors."""
+"""Thresholds for extrapolating a level: distance from the mean time of the visits, relative to the
+time between their earlier and later halves; rise between these halves, in standard errors."""
 _ROUNDS = 10
 
 
@@ -33,10 +33,10 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the cluster-wide level at each visit: a trimmed mean of the values of nearby visits.
+    """Return the cluster-wide level at each visit: a trimmed mean of nearby visits to other nodes.
 
-    `values` has one value per visit. A control node's own level is known from its other visits, so
-    its visits weigh more. Jobs that were repeated to check a suspect node are left out.
+    `values` has one value per visit. A control node's offset is known from its other visits, so its
+    visits weigh more. Repeated jobs, which check a suspect node, do not affect the level.
     """
     controls = {visit.node for visit in visits if visit.is_control}
     usable = sorted(
@@ -74,7 +74,7 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
 
 
 def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
-    """Return the indices of the visits nearest in time, each repeated according to its weight."""
+    """Return about `wanted` indices of the nearest visits, each repeated `weight` times."""
     nearest: list[int] = []
     for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
         nearest += [index] * (weight if len(nearest) < wanted else 0)

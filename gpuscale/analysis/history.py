@@ -107,7 +107,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss without recovery (`lost`); None once it is more than 15 nights old."""
+        """Like `lost`, but also None if the present level has lasted for more than 15 nights."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
@@ -118,7 +118,7 @@ class RowHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Rows that changed in the same direction on one night, with changes in the environment."""
+    """Changes of rows in one direction on one night, and of the environment before that night."""
 
     night: int
     changes: tuple[RowChange, ...]
@@ -250,9 +250,9 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the reference nights of a row's night: up to 15 earlier nights on the same level.
+    """Return the nights with which to compare a row's night: at most 15 before it, on one level.
 
-    The latest nights are omitted if they may already be slower. A drift starts no new level.
+    The last of them are omitted if they may already be slower. A drift starts no new level.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)

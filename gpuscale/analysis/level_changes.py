@@ -146,8 +146,8 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 def step_size(before: Sequence[float]) -> float:
     """Return how far the mean of two nights must depart from the earlier level to count as a step.
 
-    For few nights, the median of differences is used: it needs no exclusion of outliers, but varies
-    as much as the standard deviation of a third as many nights.
+    Few earlier nights are judged by the median difference between them: outliers hardly affect it,
+    but it varies as much as the standard deviation of a third as many nights.
     """
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
@@ -234,9 +234,9 @@ def suspect_nights(level: Sequence[float]) -> int:
 def _splits(
     level: Sequence[float], fewest: int, smallest: float
 ) -> Iterator[tuple[int, float, float, float]]:
-    """Yield each split in two: index, difference of means, residual sum of squares, standard error.
+    """Split a level in two; yield index, change of mean, residual sum of squares, standard error.
 
-    Splits whose means differ by at most `smallest` are left out.
+    The second part has at least `fewest` nights; the means differ by more than `smallest`.
     """
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
@@ -270,7 +270,7 @@ def _drift(
 
 
 def unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Return the index of the last loss; None without one or if it was mostly recovered later."""
+    """Return the last loss's index in `found`; None without one or if it was mostly recovered."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None

@@ -1,4 +1,4 @@
-"""Moderated variances: the spread between a row's few runs, estimated with runs of other rows."""
+"""Moderated variances: estimate the spread of a row's few runs with the help of other rows."""
 
 import math
 import statistics
@@ -38,7 +38,7 @@ _SMALLEST_SPREAD = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moderated:
-    """A sample whose variance is shrunk towards a prior, so that a few runs are enough.
+    """A sample whose variance is shrunk towards a prior, since a few runs estimate it poorly.
 
     The variance becomes (d0·s0² + df·s²) / (d0 + df); s0² and d0 are the prior's variance and df.
     """
@@ -202,7 +202,7 @@ def _residual_samples(
 
 
 def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
-    """Yield the single run of each allocation."""
+    """Yield the value of each allocation, which must have exactly one run."""
     return (run for (run,) in values.values())
 
 

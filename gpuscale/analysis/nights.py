@@ -97,7 +97,7 @@ def _night(
 
 
 def _hosts(run: Run, result: Results) -> frozenset[str]:
-    """Return a run's hosts from its ranks, else from its nodes, else from its file's header."""
+    """Return a run's hosts: those of its ranks, or else of its nodes, or else of its file."""
     named = run.ranks or run.nodes or result.environment.nodes
     hosts = frozenset(each.host for each in named)
     return hosts or frozenset(filter(None, [result.environment.host]))
@@ -225,7 +225,7 @@ def _effect(node: str, costs: Costs, places: Places) -> NodeEffect:
 
 
 def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:
-    """Return the slower of the levels before and after a night; None if both lack nights."""
+    """Return the slower of the levels before and after a night; None if both are unknown."""
     before = [value for i, value in others if i < night][-_NEAR:]
     after = [value for i, value in others if i > night][:_NEAR]
     sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)
@@ -235,7 +235,11 @@ def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | No
 def _slow_nights(
     apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
 ) -> Iterator[int]:
-    """Yield the node's successive slow nights, if nights without the node show that it is slow."""
+    """Yield the nights of each long series of slow visits to a node.
+
+    `nights` are all nights on the node. If too few others follow the first visit of a series or
+    precede its last, a change of the whole machine may be the cause, and the series is left out.
+    """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):
         found = [*group]

@@ -281,13 +281,13 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note if users' commands ran, whose training gpuscale cannot verify; else None."""
+    """Return a note that the training of users' commands is unverified; None if none ran."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Return a warning if an efficiency is above 1.1 and its interval excludes 1; else None."""
+    """Return a warning of a unit error if efficiency is above 1.1 and not by chance; else None."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     is_noise = efficiency.low is not None and efficiency.low <= 1

@@ -77,8 +77,8 @@ def steadiness(step_times_s: Sequence[float]) -> str | None:
 
     The windows are equally long and in the order of measurement; fewer than 5 are not checked. A
     few outliers are tolerated: a group counts as a level only if it has a fifth of the windows (a
-    quarter if two levels alternate), and at least 3 (2 of fewer than 8). A slower level that
-    does not shift the median is tolerated too.
+    quarter if two levels alternate), and at least 3 (2 if there are fewer than 8 in all). A
+    slower level that does not shift the median is tolerated too.
     """
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
@@ -117,8 +117,8 @@ def _levels(
 ) -> Iterator[_Shape]:
     """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    Yield nothing if too few windows of a group are nearer to that group's level than to the other
-    level: such a group mixes outliers with windows of the other level.
+    A level has at least 1/`parts` of the windows. Yield nothing if too few of them are nearer to it
+    than to the other level: such a group mixes outliers with windows of the other level.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

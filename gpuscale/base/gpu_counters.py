@@ -96,7 +96,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Answer for each key: a number, the active clock event reasons, or a flag for each link that
     is true if the link is active."""
     absent: dict[str, str] = {}
-    """The driver's reason for each missing answer, by the same keys."""
+    """Reason that the driver gave for each missing answer, under the key of that answer."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent
@@ -234,7 +234,7 @@ of them as `clocks_event_reasons.*`."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce a counter's values from samples, runs or devices to one number; None if unknown."""
+    """Reduce a counter's values from samples, runs or devices to one; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 

@@ -89,7 +89,7 @@ def processes_with(variable: str) -> set[int]:
 def end_descendants(
     grace_s: float, *, variable: str | None = None, spared: int | None = None
 ) -> None:
-    """End all descendants, and all processes started with `variable`, except the process `spared`.
+    """End descendants, and processes with `variable` (`NAME=value`), except the process `spared`.
 
     First send SIGTERM to the children of this process, so that a launcher can end its own processes
     in order. Once the children have ended, or after half of `grace_s` seconds, send SIGTERM to all

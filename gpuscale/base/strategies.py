@@ -30,7 +30,7 @@ class Demands:
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
-    """Reason why older versions of torch do not work; None if no part of gpuscale supports them."""
+    """Reason why versions before `oldest_torch` fail; None if all of gpuscale needs it."""
     options: tuple[str, ...] = ()
     """Keys allowed in the `strategy_options` of a case."""
     not_accumulated: str | None = None

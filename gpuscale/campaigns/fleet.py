@@ -42,7 +42,7 @@ _MOST_UNKNOWN = 15
 """Number of successive polls that may fail to find a job in Slurm before the job counts as lost."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
-"""Number of nodes that are measured repeatedly as controls, and number of jobs between controls."""
+"""Number of control nodes, which are measured repeatedly, and usual number of jobs in between."""
 
 
 class Sweep:
@@ -56,7 +56,7 @@ class Sweep:
         say: Callable[[str], None],
         most_queued: int,
     ) -> None:
-        """`submit` submits a job under the given name, and returns the scheduler's job number."""
+        """`submit` takes a job and its name, and returns its number; `say` prints a message."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()

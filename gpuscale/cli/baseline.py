@@ -109,7 +109,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _how_to_strengthen(entries: Sequence[Sequence[Run]]) -> str:
-    """Return advice for a stronger baseline; more runs do not help if the host has changed."""
+    """Return advice on strengthening a baseline: add runs, or replace all if the host changed."""
     factors = [factor for runs in entries if (factor := step_midway(runs)) is not None]
     if len(factors) == len(entries) and (min(factors) > 1 or max(factors) < 1):
         later = "slower" if factors[0] > 1 else "faster"
@@ -193,7 +193,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) -> list[Session]:
-    """Return the sessions of one system in the files, oldest first."""
+    """Return the files' sessions, oldest first; raise a UsageError if systems are mixed."""
     paths = paths_of(files, SOURCES[tool])
     if tool == _TABLE and len(paths) > 1:
         raise UsageError("baseline import: takes one table; or reframe and its reports")

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the smallest detectable losses; raise a UsageError if those of `after` are large."""
+    """Describe the detectable losses; unless `weak`, raise UsageError if they grew too large."""
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
@@ -234,9 +234,9 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
 def validate_strength(
     losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
 ) -> None:
-    """Raise a UsageError if a row detects only losses above `TOO_WEAK` and larger than before.
+    """Raise a UsageError if a smallest loss exceeds both `TOO_WEAK` and its earlier value.
 
-    `known` are the smallest losses that the rows detected before, keyed by label.
+    `known` has the earlier values, keyed by label; rows that are not in it are new.
     """
     large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
     if large:

@@ -230,7 +230,7 @@ def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
 def _validated(
     arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
-    """Validate the options; return the run counts of a trial and the options of its sessions."""
+    """Validate the options; return the limits on the runs of a trial, and options for pytest."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
     own = ("baseline", "runs")

@@ -107,7 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Return a baseline, or results as one, and its kind; raise FileError if it has these runs."""
+    """Read a baseline, or other results to serve as one; return it and its kind.
+
+    Raise a FileError if it is a results file that shares runs with `results`, which are judged.
+    """
     content = read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"

@@ -54,9 +54,9 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files, or also baselines, without repeated runs and without excluded files.
+    """Read results files; drop repeated runs and, unless all are excluded, excluded files.
 
-    If all are excluded, keep them. With `one_curve`, raise a UsageError if injected faults differ.
+    `or_baselines` allows baselines too; `one_curve` raises UsageError if injected faults differ.
     """
     read: list[Results] = []
     for path in paths:
@@ -196,7 +196,7 @@ def newest_valid() -> tuple[Path, Results]:
 
 
 def newest_input() -> Path:
-    """Return the path of the newest results, preferably with a valid run; print it to stderr."""
+    """Return the path that `newest_valid` chooses, and print it to standard error."""
     now = datetime.now(UTC)
     path, results = newest_valid()
     measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"

@@ -100,9 +100,9 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes of the job, with the usual precision and the DDP bucket sizes of `results`.
+    """Probe all nodes with the most frequent precision and the DDP bucket sizes of `results`.
 
-    Pairs of nodes exchange messages only in the first launch; suspect nodes repeat the exchange.
+    Pairs of nodes exchange messages in the first of `launches` only; suspects then do so again.
     """
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []

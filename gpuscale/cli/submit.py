@@ -40,7 +40,7 @@ BESIDE_MEASURING_S = 60.0
 and compare the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _SETTLING_S = 20.0
-"""Seconds after which the accounting of a job is complete; Grid Engine writes it every 15 s."""
+"""Seconds from a job's end until its accounting is complete; Grid Engine writes it every 15 s."""
 _MOST_UNKNOWN = 15
 """Maximum number of successive queries that may fail to find the job, since the accounting of SGE
 lags behind by minutes."""
@@ -221,8 +221,8 @@ def _wait(request: JobRequest, job: str) -> int:
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
     """Print a job's log until the job has ended; return the job's last state.
 
-    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) return 1 for killed jobs,
-    and Grid Engine's deletes the job on Ctrl-C.
+    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) are not used: they return 1
+    for killed jobs, and Grid Engine's deletes the job on Ctrl-C.
     """
     written = unknown = 0
     before, pause_s = UNKNOWN, _SHORTEST_PAUSE_S

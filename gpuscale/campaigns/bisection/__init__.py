@@ -1,4 +1,4 @@
-"""Changes that a bisection searches, and runs in environments with some of these changes."""
+"""Changes that a bisection searches through, and measurement of environments with some of them."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Base class for changes of one kind, such as packages, and environments that apply some."""
+    """Base class for one kind of change, such as packages; creates environments that apply some."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False

@@ -32,7 +32,7 @@ class OutOfBudgetError(Exception):
 
 
 class TrialAnswer(StrEnum):
-    """A trial's answer to the question whether one environment is slower than another."""
+    """Outcome of comparing an environment with its predecessor in a trial."""
 
     SLOWER = "slower"
     LIKE = "not slower"
@@ -82,7 +82,7 @@ class Turns:
     def compare(
         self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
     ) -> list[SpeedDifference] | None:
-        """Compare each environment with its predecessor; return None if one cannot be measured.
+        """Compare each environment with the one before it; return None if one cannot be measured.
 
         `patience` multiplies the number of runs after which an undecided trial ends.
         """
@@ -141,7 +141,7 @@ class Turns:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares, net of round and side means, and degrees of freedom."""
+    """Return the residual sum of squares about round and side means, and degrees of freedom."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

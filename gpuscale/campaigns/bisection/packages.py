@@ -121,7 +121,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
     def _installable(self, *pair: str | None) -> Pair:
-        """Return the versions of a package to try; if one cannot be installed, the other twice."""
+        """Return a package's requirements; the other replaces one that cannot be installed."""
         probe = self._folder / "probe"
         usable: list[str | None] = []
         for line in dict.fromkeys(pair):

@@ -84,7 +84,7 @@ def side_of(path: Path) -> BisectionSide:
 def differences_elsewhere(
     good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
 ) -> list[str]:
-    """Return differences between recorded environments, such as the driver, except packages.
+    """Return differences between recorded environments other than packages, such as the driver.
 
     Environment variables named in `tried` are left out.
     """
@@ -95,7 +95,7 @@ def differences_elsewhere(
 
 
 def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
-    """Raise a UsageError if packages are unknown or all equal, or if the Python versions differ."""
+    """Raise a UsageError if packages are unknown or identical, or if the Python versions differ."""
     for name, side in (("GOOD", good), ("BAD", bad)):
         if not side.pins:
             remedy = "name the folder of an environment, or its pip freeze in a .txt"
