@@ -22,7 +22,7 @@ def parse_count(text: str, at_least: int = 1) -> int:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse and sort numbers such as `1,2,4`; raise ArgumentTypeError if any is bad or repeated."""
+    """Parse and sort numbers such as `1,2,4`; raise ArgumentTypeError if invalid or repeated."""
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")

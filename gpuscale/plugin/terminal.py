@@ -40,7 +40,7 @@ def own_stream() -> TextIO | None:
 
 
 def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
-    """Show the progress of a run after the item's ID, and erase it when the run has ended."""
+    """Show progress after the item's ID until the run ends; show nothing if `stream` is None."""
     columns = 0 if stream is None else columns_of(stream)
     # pytest prints IDs relative to the folder in which it was started, so they may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")

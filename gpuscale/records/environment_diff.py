@@ -244,7 +244,7 @@ def _new_values(
 
 
 def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield the new GPUs of each host whose earlier GPUs are known."""
+    """Yield a change for each host with new GPUs, if the host's earlier GPUs are known."""
     uuids: dict[str | None, set[str]] = {}
     for environment in before:
         known = uuids.setdefault(environment.host, set())

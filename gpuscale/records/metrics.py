@@ -143,7 +143,7 @@ _OVER_ALL_GPUS = re.compile(
     r"(im(a)?g(e)?s?|samples?|tokens?|seq(uence)?s?|it(er(ation)?s?)?|steps?) ?/ ?(s|sec|second)",
     re.IGNORECASE,
 )
-"""Pattern of units of training rates over all GPUs; of all rates, only these give a speedup."""
+"""Pattern for units of rates that are totals over all GPUs; no other rates give a speedup."""
 _OF_RATES = re.compile(
     r"(.*_)?((throughput|rate|bandwidth|speed)_(.*_)?s|(img|image|sample|token|seq)s?_s)",
     re.IGNORECASE,

@@ -178,7 +178,7 @@ class LogReader:
     def _validate_batch(
         self, series: Series, spans: Sequence[tuple[float, float]], steps: int
     ) -> None:
-        """Raise CommandError if the samples/s that the lines report contradict the batch."""
+        """Raise CommandError if the reported samples/s contradict the batch size and step time."""
         reported_per_s, gpus = series.median_speed(spans[0][0], spans[-1][1]), self._request.gpus
         if reported_per_s is None:
             return
@@ -277,7 +277,7 @@ class FigureReader(LogReader):
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:
-        """Return the unit of progress, `figure`, and the numbers of figures found and wanted."""
+        """Return the unit of progress, `figure`, and the numbers of metrics found and wanted."""
         return "figure", len(self.found), len(self._command.metrics)
 
     def figures(self) -> FigureOutcome:

@@ -71,8 +71,8 @@ def line_of_user(error: BaseException) -> str | None:
 def traceback_text(error: BaseException) -> str:
     """Return the traceback of an error, starting at the first line of user code.
 
-    Without user code, return only the place in gpuscale's code, without frames, and the error's
-    message if it has several lines, as `Failure.message` has only the first line.
+    If there is no user code, return only the place in gpuscale's code and, since `Failure.message`
+    has only the first line, an error message of several lines.
     """
     chain = (error, error.__cause__, error.__context__)
     if place := None if any(each and line_of_user(each) for each in chain) else _place(error):

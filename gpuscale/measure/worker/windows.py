@@ -183,7 +183,7 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 
 
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
-    """Return True if lines arrived in bursts, so that arrival times say nothing about steps.
+    """Return True if lines arrived in bursts, so arrival times do not show when steps ended.
 
     If steps really were as fast as in a burst, lines would arrive without pauses.
     """
