@@ -51,7 +51,7 @@ class PointKey(NamedTuple):
 
     @property
     def global_batch(self) -> int:
-        """Samples (or a metric's units of work) per step over all GPUs; requires a valid run."""
+        """Samples per step over all GPUs, or a metric's units of work; requires a valid run."""
         if (metric := self.configuration.metric) is not None:
             return metric.work(self.gpus)
         assert self.batch_per_gpu is not None, "a valid run knows its batch"

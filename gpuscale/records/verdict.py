@@ -131,7 +131,7 @@ class Verdict(StrEnum):
 
     @property
     def is_pass(self) -> bool:
-        """True if the verdict counts as a pass for a nightly run."""
+        """True if the row passes: `ok`, `consistent` or `improved`."""
         return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
 
     @property

@@ -73,7 +73,7 @@ def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:
 
 
 def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
-    """Return a bisection as Markdown, for an issue; `measured` names the command and machine."""
+    """Return a bisection as Markdown for an issue; `measured` names the command and machine."""
     parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
     blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
     return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

@@ -132,7 +132,7 @@ def _runs_of(results: Results, row: FleetRow) -> tuple[Run, ...]:
 
 
 def _text(view: SweepView) -> str:
-    """Return the verdict, the nodes that are sick, unclear or not measured, and clock errors."""
+    """Return as text the verdict, sick, unclear and unmeasured nodes, and clock errors."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK

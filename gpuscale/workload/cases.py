@@ -163,7 +163,7 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real training data in `root`; its items are transformed, like `sample`'s."""
+        """Return the real data in `root`, with `transform` applied; download them if `download`."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"

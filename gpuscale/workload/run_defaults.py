@@ -45,7 +45,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Return the number of data-loader processes per rank, which is the same for all GPU counts."""
+    """Return the number of data-loader processes per rank, whatever the GPU count; 0 on CPU."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))

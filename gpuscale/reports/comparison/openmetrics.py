@@ -139,7 +139,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the lines of a metric, then those of the bounds, which are separate metrics."""
+    """Yield a gauge's lines, then those of its interval's bounds, each a gauge of its own."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

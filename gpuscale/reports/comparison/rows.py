@@ -184,7 +184,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """State the loss that the verdict `ok` allows; empty if it is within the default tolerance."""
+    """Describe the loss that `ok` allows; empty if it is within the default tolerance."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -223,7 +223,7 @@ def finding_of(entry: EntryVerdict) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Name rows: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if they are all those in `among`."""
+    """Return rows as text: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if that is `among`."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
@@ -231,13 +231,13 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def losses_found(rows: Iterable[Row]) -> str:
-    """State the smallest detectable losses of rows: `a loss of 2.3 % …`; empty if unknown."""
+    """Describe the smallest detectable losses of rows: `a loss of 2.3 % …`; empty if unknown."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
     return smallest_losses(*(loss for loss in losses if loss is not None))
 
 
 def smallest_losses(*losses: float) -> str:
-    """State detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 of 20 …`."""
+    """Describe losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 of 20 …`."""
     texts = [*map(_loss_text, sorted(losses))]
     if not texts:
         return ""

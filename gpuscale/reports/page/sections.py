@@ -127,7 +127,7 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Facts whose differences between the sides are not highlighted; GPUs are compared separately."""
+"""Facts not highlighted if they differ between sides; `devices` covers the machine's GPUs."""
 
 
 def machines(subject: Subject) -> Section:

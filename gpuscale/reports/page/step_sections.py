@@ -53,7 +53,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Draw the named figures for which there is data; in each figure the worst cases come first."""
+    """Return as SVG the named figures for which there is data, each with the worst cases first."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}

@@ -103,7 +103,7 @@ class Problems:
 
     @contextmanager
     def on(self, line: int, *, place: str = "") -> Iterator[None]:
-        """Catch an error raised inside the context and add it as a problem on this line."""
+        """Catch a DecodeError or FieldError in the context; add it as a problem on this line."""
         try:
             yield
         except (DecodeError, FieldError) as error:
