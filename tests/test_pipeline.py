@@ -374,7 +374,7 @@ def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
             "optimizer": -0.005,
         }
     )
-    assert budget.efficiency == pytest.approx(0.5)
+    assert budget.efficiency.value == pytest.approx(0.5)
     # 0.115 s of computing on each in the mean, where one GPU takes 0.110 s for its micro-batches.
     assert budget.rest * 0.2 == pytest.approx(0.005)
     lines = "\n".join(budget_lines([one, two]))

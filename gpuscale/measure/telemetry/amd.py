@@ -224,8 +224,9 @@ class AmdDevice(Device):
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return the XGMI errors since the first call; each reading resets the driver's count."""
-        self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle)
+        """Return how many readings found new XGMI errors; each resets the driver's status."""
+        # The status is 0 without errors, 1 for one error and 2 for several.
+        self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle) != 0
         return self._errors
 
 
