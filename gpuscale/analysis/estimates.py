@@ -130,7 +130,7 @@ class Difference:
         return replace(self, value=-self.value)
 
     def exponential(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Convert the estimate and its interval from the log scale."""
+        """Return the difference and its interval as a ratio, converted from the log scale."""
         ends = [exponential(end) for end in self.interval(confidence) or ()]
         low, high = ends or (None, None)
         return Estimate(value=exponential(self.value), low=low, high=high)

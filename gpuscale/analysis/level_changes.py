@@ -256,7 +256,7 @@ def _splits(
 def _drift(
     values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
 ) -> LevelChange | None:
-    """Find a slow change from the best or worst week of the present level to the latest week."""
+    """Return a drift from the best or worst of the `earlier` weeks to the latest `week`, if any."""
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))

@@ -49,7 +49,7 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
     """Return the resources of the smallest job that can measure on the largest number of GPUs.
 
     Within a node one task gets all cores and starts the ranks itself; across nodes there is a task
-    for each GPU.
+    for each GPU. Raise a UsageError if the cluster cannot run such a job.
     """
     per_node = profile.node.gpus
     if per_node is None:

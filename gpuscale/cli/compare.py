@@ -146,7 +146,7 @@ def judged(
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[RequestedFormat, ...]:
-    """Parse the values of `--format`; add text on standard output if no other format goes there."""
+    """Parse the values of `--format`, of which only one may be printed; if none is, print text."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
     if len(printed) > 1:

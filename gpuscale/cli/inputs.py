@@ -86,7 +86,7 @@ def read_content(path: Path) -> Results | Baseline:
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
-    """Print to standard error which nightly runs a user has excluded with `gpuscale leave-out`."""
+    """Print to standard error the nightly runs that users have excluded, each with a `suffix`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
 

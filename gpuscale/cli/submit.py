@@ -121,7 +121,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the GPU counts to judge: those that the profile lists, or all if it lists none."""
+    """Return those of `gpus` that the profile judges; raise a UsageError if there are none."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)

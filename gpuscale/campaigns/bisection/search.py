@@ -232,7 +232,7 @@ class Search:
 
 
 def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:
-    """True if a half may contain a culprit: it is slower, or undecided but slower on average."""
+    """True if a half may contain a culprit: it is slower, or undecided with a loss above `like`."""
     is_open = step.answer is TrialAnswer.OPEN and step.loss > limits.like
     return step.answer is TrialAnswer.SLOWER or is_open
 

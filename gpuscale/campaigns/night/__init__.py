@@ -133,7 +133,7 @@ class NightJob:
         return code
 
     def _probe(self) -> bool:
-        """Run the probes that can confirm the likeliest causes; return True if any were run."""
+        """Probe for the likeliest causes if the baseline has probes; return True if that worked."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--data-root")
         root = parser.parse_known_args(self._measure)[0].data_root
