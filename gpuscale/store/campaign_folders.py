@@ -171,7 +171,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
         return self.cluster, self.partition, self.case, self.gpus
 
     def not_measured(self) -> dict[str, tuple[NotMeasured, str]]:
-        """Return the reason and its details for each node that was not measured, by node."""
+        """Return (reason, details) for each node that was not measured, keyed by node."""
         found: dict[str, tuple[NotMeasured, str]] = dict.fromkeys(self.nodes, ("not reached", ""))
         found |= {name: ("down", state) for name, state in self.states.items()}
         for job in self.jobs:

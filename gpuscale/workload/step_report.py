@@ -43,7 +43,7 @@ def report(
 
     A training loop can run ahead of its GPUs until their queues are full. With a loss, or with
     `synchronize=torch.cuda.synchronize`, each line is printed only after the step has finished;
-    without either, only windows much longer than a queue are timed correctly.
+    without either, only windows much longer than the queued steps are timed correctly.
 
     Args:
         samples: Samples per step over all ranks; None if an option of `gpuscale run` sets them.

@@ -75,7 +75,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
-    """Draw the phases of an average step in each row, one axis per case; None without phases."""
+    """Draw the phases of an average step in each row, a panel per case; None without phases."""
     steps = typical_steps(measurements.runs)
     longest_s = max((step.time_s for step in steps.values()), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
@@ -106,7 +106,7 @@ def _picture(
     notes: Sequence[str],
     left_out: Sequence[str],
 ) -> Picture | None:
-    """Draw bars, with one axis for each case; return None without bars."""
+    """Draw bars, with one panel for each case; return None without bars."""
     if not bars:
         return None
     # The bar with the most parts determines the order in which the parts of all bars are stacked.
@@ -125,7 +125,7 @@ def _picture(
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
-    """Draw the bars on one axis; negative parts are stacked to the left of zero."""
+    """Draw the bars of one case; negative parts are stacked to the left of zero."""
     places = range(len(bars))
     gains, losses = [0.0 for _ in bars], [0.0 for _ in bars]
     longest = max(sum(part for part in bar.parts.values() if part > 0) for bar in bars)

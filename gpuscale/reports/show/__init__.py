@@ -60,7 +60,7 @@ class Shown:
 
 
 def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
-    """Return the columns of scaling points, with the GPU-hours of `steps` training steps."""
+    """Return the columns of scaling points; GPU-hours are for `steps` steps, unknown if None."""
 
     def gpu_hours(point: ScalingPoint) -> Estimate | None:
         if point.step_time_s is None or steps is None:

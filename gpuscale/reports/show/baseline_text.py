@@ -118,7 +118,7 @@ def _measured_blocks(
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """Return the mean step time of a row's valid runs with its 95 % interval: `4.12 ms ±0.3 %`."""
+    """Return the geometric mean of a row's step times with its 95 % interval: `4.12 ms ±0.3 %`."""
     mean = geometric_mean(log_sample([run.log_cost for run in runs]))
     return level_text(level_of(PointKey.of(runs[0]), mean))
 

@@ -77,7 +77,7 @@ class Session:
     """Everything that a tool recorded in one session on one system; imported as one night."""
 
     key: str
-    """The tool's identifier of the session; sessions with the same key are imported only once."""
+    """The tool's identifier of the session; a session is imported once for each key and start."""
     began_s: float
     """Unix time at which the session began; also used for values without a time."""
     system: str | None = None
