@@ -98,7 +98,7 @@ class Run(OfRow, Record, frozen=True, kw_only=True):
 
     @property
     def log_cost(self) -> float:
-        """Logarithm of the step time, or of the metric used instead as a cost (less is better)."""
+        """Log of the step time, or of the cost (lower is better) of the metric used instead."""
         if (metric := self.configuration.metric) is None:
             return math.log(self.step_time_s)
         return math.log(metric.cost(self.measured[metric.name], self.gpus))

@@ -254,7 +254,7 @@ def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
     Without an interval, return only the change. Return only the text `UNCERTAIN` if the interval
-    contains zero and a bound is over twofold off the change, both as factors (−50 %: 0.5).
+    contains zero and a bound differs over twofold from the change, as factors (−50 %: 0.5).
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

@@ -163,7 +163,7 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real data in `root`, with `transform` applied; download them if `download`."""
+        """Return the real data in `root`, with `transform` applied; `download` permits fetching."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"

@@ -24,7 +24,7 @@ _ONCE_IDLE = {
 }
 """Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
 _BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
-"""Sides to measure again, keyed by code of a note that a host was busy in the baseline's runs."""
+"""Sides to measure again, keyed by the note that reports a busy host in the baseline's runs."""
 
 
 def next_step_of(
