@@ -23,7 +23,7 @@ from gpuscale.records.run import nodes_of
 FEWEST_VISITS = 3
 """Minimum number of nights on a node required to judge the node."""
 _NEAR = 7
-"""Maximum number of nights without the node, on either side, with which a night is compared."""
+"""Maximum number of nights without the node, before and after a night, to compare it with."""
 _FEWEST_NEAR = 2
 """Number of nights without the node that must lie on either side of its slow nights."""
 _EACH, _EACH_DEVIATIONS = 0.01, 1.5

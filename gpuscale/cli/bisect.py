@@ -146,7 +146,7 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 def _searched(
     lab: Laboratory, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search for the culprits; return the result, and lines that describe each trial."""
+    """Search in at most `most` trials (None: a default); return the result and text on trials."""
     changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""

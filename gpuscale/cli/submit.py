@@ -121,7 +121,10 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those of `gpus` that the profile judges; raise a UsageError if there are none."""
+    """Return those of `gpus` that the profile judges, which is all of them if it lists none.
+
+    Raise a UsageError if none of them can be judged against the profile's baseline.
+    """
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
