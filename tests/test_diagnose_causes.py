@@ -225,6 +225,17 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
     assert [*environment_changed(row(step()), ())] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "remedy"), [(None, "doctor_on_hosts"), ("python train.py", "command_or_hosts")]
+)
+def test_a_command_without_phases_is_suspected_before_its_hosts(
+    command: str | None, remedy: str
+) -> None:
+    made = row_of([], [], gpus=1, configuration=replace(CNN, command=command))
+    (cause,) = not_established(made, ())
+    assert (cause.code, cause.remedy and cause.remedy.code) == ("no_phases", remedy)
+
+
 def codes_of(call: ast.expr) -> Iterator[str]:
     """The text of an argument, or its two texts where a condition decides."""
     match call:

@@ -74,7 +74,10 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
 
 
 def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
-    """Return about `wanted` indices of the nearest visits, each repeated `weight` times."""
+    """Return the indices of the visits nearest to the time `at`, each repeated by its weight.
+
+    Visits are (time, index, weight); they are added until there are `wanted` indices or more.
+    """
     nearest: list[int] = []
     for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
         nearest += [index] * (weight if len(nearest) < wanted else 0)

@@ -162,7 +162,8 @@ class NodeEffect:
     node: str
     nights: tuple[int, ...]
     slow: tuple[int, ...]
-    """Nights on which the node, not the machine, was slow: at least 3 successive visits."""
+    """Indices of nights on which the node, not the whole machine, was slow: 3 or more in a row of
+    those that measured the node."""
     speed: Estimate | None
     """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
     without it; None if too few nights can be compared."""

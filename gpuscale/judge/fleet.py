@@ -152,7 +152,8 @@ def judge(
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
     """Return the finding to report for a node: the largest loss among those with the worst state.
 
-    If single GPUs with this state are fewer than half of the node's rows, one of them is reported.
+    If fewer than half of the node's rows are single GPUs in this state, the fault is that of a GPU:
+    the one with the largest loss is reported, not a row of the whole node.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]

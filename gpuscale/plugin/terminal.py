@@ -140,7 +140,10 @@ def verdict_lines(
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """Return the verdict's exit code, not 0 after failed runs; keep pytest's for other failures."""
+    """Return the session's exit code from its verdict and pytest's own code `given`.
+
+    Failed tests other than runs keep `given`. With failed runs, a pass becomes INCONCLUSIVE.
+    """
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
     if given not in replaced or failed_tests:

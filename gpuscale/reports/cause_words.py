@@ -239,6 +239,10 @@ NEXT_STEPS: Mapping[str, str] = {
         "look at what changed in the script, the model and the shape of its data: other work on "
         "the host would slow every phase of a step"
     ),
+    "command_or_hosts": (
+        "see whether the command, its packages or its data changed; if not, run 'gpuscale doctor' "
+        "on {places}, and look there for other processes"
+    ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
     "jobs_in_turn": (
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"

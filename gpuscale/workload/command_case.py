@@ -79,8 +79,9 @@ class CommandCase(Case):
     def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
         """Return the number of samples per GPU per step; None if the script's output reports it.
 
-        The argument `batch` overrides the case's `global_batch` if set, else its `batch`. Raise a
-        CaseError if the command takes no batch, or if the global batch cannot be split evenly.
+        The argument `batch` replaces the case's `global_batch` or, if it has none, its `batch`.
+        Raise a CaseError if another batch is asked for than the command can take, or if the global
+        batch cannot be split evenly.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch

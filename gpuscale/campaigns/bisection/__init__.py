@@ -1,4 +1,4 @@
-"""Changes that a bisection searches through, and measurement of environments with some of them."""
+"""Differences between two environments, and measurement with a subset of them applied."""
 
 import hashlib
 import os

@@ -133,7 +133,7 @@ class NightJob:
         return code
 
     def _probe(self) -> bool:
-        """Probe for the likeliest causes if the baseline has probes; return True if that worked."""
+        """Probe for the likeliest causes; return False if nothing was or could be probed."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--data-root")
         root = parser.parse_known_args(self._measure)[0].data_root

@@ -132,9 +132,8 @@ def largest_spread(
 ) -> Statement:
     """State the largest source of a gain's variance, with the standard deviation of this source.
 
-    `gain` already includes `further_runs` of the current side. A side is named only for the
-    spread of its own runs, not for variance added by moderation; if moderation adds most, other
-    rows are named.
+    `gain` already includes `further_runs` of the current side. Sources are the runs of each side,
+    differences between nights, and other rows: towards their variance a row's own is moderated.
     """
     of_current = math.fsum(
         sample.own_variance / (sample.count + further_runs) for sample in current.samples

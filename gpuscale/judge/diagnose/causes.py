@@ -151,7 +151,7 @@ def _skew_in_data_s(steps: Sequence[Step]) -> float:
 
 
 def time_in_no_part(row: RowEvidence, change: PartChange) -> Cause:
-    """Return the cause of lost time that is neither in the ranks' pace nor in communication."""
+    """Return a cause for lost time that neither slower ranks nor communication explain."""
     return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
 
 
@@ -184,8 +184,12 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     elif not point.before or not point.after:
         # Recording a new baseline is no remedy: it would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
-        is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
-        yield _open("no_phases", _look_at_links(row) if is_scaling else look_at_devices(row, hosts))
+        if entry.changed_quantity is QuantityName.EFFICIENCY:
+            yield _open("no_phases", _look_at_links(row))
+        elif point.key.configuration.command:
+            yield _open("no_phases", Remedy("command_or_hosts", hosts))
+        else:
+            yield _open("no_phases", look_at_devices(row, hosts))
     else:
         parts = [
             PhaseChange(name=change.part, before_s=change.before_s, after_s=change.after_s)
@@ -240,7 +244,7 @@ def look_at_loaders(row: RowEvidence) -> Remedy:
 
 
 def published_figures() -> Cause:
-    """Return a cause "not established" for a loss against published figures, which lack phases."""
+    """Return a "not established" cause: published figures have no phases to explain a loss."""
     return _open("published_figures", Remedy("record_own"))
 
 

@@ -92,8 +92,8 @@ class KnownLibrary(NamedTuple):
     version: Callable[[ctypes.CDLL], str] | None = None
     """Function that queries the loaded library's version; None if the library has no such query."""
     parts: str = ""
-    """Text in the paths of files that the library loads when it is first used. The version of an
-    unused library is not queried, since the query would load these files."""
+    """Text in the paths of files that the library loads when it is first used; empty if none. Its
+    version is queried only if they are loaded: else the query would load them."""
 
 
 KNOWN_LIBRARIES = (

@@ -49,7 +49,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read counters; `own` maps `Field.moment` to methods that replace queries."""
+        """Prepare to read counters; `own` has methods for some, by `Field.moment`, not queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None

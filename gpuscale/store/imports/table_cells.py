@@ -81,7 +81,7 @@ class TableRow(NamedTuple):
     line: int
     """Line number in the text, from 1."""
     texts: Mapping[str, str]
-    """Texts of the cells, by meaning of their columns; `name` joins all parts of the row's name."""
+    """Cell texts, keyed by what their column means; `name` joins all columns of the row's name."""
 
     @property
     def machine(self) -> str | None:
