@@ -69,7 +69,7 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
     [
         ("steps(range(3))\nsys.exit(3)\n", {}, "raised", "exit code 3"),
         ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
-        ("steps(range(3))\n", {}, "invalid", "3 lines told a step"),
+        ("steps(range(3))\n", {}, "invalid", "3 lines had a step"),
         (
             "steps(range(3))\nsubprocess.Popen(['sleep', '99'])\n",
             {},
@@ -280,7 +280,7 @@ def test_a_node_without_steps_leaves_the_failure_to_one_that_has_some(
     directory = RunDirectory(path=tmp_path / "run")
     directory.hosts.write_text("n1\nn2")
     if has_reported:
-        few = Failure(kind="invalid", message="3 lines told a step")
+        few = Failure(kind="invalid", message="3 lines had a step")
         directory.failure(1).write(RankFailure(failure=few, lost_peer=False))
     request = request_for(tmp_path, "", gpus=4, nodes=2, launch="per-node")
     watch(tmp_path, request).wait()

@@ -127,7 +127,7 @@ def test_a_rank_is_slower_by_its_factor_whether_its_host_or_its_gpu_sets_the_pac
     asked = Faults([parse_injection("compute=1.5")], rank=0, device=torch.device("cuda", 0))
     time.step(asked, host_s=host_s, device_s=device_s)
     pace_s = time.host_s
-    asked.know_pace(pace_s)
+    asked.set_pace(pace_s)
     for _ in range(100):
         time.step(asked, host_s=host_s, device_s=device_s)
     assert (time.host_s - pace_s) / 100 == pytest.approx(1.5 * pace_s, rel=0.02)

@@ -128,7 +128,7 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> N
         failure = Failure(
             kind="timeout", message=f"after step {steps:g}", rank=rank, host="n1", detail="loading"
         )
-        report = RankFailure(failure=failure, lost_peer=False, steps_told=steps)
+        report = RankFailure(failure=failure, lost_peer=False, steps_reported=steps)
         directory.failure(rank).write(report)
     found = failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1})
     assert found is not None

@@ -125,7 +125,7 @@ def hanging_rank(keepers: Keepers, directory: RunDirectory) -> int:
     keepers.send(
         job="rank",
         folder=str(directory.path),
-        seats=FIRST,
+        assignment=FIRST,
         variables=rank_variables(1, "127.0.0.1"),
     )
     pid = directory.path.parent / "pid"

@@ -28,7 +28,7 @@ def reader_of(
         launch="once",
         log_format=log_format,
         step_regex=None,
-        tells_batch=False,
+        batch_from_output=False,
     )
     asked = request(command=command, timing=TIMING, gpus=gpus)
     reader = LogReader(asked, shared_pipe=False)
@@ -46,7 +46,7 @@ def seconds_per_step(told: Windows) -> set[float]:
 
 
 def test_a_suggested_line_can_be_printed_as_it_stands() -> None:
-    said = reader_of(None, [(0.0, "hello")]).told_so_far()
+    said = reader_of(None, [(0.0, "hello")]).explain_incomplete()
     line = re.search("GPUSCALE [^']*", said)
     assert line
     assert FORMATS["gpuscale"].read(line[0]) == Mark(step=10)
@@ -97,8 +97,8 @@ def test_a_number_that_counts_no_steps_is_none() -> None:
 
 def test_a_number_that_does_not_count_up_is_told() -> None:
     lines = [(n * 1.0, f'GPUSCALE {{"step": {50 - n}}}') for n in range(30)]
-    said = reader_of(None, lines).told_so_far()
-    assert "30 lines told a step, up to 21, which makes 0 windows" in said
+    said = reader_of(None, lines).explain_incomplete()
+    assert "30 lines had a step, up to 21, which makes 0 windows" in said
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,9 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
     assert is_recorded(request(index=2), (*runs, made(1, 1.0, index=2)))
 
 
-@pytest.mark.parametrize(("tells_batch", "batch"), [(True, 32), (False, None)])
+@pytest.mark.parametrize(("batch_from_output", "batch"), [(True, 32), (False, None)])
 def test_a_command_has_the_batch_that_an_earlier_run_printed(
-    tells_batch: bool, batch: int | None
+    batch_from_output: bool, batch: int | None
 ) -> None:
     command = CommandRequest(
         words=("train",),
@@ -187,7 +187,7 @@ def test_a_command_has_the_batch_that_an_earlier_run_printed(
         launch="once",
         log_format=None,
         step_regex=None,
-        tells_batch=tells_batch,
+        batch_from_output=batch_from_output,
     )
     failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
     earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))

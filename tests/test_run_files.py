@@ -82,9 +82,9 @@ def perform(
     keepers: Keepers, directory: RunDirectory, ranks: int, *, timeout_s: float = LIMIT_S
 ) -> Outcome:
     directory.request.write(replace(directory.request.read(), timeout_s=timeout_s))
-    seats = {0: tuple((rank, rank) for rank in range(ranks))}
+    assignment = {0: tuple((rank, rank) for rank in range(ranks))}
     variables = {**rank_variables(ranks, "127.0.0.1"), "LOCAL_WORLD_SIZE": str(ranks)}
-    return keepers.perform("rank", directory, seats, timeout_s=timeout_s, variables=variables)
+    return keepers.perform("rank", directory, assignment, timeout_s=timeout_s, variables=variables)
 
 
 def names_in(directory: RunDirectory) -> set[str]:

@@ -132,7 +132,7 @@ class QueryError(GpuscaleError):
         self.code = code
 
 
-class NeverOfferedError(QueryError):
+class NotSupportedError(QueryError):
     """Raised if a query can never succeed on this device; gpuscale does not repeat such a query."""
 
 

@@ -48,7 +48,7 @@ class Query:
     """Number by which the driver's value is divided to convert it to gpuscale's unit."""
 
     @property
-    def is_of_amd(self) -> bool:
+    def is_amd(self) -> bool:
         """True if the query is for AMD SMI, False if it is for NVML."""
         return self.call.startswith("amdsmi_")
 

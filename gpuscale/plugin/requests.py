@@ -245,7 +245,7 @@ def _command_request(
         processes=gpus if launch == "per-rank" else environment.nodes_for(gpus),
         log_format=case.log_format,
         step_regex=case.step_regex,
-        tells_batch=batch_per_gpu is None,
+        batch_from_output=batch_per_gpu is None,
         figure=case.figure,
         metrics=case.metrics(),
     )

@@ -100,7 +100,7 @@ def with_printed(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
     """Return the request with the batch or the metrics that a command printed in earlier runs."""
     command, asked = request.command, request.configuration
     alike = [run for run in runs if run.is_valid and run.gpus == request.gpus]
-    if command is not None and command.tells_batch:
+    if command is not None and command.batch_from_output:
         batches = (run.batch_per_gpu for run in alike if run.configuration == asked)
         request = replace(request, batch_per_gpu=next(batches, request.batch_per_gpu))
     if command is not None and command.figure in KNOWN_FIGURES:

@@ -53,7 +53,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str | None
     """Name of the log format; None to recognise the format from the printed lines."""
     step_regex: str | None
-    tells_batch: bool
+    batch_from_output: bool
     """True if the batch size is only known from the lines that the command prints."""
     figure: str | None = None
     """Regular expression for figures in the command's output, or a name in `KNOWN_FIGURES`; None if
@@ -142,7 +142,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure
     lost_peer: bool
     """True if communication with another rank failed, most likely because that rank had ended."""
-    steps_told: float = 0.0
+    steps_reported: float = 0.0
     """Latest step number that the command printed; shows which rank got furthest before timeout."""
 
 

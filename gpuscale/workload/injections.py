@@ -40,13 +40,13 @@ def parse_injection(text: str) -> Injection:
     kind, _, value = text.strip().partition("=")
     pattern, _ = _KINDS.get(kind, ("(?!)", ""))
     if found := re.fullmatch(pattern, value, re.ASCII):
-        told = found.groupdict()
+        given = found.groupdict()
         injection = Injection(
             kind=kind,
-            rank=int(told["rank"]) if "rank" in told else None,
-            seconds=float(told["seconds"]) * _UNITS[told["unit"]] if "seconds" in told else None,
-            factor=float(told["factor"]) if "factor" in told else None,
-            step=int(told["step"]) if "step" in told else None,
+            rank=int(given["rank"]) if "rank" in given else None,
+            seconds=float(given["seconds"]) * _UNITS[given["unit"]] if "seconds" in given else None,
+            factor=float(given["factor"]) if "factor" in given else None,
+            step=int(given["step"]) if "step" in given else None,
         )
         if _is_within_limits(injection):
             return injection

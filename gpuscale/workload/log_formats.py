@@ -57,10 +57,10 @@ def read_reported(line: str) -> Mark | None:
     if start < 0:
         return None
     try:
-        told = msgspec.json.decode(line[start + len(PREFIX) :], type=Reported)
+        state = msgspec.json.decode(line[start + len(PREFIX) :], type=Reported)
     except msgspec.DecodeError:
         return None
-    return Mark(told.step, told.epoch, samples_per_step=told.samples, loss=number(told.loss))
+    return Mark(state.step, state.epoch, samples_per_step=state.samples, loss=number(state.loss))
 
 
 def read_tqdm(line: str) -> Mark | None:

@@ -100,15 +100,15 @@ def reader(
     return read
 
 
-def mark_of(told: dict[str, str | None]) -> Mark:
+def mark_of(groups: dict[str, str | None]) -> Mark:
     """Convert the named groups of a match to a mark; raise a ValueError if a count is invalid."""
     return Mark(
-        step=whole(told.get("step")),
-        epoch=whole(told.get("epoch")),
-        total_steps=whole(told.get("total")),
-        samples_per_step=whole(told.get("samples")),
-        samples_per_s=number(told.get("rate")),
-        loss=number(told.get("loss")),
+        step=whole(groups.get("step")),
+        epoch=whole(groups.get("epoch")),
+        total_steps=whole(groups.get("total")),
+        samples_per_step=whole(groups.get("samples")),
+        samples_per_s=number(groups.get("rate")),
+        loss=number(groups.get("loss")),
     )
 
 
@@ -138,11 +138,11 @@ def by_regex(pattern: str) -> LogFormat:
         found = compiled.search(line)
         if found is None:
             return None
-        told = {"step": found[1]} if is_bare else found.groupdict()
+        values = {"step": found[1]} if is_bare else found.groupdict()
         try:
-            return mark_of(told)
+            return mark_of(values)
         except ValueError:
-            taken = ", ".join(f"{name} '{text}'" for name, text in told.items())
+            taken = ", ".join(f"{name} '{text}'" for name, text in values.items())
             problem = f"takes {taken} from the line '{line}'"
             raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
 

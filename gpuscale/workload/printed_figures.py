@@ -51,8 +51,8 @@ class NcclTests:
 
     def _bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
         """Yield the bus bandwidths of a line's two passes: out of place, then in place."""
-        if told := _COLLECTIVE.search(line):
-            self.collective = (told[1] or told[2]).removesuffix("_perf")
+        if header := _COLLECTIVE.search(line):
+            self.collective = (header[1] or header[2]).removesuffix("_perf")
         row = _ROW.fullmatch(line)
         if row is None or int(row[1]) < _SMALLEST_BYTES:
             return
@@ -75,7 +75,7 @@ class Mlperf:
     """Parser for the `:::MLLOG` lines of one training run; lines must be passed in order."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.values: dict[str, str] = {}
         """The last printed value of each key, as text."""
         self.began_at_s: float | None = None
         self.status = "not ended"
@@ -87,7 +87,7 @@ class Mlperf:
         with suppress(msgspec.DecodeError):
             event = msgspec.json.decode(rest if mark else "", type=_Event)
             if event.value:
-                self.told[event.key] = str(event.value)
+                self.values[event.key] = str(event.value)
             if event.key == "run_start":
                 self.began_at_s = event.time_ms / 1e3
             elif event.key == "run_stop" and self.began_at_s is not None:

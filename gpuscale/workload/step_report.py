@@ -54,11 +54,11 @@ def report(
         yield lambda loss=None: None
         return
     epoch = next(_epochs)
-    steps = told = 0
+    steps = reported = 0
     next_line_s = 0.0
 
-    def tell(loss: SupportsFloat | None) -> None:
-        nonlocal told, next_line_s
+    def print_line(loss: SupportsFloat | None) -> None:
+        nonlocal reported, next_line_s
         line: dict[str, object] = {"epoch": epoch, "step": steps}
         if samples is not None:
             line["samples"] = samples
@@ -70,17 +70,17 @@ def report(
             synchronize()
         # One system call per line, so that lines of processes that share a pipe do not mix.
         os.write(1, f"{PREFIX}{json.dumps(line)}\n".encode())
-        told, next_line_s = steps, time.perf_counter() + _BETWEEN_LINES_S
+        reported, next_line_s = steps, time.perf_counter() + _BETWEEN_LINES_S
 
     def step_done(loss: SupportsFloat | None = None) -> None:
         nonlocal steps
         steps += 1
         if time.perf_counter() >= next_line_s:
-            tell(loss)
+            print_line(loss)
 
     yield step_done
-    if told < steps:
-        tell(None)
+    if reported < steps:
+        print_line(None)
 
 
 def _rank() -> int:

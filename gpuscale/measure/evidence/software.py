@@ -31,7 +31,7 @@ _DELETED = " (deleted)"
 _SHORT_COMMIT = 12
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
 _PYTHON = re.compile(r"/python(\d\.\d+)/")
-_TOLD = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)", re.MULTILINE)
+_VERSION_LINE = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)", re.MULTILINE)
 _HEAD_CHARACTERS = 4096
 
 
@@ -188,12 +188,12 @@ def _origin(file: Path) -> str:
     set-up.
     """
     try:
-        told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        url = urlsplit(told["url"])
+        direct_url = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        url = urlsplit(direct_url["url"])
         if url.scheme == "file":
-            kind = "editable, folder" if told.get("dir_info", {}).get("editable") else "from"
+            kind = "editable, folder" if direct_url.get("dir_info", {}).get("editable") else "from"
             return f"{kind} {Path(url.path).name}"
-        commit = told.get("vcs_info", {}).get("commit_id", "")[:_SHORT_COMMIT]
+        commit = direct_url.get("vcs_info", {}).get("commit_id", "")[:_SHORT_COMMIT]
         host = url.netloc.rpartition("@")[2]
         return f"{url.scheme}://{host}{url.path}{commit and '@'}{commit}"
     except OSError:
@@ -260,7 +260,7 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
         program = clean(str((place / "exe").readlink()))
         return without_software(f"{program} has loaded no library of a package")
     python = _PYTHON.search("".join(paths))
-    torch, vision = told_by(folders, "torch"), told_by(folders, "torchvision")
+    torch, vision = read_version_file(folders, "torch"), read_version_file(folders, "torchvision")
     return Environment(
         device=UNRECORDED,
         python_version=python and python[1],
@@ -273,10 +273,10 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
     )
 
 
-def told_by(folders: Sequence[Path], package: str) -> Mapping[str, str]:
+def read_version_file(folders: Sequence[Path], package: str) -> Mapping[str, str]:
     """Return `__version__`, `cuda` and `hip` from a package's `version.py`, if set; {} if none."""
     for folder in folders:
         with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
-            found = _TOLD.findall(file.read(_HEAD_CHARACTERS))
+            found = _VERSION_LINE.findall(file.read(_HEAD_CHARACTERS))
             return {name: clean(value) for name, value in found}
     return {}

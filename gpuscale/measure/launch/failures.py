@@ -52,8 +52,8 @@ def failure_of(
             return _exited(request, directory, killed[0], failed[killed[0]])
     # If a node fails, the scheduler ends the processes on the others.
     is_of_others = bool(reports and not own) or {*failed.values()} == {_ENDED}
-    if is_of_others and (silent := _silent(request, directory, exit_codes)):
-        return _vanished(request, directory, silent)
+    if is_of_others and (unreported := _unreported(request, directory, exit_codes)):
+        return _vanished(request, directory, unreported)
     if reports:
         first = (own or reports)[0].failure
         return _hang(own or reports) if is_command and first.kind == "timeout" else first
@@ -80,14 +80,14 @@ def _lost(
         message = f"{launcher} did not start {what}; see what it said below"
         log = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=rank, detail=log)
-    silent = _silent(request, directory, exit_codes) or range(request.processes)
-    return _vanished(request, directory, silent)
+    unreported = _unreported(request, directory, exit_codes) or range(request.processes)
+    return _vanished(request, directory, unreported)
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
     """Return the failure of a command that timed out, with the last output of every rank."""
     by_rank = sorted(reports, key=lambda one: (one.failure.rank or 0, one.failure.host or ""))
-    best = max(by_rank, key=lambda report: report.steps_told).failure
+    best = max(by_rank, key=lambda report: report.steps_reported).failure
     if best.rank is None and len(by_rank) == 1:
         return best
     last_words = (
@@ -136,16 +136,16 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
     )
 
 
-def _silent(request: RunRequest, directory: RunDirectory, told: Collection[int]) -> list[int]:
+def _unreported(request: RunRequest, directory: RunDirectory, exited: Collection[int]) -> list[int]:
     """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
     If possible, only ranks on hosts without any known exit code are returned: on other hosts the
     scheduler may have ended the keepers because of the failure elsewhere.
     """
     hosts = directory.host_of_ranks()
-    silent = [rank for rank in hosts if rank not in told]
-    heard = {hosts.get(rank) for rank in told}
-    return [rank for rank in silent if hosts[rank] not in heard] or silent
+    unreported = [rank for rank in hosts if rank not in exited]
+    exited_on = {hosts.get(rank) for rank in exited}
+    return [rank for rank in unreported if hosts[rank] not in exited_on] or unreported
 
 
 def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]) -> Failure:

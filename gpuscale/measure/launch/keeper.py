@@ -127,7 +127,7 @@ class Keeper:
                 code = os.waitstatus_to_exitcode(status)
                 is_ordered = self._ends_ranks and not self._is_ending
                 if code and (self._timed_out or not is_ordered):
-                    self._hand_over(rank)
+                    self._copy_rank_files(rank)
                 if not self._ranks:
                     self._clean_up()
                 code = 0 if is_ordered else code
@@ -149,24 +149,25 @@ class Keeper:
     def _start(self, order: Order) -> None:
         self._order, self._ends_ranks, self._timed_out = order, False, False
         self._variables = {}
-        seats, directory = order.seats.get(self._number, ()), RunDirectory(path=Path(order.folder))
+        own_ranks = order.assignment.get(self._number, ())
+        directory = RunDirectory(path=Path(order.folder))
         # If each rank has a keeper, the keeper of a node's first rank acts for the node.
-        is_first = any(local_rank == 0 for _, local_rank in seats)
+        is_first = any(local_rank == 0 for _, local_rank in own_ranks)
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
         addresses = (gpus or {}).get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
             self._variables = self._watch.begin(
                 directory, host, addresses, is_everywhere=order.is_whole_environment
             )
-        if order.package is not None and seats:
+        if order.package is not None and own_ranks:
             import_all([order.package])
         self._cores = set()
         if order.cores_per_rank is not None:
             places = [gpu_numa_node(address or "") for address in addresses.values()]
-            count = order.cores_per_rank * len(seats)
+            count = order.cores_per_rank * len(own_ranks)
             self._cores = cpus_near(places, os.sched_getaffinity(0), count)
         self._kept.path.mkdir(exist_ok=True)
-        for rank, local_rank in seats:
+        for rank, local_rank in own_ranks:
             self._ranks[self._forked(directory, rank, local_rank)] = rank
 
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int) -> int:
@@ -185,7 +186,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for descriptor in (self._orders, self._answers, self._woken, self._wakes):
                 os.close(descriptor)
-            self._be_rank(directory, rank, local_rank)
+            self._run_rank(directory, rank, local_rank)
             code = 0
         except SystemExit as end:
             # A command's watcher exits this way after it has written its report.
@@ -198,7 +199,7 @@ class Keeper:
             # Exit handlers of the keeper must not run in a rank.
             os._exit(code)
 
-    def _be_rank(self, directory: RunDirectory, rank: int, local_rank: int) -> None:
+    def _run_rank(self, directory: RunDirectory, rank: int, local_rank: int) -> None:
         order = self._order
         # Errors of the job `describe` go to the keeper's own output.
         if order.job != "describe":
@@ -223,7 +224,7 @@ class Keeper:
         else:
             do_in_rank(order.job, order.folder)
 
-    def _hand_over(self, rank: int) -> None:
+    def _copy_rank_files(self, rank: int) -> None:
         """Copy the files that a rank has left on this node into the folder of the run."""
         for path in self._kept.path.glob(f"rank-{rank}.*"):
             # The run's folder is gone if the launcher has ended.

@@ -245,14 +245,14 @@ class Launcher:
         is_bound = self._starter.limits_cores and not is_fresh and not placement.oversubscribed
         outcome = Outcome()
         try:
-            seats = keepers.seats(placement, is_fresh=is_fresh)
+            assignment = keepers.assign_ranks(placement, is_fresh=is_fresh)
             if self._is_across:
-                directory.launched.write(keepers.ranks_in(seats))
+                directory.launched.write(keepers.ranks_in(assignment))
             if keepers.is_usable:
                 outcome = keepers.perform(
                     job,
                     directory,
-                    seats,
+                    assignment,
                     timeout_s=timeout_s,
                     variables=self._variables(request, placement),
                     cores_per_rank=placement.cores_per_rank if is_bound else None,

@@ -31,12 +31,12 @@ from gpuscale.records import RankReport
 
 END = "end"
 """The order to end all ranks; every other order is a job for the ranks."""
-_SPOILING = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_CORRUPTION_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that suggest memory corruption, perhaps inherited from the keeper when it forked."""
 _START_S = 180.0
 _CHUNK_BYTES = 65536
 
-Seats = Mapping[int, tuple[tuple[int, int], ...]]
+Assignment = Mapping[int, tuple[tuple[int, int], ...]]
 """Maps the number of a keeper to the (rank, local rank) of every process that it has to fork."""
 
 
@@ -50,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The folder of the run."""
     package: str | None = None
     """A package that ranks need; the keeper imports it before forking, since the import is slow."""
-    seats: Seats = {}
+    assignment: Assignment = {}
     variables: Mapping[str, str] = {}
     """Environment variables with the same value for all ranks."""
     is_whole_environment: bool = False
@@ -153,30 +153,30 @@ class Keepers:
         keepers.have_started(_START_S)
         return keepers
 
-    def seats(self, placement: Placement, *, is_fresh: bool) -> Seats:
+    def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
         """Assign the ranks of a run to the keepers that have started.
 
         If `is_fresh` is True, each keeper is for one rank of the same placement.
         """
-        seats: dict[int, tuple[tuple[int, int], ...]] = {}
+        assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = dict.fromkeys(placement.hosts, 0)
         for number, answer in sorted(self.started.items()):
             node = answer.node or self.placement.host_of(number)
             if is_fresh:
-                seats[number] = ((number, taken.get(node, 0)),)
+                assignment[number] = ((number, taken.get(node, 0)),)
                 taken[node] = taken.get(node, 0) + 1
             elif node in taken:
                 position = placement.hosts.index(node)
                 first = position * placement.ranks_per_host
                 here = range(placement.ranks_on(position))
-                seats[number] = tuple((first + local, local) for local in here)
-        return seats
+                assignment[number] = tuple((first + local, local) for local in here)
+        return assignment
 
-    def ranks_in(self, seats: Seats) -> list[RankReport]:
+    def ranks_in(self, assignment: Assignment) -> list[RankReport]:
         """Return the ranks that the keepers fork, sorted, with the hosts on which they start."""
         found = [
             RankReport(rank=rank, host=self.started[number].host, local_rank=local_rank)
-            for number, pairs in seats.items()
+            for number, pairs in assignment.items()
             for rank, local_rank in pairs
         ]
         return sorted(found, key=lambda report: report.rank)
@@ -207,7 +207,7 @@ class Keepers:
         self,
         job: str,
         directory: RunDirectory,
-        seats: Seats,
+        assignment: Assignment,
         *,
         timeout_s: float,
         **details: object,
@@ -217,13 +217,13 @@ class Keepers:
         Args:
             job: A job for `do_in_rank`.
             directory: The folder of the run.
-            seats: The ranks of each keeper.
+            assignment: The ranks of each keeper.
             timeout_s: Seconds after which the ranks write their stack traces and are ended.
             details: Further fields of the order that the keepers get.
         """
-        ranks = {rank for pairs in seats.values() for rank, _ in pairs}
+        ranks = {rank for pairs in assignment.values() for rank, _ in pairs}
         outcome = Outcome()
-        number = self.send(job=job, folder=str(directory.path), seats=seats, **details)
+        number = self.send(job=job, folder=str(directory.path), assignment=assignment, **details)
 
         def has_ended(within_s: float, *, at_failure: bool) -> bool:
             for answer in self._answers(time.monotonic() + within_s):
@@ -241,7 +241,7 @@ class Keepers:
                 self.send(job=END, timed_out=outcome.timed_out)
                 has_ended(RUN_S, at_failure=False)
             signals = {-code for code in outcome.exit_codes.values()}
-            if len(outcome.exit_codes) < len(ranks) or signals & {*_SPOILING}:
+            if len(outcome.exit_codes) < len(ranks) or signals & {*_CORRUPTION_SIGNALS}:
                 self.is_usable = False
             if not self.is_usable:
                 self.close()
@@ -276,7 +276,7 @@ class Keepers:
             if not ready:
                 return
             if self._socket is not None and self._socket in ready:
-                self._streams += filter(None, [self._socket.take()])
+                self._streams += filter(None, [self._socket.accept()])
                 continue
             chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
             if not chunk:

@@ -25,7 +25,7 @@ _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 _FILE = "orders-from.json"
 _GREETING_S = 10.0
-_TAKEN = b"\n"
+_ACCEPTED = b"\n"
 
 
 def _free_port() -> int:
@@ -89,7 +89,7 @@ def _interface_towards(host: str) -> str | None:
     return None
 
 
-class _Door(msgspec.Struct, frozen=True):
+class _ServerFile(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     """The address at which each keeper reaches the launcher, in the order of the keepers."""
     port: int
@@ -112,21 +112,21 @@ class OrderSocket:
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
         addresses = tuple(map(_own_address, hosts))
-        door = _Door(addresses, self._server.getsockname()[1], self._key.decode())
-        write_atomically(folder / _FILE, msgspec.json.encode(door).decode())
+        server = _ServerFile(addresses, self._server.getsockname()[1], self._key.decode())
+        write_atomically(folder / _FILE, msgspec.json.encode(server).decode())
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once a keeper has connected."""
         return self._server.fileno()
 
-    def take(self) -> BinaryIO | None:
+    def accept(self) -> BinaryIO | None:
         """Accept a connection; return a keeper's stream for orders, None for other processes."""
         connection, _ = self._server.accept()
         with suppress(OSError), connection:
             connection.settimeout(_GREETING_S)
-            shown = connection.recv(len(self._key), socket.MSG_WAITALL)
-            if secrets.compare_digest(shown, self._key):
-                connection.sendall(_TAKEN)
+            key = connection.recv(len(self._key), socket.MSG_WAITALL)
+            if secrets.compare_digest(key, self._key):
+                connection.sendall(_ACCEPTED)
                 connection.settimeout(None)
                 return connection.makefile("wb")
         return None
@@ -153,14 +153,14 @@ def connect(folder: Path, number: int) -> int | None:
         raise FileNotFoundError(f"there is no folder {folder} here")
     if not (folder / _FILE).exists():
         return None
-    door = msgspec.json.decode((folder / _FILE).read_bytes(), type=_Door)
+    server = msgspec.json.decode((folder / _FILE).read_bytes(), type=_ServerFile)
     try:
-        connection = socket.create_connection((door.addresses[number], door.port), _GREETING_S)
-        connection.sendall(door.key.encode())
-        is_taken = connection.recv(1) == _TAKEN
+        connection = socket.create_connection((server.addresses[number], server.port), _GREETING_S)
+        connection.sendall(server.key.encode())
+        is_accepted = connection.recv(1) == _ACCEPTED
     except OSError as error:
         raise OSError(f"cannot connect to where gpuscale runs ({error})") from error
-    if not is_taken:
+    if not is_accepted:
         raise ConnectionRefusedError("gpuscale refuses this connection")
     connection.settimeout(None)
     return connection.detach()

@@ -24,7 +24,7 @@ def scheduler_here() -> Scheduler | None:
     """Return the scheduler whose commands are on PATH, or None if there is none."""
     for scheduler in SCHEDULERS.values():
         # Grid Engine and PBS share `qsub` and `qstat`; `qacct` is Grid Engine's alone.
-        if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.questions)):
+        if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.state_commands)):
             return scheduler
     return None
 

@@ -23,7 +23,7 @@ class Lsf(Scheduler):
     job_number = re.compile(r"Job <(\d+)>")
     cancel_program = "bkill"
     # Sites can configure bjobs to exit with the exit code of the job.
-    tells_by_failing = True
+    ignores_exit_code = True
     job_variable = "LSB_JOBID"
     folder_variable = "LS_SUBCWD"
     nodes_variable = "LSB_MCPU_HOSTS"
@@ -44,7 +44,7 @@ class Lsf(Scheduler):
         "-rn",
         "-o {job_name}-%J.log",
     )
-    questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
+    state_commands = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         # The variable lists host names, each followed by the number of slots on that host.

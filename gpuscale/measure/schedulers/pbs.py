@@ -49,7 +49,7 @@ class Pbs(Scheduler):
     # PBS's default, the only name of a log into which PBS inserts the job number.
     log_name = "{job_name}.o{job}"
     # A server without job history rejects -x.
-    questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
+    state_commands = (("qstat", "-x", "-f"), ("qstat", "-f"))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         # If the number of cores is unknown, request one per GPU; PBS's default is one in all.

@@ -96,12 +96,12 @@ class Scheduler(ABC):
     """Pattern for the name of a job's log, in the folder from which the job was submitted."""
     job_number: ClassVar[re.Pattern[str]]
     """Pattern that finds the number of a job in the output of the submit command."""
-    questions: ClassVar[tuple[tuple[str, ...], ...]]
+    state_commands: ClassVar[tuple[tuple[str, ...], ...]]
     """Commands that report the state of a job, each a fallback for the previous one; the number of
     the job is appended."""
     cancel_program: ClassVar[str]
-    tells_by_failing: ClassVar[bool] = False
-    """True if a command in `questions` may print the state and still exit with an error."""
+    ignores_exit_code: ClassVar[bool] = False
+    """True if a command in `state_commands` may print the state and still exit with an error."""
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
     """Environment variable in which a job finds the folder from which the job was submitted."""
@@ -114,7 +114,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Return a job's state from the outputs of `questions` so far ('' if a command failed)."""
+        """Return a job's state from outputs of `state_commands` so far ('' if a command failed)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         """Return values for placeholders in `options`, except `gpus` and fields of the demand."""
@@ -153,8 +153,8 @@ class Scheduler(ABC):
     def state_of(self, job: str) -> JobState:
         """Query the scheduler and return the current state of a job."""
         answers: list[str] = []
-        for question in self.questions:
-            answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
+        for command in self.state_commands:
+            answers.append(answer_of([*command, job], or_error=self.ignores_exit_code) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -201,11 +201,11 @@ class Scheduler(ABC):
 
 
 def answer_of(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_error: bool = False
 ) -> str | None:
     """Return a command's output; None if the command failed, is missing or did not answer in time.
 
-    With `or_failed`, also return the output of a failed command, including standard error.
+    With `or_error`, also return the output of a failed command, including standard error.
     """
     try:
         answer = _run(command, environment)
@@ -213,7 +213,7 @@ def answer_of(
         return None
     if answer.returncode == 0:
         return answer.stdout.strip()
-    return f"{answer.stdout}{answer.stderr}".strip() if or_failed else None
+    return f"{answer.stdout}{answer.stderr}".strip() if or_error else None
 
 
 def _run(

@@ -43,8 +43,8 @@ class Sge(Scheduler):
         "{gpus}",
     )
     variables_option = "-v"
-    questions = (("qstat", "-j"), ("qacct", "-j"))
-    tells_by_failing = True
+    state_commands = (("qstat", "-j"), ("qacct", "-j"))
+    ignores_exit_code = True
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
         # JOB_ID alone is too common a name to mean SGE.

@@ -97,7 +97,7 @@ class Slurm(Scheduler, ProcessStarter):
         "--output={job_name}-%j.log",
     )
     # sacct needs a database that not every site has; scontrol forgets a job after minutes.
-    questions = (
+    state_commands = (
         ("scontrol", "--oneliner", "show", "job"),
         ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j"),
     )

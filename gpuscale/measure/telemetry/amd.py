@@ -17,14 +17,14 @@ from gpuscale.base.errors import (
     DeviceAbsentError,
     DriverAbsentError,
     DriverBrokenError,
-    NeverOfferedError,
+    NotSupportedError,
     QueryError,
 )
 from gpuscale.base.gpu_counters import JOULES, MOMENTS, WATTS, Query
 from gpuscale.measure.telemetry.device import Device
 
 NAME = "AMD SMI"
-_NEVER_OFFERED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
+_NOT_SUPPORTED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")
 """Names, without the prefix `AMDSMI_STATUS_`, of AMD SMI's errors with a permanent cause."""
 _NOT_COUNTED = 2**64 - 1
 _UNKNOWN = (None, "N/A", 2**32 - 1, _NOT_COUNTED)
@@ -107,7 +107,7 @@ def _ask(call: str, *arguments: Any) -> Any:
     try:
         return _named(call)(*arguments)
     except binding.AmdSmiException as error:
-        kind = NeverOfferedError if _status(error) in _NEVER_OFFERED else QueryError
+        kind = NotSupportedError if _status(error) in _NOT_SUPPORTED else QueryError
         raise kind(_reason(error), getattr(error, "err_code", None)) from None
 
 
@@ -118,7 +118,7 @@ def _answer(query: Query, handle: Any) -> Any:
         found = query.take(reduce(getitem, query.member.split(".") if query.member else (), found))
         if found not in _UNKNOWN:
             return found
-    raise NeverOfferedError("not reported")
+    raise NotSupportedError("not reported")
 
 
 def _known(query: Query, handle: Any) -> Any:
@@ -133,7 +133,7 @@ def _metrics(gpu: AmdGpu) -> Any:
     table = wrapper.amdsmi_gpu_metrics_t()
     code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))
     if code:
-        raise NeverOfferedError(_reason(_binding().AmdSmiLibraryException(code)), code)
+        raise NotSupportedError(_reason(_binding().AmdSmiLibraryException(code)), code)
     return table
 
 
@@ -163,7 +163,7 @@ def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
 class AmdDevice(Device):
     """An AMD GPU, or one of its partitions."""
 
-    is_of_amd = True
+    is_amd = True
     limits: ClassVar[Mapping[str, Query]] = {
         "power_limit_w": Query("amdsmi_get_power_cap_info", member="power_cap", divisor=10**6),
         "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
@@ -177,7 +177,7 @@ class AmdDevice(Device):
         self.partition = gpu.partition
         super().__init__(
             {
-                "clock_event_reasons": self._held_back_by,
+                "clock_event_reasons": self._throttle_reasons,
                 "xgmi_active": self._xgmi_active,
                 "xgmi_errors": self._xgmi_errors,
             }
@@ -190,7 +190,7 @@ class AmdDevice(Device):
         self._reasons: tuple[str, ...] = ()
         # Set the baseline: later calls return the reasons since the previous call.
         with suppress(QueryError):
-            self._held_back_by()
+            self._throttle_reasons()
 
     def compute_processes(self) -> int:
         """Return the number of processes that are computing on the device."""
@@ -200,7 +200,7 @@ class AmdDevice(Device):
         """Return the answer to a query, in AMD SMI's unit."""
         return _answer(query, self._gpu.handle)
 
-    def _held_back_by(self) -> tuple[str, ...]:
+    def _throttle_reasons(self) -> tuple[str, ...]:
         """Return the reasons for reduced clocks since the last call or, before MI300, right now."""
         table = _metrics(self._gpu)
         counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
@@ -208,7 +208,7 @@ class AmdDevice(Device):
         if _NOT_COUNTED in now:
             bits = int(table.indep_throttle_status)
             if bits == _NOT_COUNTED:
-                raise NeverOfferedError("not reported")
+                raise NotSupportedError("not reported")
             return tuple(reason for reason, (mask, _) in _REASONS.items() if bits & mask)
         if (at := int(table.accumulation_counter)) != self._at:
             pairs = zip(counted, now, self._counted or now, strict=True)
@@ -220,7 +220,7 @@ class AmdDevice(Device):
         """Return, for each enabled XGMI link to another GPU, whether the link is up."""
         states = _ask("amdsmi_get_gpu_xgmi_link_status", self._gpu.handle)["status"]
         if not (used := [state for state in states if state in ("U", "D")]):
-            raise NeverOfferedError("no links between GPUs")
+            raise NotSupportedError("no links between GPUs")
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
@@ -234,7 +234,7 @@ def _named(name: str) -> Any:
     try:
         return attrgetter(name)(_binding())
     except AttributeError:
-        raise NeverOfferedError(f"this AMD SMI has no {name}") from None
+        raise NotSupportedError(f"this AMD SMI has no {name}") from None
 
 
 def _status(error: Any) -> str:

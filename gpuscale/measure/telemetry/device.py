@@ -12,7 +12,7 @@ from gpuscale.base.errors import (
     DeviceGoneError,
     DriverAbsentError,
     DriverBrokenError,
-    NeverOfferedError,
+    NotSupportedError,
     QueryError,
 )
 from gpuscale.base.gpu_counters import MOMENTS, Field, Query, Reading, clock_events
@@ -31,7 +31,7 @@ _SELDOM = [moment for moment in MOMENTS if moment not in _AT_EVERY_TICK]
 class Device:
     """A GPU or a partition of one; name and UUID are None if the driver does not report them."""
 
-    is_of_amd = False
+    is_amd = False
     """True if the device is queried by AMD SMI, False if by NVML."""
     name: str | None
     uuid: str | None
@@ -55,7 +55,7 @@ class Device:
         self._gone: str | None = None
         self._questions = {**own}
         for moment, field in MOMENTS.items():
-            queries = [query for query in field.queries if query.is_of_amd is self.is_of_amd]
+            queries = [query for query in field.queries if query.is_amd is self.is_amd]
             if queries:
                 forms = (partial(self.number, field, query) for query in queries)
                 self._questions[moment] = Forms(*forms)
@@ -107,7 +107,7 @@ class Device:
                 reason = str(error)
                 if isinstance(error, DeviceGoneError):
                     self._gone = reason
-                elif isinstance(error, NeverOfferedError):
+                elif isinstance(error, NotSupportedError):
                     self.never_offered[moment] = reason
         into.absent[moment] = reason
 
@@ -119,11 +119,11 @@ class Forms:
         self._forms = [*forms]
 
     def __call__(self) -> Any:
-        """Return the result of the newest form; raise NeverOfferedError if the driver has none."""
+        """Return the result of the newest form; raise NotSupportedError if the driver has none."""
         while len(self._forms) > 1:
             try:
                 return self._forms[0]()
-            except NeverOfferedError:
+            except NotSupportedError:
                 del self._forms[0]
         return self._forms[0]()
 

@@ -13,7 +13,7 @@ from gpuscale.base.errors import (
     DeviceGoneError,
     DriverAbsentError,
     DriverBrokenError,
-    NeverOfferedError,
+    NotSupportedError,
     QueryError,
 )
 from gpuscale.base.gpu_counters import Query
@@ -25,11 +25,11 @@ _NO_SUCH_LINK = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPO
 _KINDS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: DeviceGoneError,
     pynvml.NVML_ERROR_RESET_REQUIRED: DeviceGoneError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: NeverOfferedError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NeverOfferedError,
-    pynvml.NVML_ERROR_NO_PERMISSION: NeverOfferedError,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: NeverOfferedError,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NeverOfferedError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: NotSupportedError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: NotSupportedError,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
 }
 """Exception class for each NVML code with a permanent cause; other codes raise QueryError."""
 _MIG = "in MIG mode, in which NVML counts for the whole GPU"
@@ -74,7 +74,7 @@ def _failure(code: int) -> QueryError:
 
 
 def _named(name: str) -> Any:
-    """Return a function or constant of the binding; raise NeverOfferedError if missing."""
+    """Return a function or constant of the binding; raise NotSupportedError if missing."""
     found = getattr(pynvml, name, None)
     if found is None:
         raise _failure(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -187,12 +187,12 @@ class NvmlDevice(Device):
         return errors
 
     def _errors_of_kinds(self, names: Sequence[str]) -> int:
-        """Sum counters over all links; raise NeverOfferedError if one is missing on every link."""
+        """Sum counters over all links; raise NotSupportedError if one is missing on every link."""
         errors = 0
         for name in names:
             counts: list[int] = []
             for link in range(self._links):
-                with suppress(NeverOfferedError):
+                with suppress(NotSupportedError):
                     counts.append(self._errors_of(link, name))
             if not counts:
                 raise _failure(pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -59,7 +59,7 @@ def main(folder: str) -> None:
     with scratch_folder("gpuscale-pipes-") if starts_ranks_here else nullcontext() as pipes:
         try:
             if place.number and place.covers_all_nodes:
-                _stand_by(place)
+                _record_software_until_end(place)
             else:
                 _Watch(place, pipes).measure()
         except CommandError as error:
@@ -71,7 +71,7 @@ def main(folder: str) -> None:
             end_descendants(COMMAND_S, variable=variable)
 
 
-def _stand_by(place: Place) -> None:
+def _record_software_until_end(place: Place) -> None:
     """Record the software of this node's processes while another node times the command."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
@@ -94,7 +94,7 @@ def _leave_failure(error: CommandError, place: Place) -> None:
     failure = replace(error.failure, rank=own_rank, host=host)
     is_end = failure.kind in ("raised", "killed")
     lost_peer = is_end and LOST_PEER_LINES.search(failure.detail) is not None
-    report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
+    report = RankFailure(failure=failure, lost_peer=lost_peer, steps_reported=error.steps_reported)
     place.directory.failure(place.number).write(report)
     if place.has_peers and (lost_peer or failure.kind == "timeout"):
         # The scheduler ends the other tasks when this one exits with a failure.
@@ -149,8 +149,8 @@ class _Watch:
             remedy = "Give" if reader.has_steps else "If it was only starting, give"
             raise reader.failed(
                 f"the command was not done after {self._request.timeout_s:g} s: "
-                f"{reader.told_so_far()}. {remedy} it more with --timeout, or see below what it "
-                "printed last",
+                f"{reader.explain_incomplete()}. {remedy} it more with --timeout, or see below "
+                "what it printed last",
                 "timeout",
             )
         elif state is _State.ENOUGH:
@@ -220,7 +220,7 @@ class _Watch:
         if not (is_known or self._request.devices or place.covers_all_nodes) and reader.has_steps:
             # On CPU, each rank that torchrun and the like create has such a variable, unless it
             # has just failed. Without variables or lines of ranks, no rank has been created.
-            made_none = starter_of(place.command.words) and not reader.has_heard_ranks
+            made_none = starter_of(place.command.words) and not reader.has_rank_lines
             counts = {1} if made_none else counts
         self._validate_rank_count(counts, self._request.gpus, "gpus")
         if place.is_across:
@@ -262,7 +262,7 @@ class _Watch:
             left = " (processes that it left in the background do not count)"
             left = left if living_descendants() else ""
             raise self._reader.failed(
-                f"the command ended too early{left}: {self._reader.told_so_far()}",
+                f"the command ended too early{left}: {self._reader.explain_incomplete()}",
                 "invalid" if has_steps else "unread",
             )
 

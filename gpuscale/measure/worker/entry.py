@@ -85,7 +85,7 @@ class RankFiles:
         self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))
 
 
-def tells_of_peer(error: BaseException) -> bool:
+def is_lost_peer_error(error: BaseException) -> bool:
     """Return True if the error shows failed communication, most likely with a rank that ended."""
     text = str(error)
     # NCCL also allocates memory on this rank's GPU, and may find too little left by torch.
@@ -111,7 +111,7 @@ def main(directory: str, stacks: str) -> None:
         try:
             (_run if request.overhead_pairs is None else _measure_overhead)(request, files)
         except BaseException as error:
-            lost_peer = tells_of_peer(error)
+            lost_peer = is_lost_peer_error(error)
             files.leave_failure(error, request.batch_per_gpu, lost_peer=lost_peer)
             if lost_peer:
                 # The launcher ends all ranks when the first one exits. That should be the lost
@@ -156,7 +156,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     strategy = training.strategy
     if training.faults.any_is_slow:
         # Measure on every rank, slowed or not, since all ranks take part in steps.
-        training.faults.know_pace(loop.own_pace_s(training))
+        training.faults.set_pace(loop.own_pace_s(training))
     demands = STRATEGIES[request.configuration.strategy]
     measurement = loop.measure(
         training,

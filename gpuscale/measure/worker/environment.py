@@ -12,7 +12,7 @@ from typing import Any
 from gpuscale.base.environment import CACHE_VARIABLES, VARIABLE_PREFIXES, cpu_model
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.process_ends import die_with_parent, end_at_interrupt
-from gpuscale.measure.evidence.software import installed_packages, told_by
+from gpuscale.measure.evidence.software import installed_packages, read_version_file
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job
 from gpuscale.records import Environment, GpuDevice
@@ -44,7 +44,7 @@ def describe(folder: str, device: str) -> None:
         gpus=gpus,
         python_version=platform.python_version(),
         # Importing torchvision would import torch._dynamo, which takes ten seconds of a busy CPU.
-        torchvision_version=told_by(folders, "torchvision").get("__version__"),
+        torchvision_version=read_version_file(folders, "torchvision").get("__version__"),
         lightning_version=packages.get("lightning"),
         **libraries,
         packages=packages,
@@ -70,6 +70,6 @@ def _gpus_and_libraries(
         from gpuscale.measure.worker.gpus import seen_by_torch
 
         return seen_by_torch(device)
-    torch = told_by(folders, "torch")
+    torch = read_version_file(folders, "torch")
     names = {"torch_version": "__version__", "cuda_version": "cuda", "rocm_version": "hip"}
     return (), "cpu", {name: torch.get(constant) for name, constant in names.items()}

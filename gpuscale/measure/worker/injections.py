@@ -30,7 +30,7 @@ class Faults:
         self._steps_per_forward: float | None = None
         self._steps = 0
 
-    def know_pace(self, pace_s: float) -> None:
+    def set_pace(self, pace_s: float) -> None:
         """Set the rank's own seconds per step, to which the injected slowdown is proportional."""
         if self._slower_by:
             # Delayed data are a separate fault, which the slowdown must not multiply.

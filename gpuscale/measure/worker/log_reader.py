@@ -115,7 +115,7 @@ class LogReader:
     def global_batch(self) -> int:
         """Samples per step over all GPUs; raise CommandError if unknown or contradictory."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
-        if asked is not None and not self._command.tells_batch:
+        if asked is not None and not self._command.batch_from_output:
             expected = asked * gpus
             if self._samples not in (None, expected):
                 raise self.failed(
@@ -194,7 +194,7 @@ class LogReader:
                 "command takes it. If the lines count otherwise, use --step-regex for the steps"
             )
 
-    def told_so_far(self) -> str:
+    def explain_incomplete(self) -> str:
         """Return a message on what an unfinished command has printed so far, with a remedy."""
         series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
@@ -204,7 +204,7 @@ class LogReader:
         found = counted(0 if windows is None else len(windows.spans), "window")
         needed_s = timing.warmup_s + FEWEST_WINDOWS * timing.window_s
         return (
-            f"{count_of(series.stretches)} lines told a step, up to {series.latest:g}, which makes "
+            f"{count_of(series.stretches)} lines had a step, up to {series.latest:g}, which makes "
             f"{found} of at least {timing.window_s:g} s after the warm-up, of {FEWEST_WINDOWS} "
             f"needed; let it train for at least {needed_s:g} s, or print more often"
         )
@@ -217,10 +217,10 @@ class LogReader:
         """
         is_unread = not self.has_steps and self._unread.of_training is not None
         if is_unread and rank == 0 and (is_late or not self._is_settled):
-            raise self.failed(self.told_so_far(), "unread")
+            raise self.failed(self.explain_incomplete(), "unread")
 
     @property
-    def has_heard_ranks(self) -> bool:
+    def has_rank_lines(self) -> bool:
         """True if a line has come from a rank's own pipe; torchrun's ranks have one each."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
@@ -231,10 +231,10 @@ class LogReader:
 
     def _leading(self) -> Series | None:
         """Return the series with the most steps; None if no line has reported a step."""
-        told = {source: series for source, series in self._series.items() if series.stretches}
+        timed = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log`, the command prints the ranks' lines again, mixed and later.
-        ranks = [series for source, series in told.items() if source != COMMAND_SOURCE]
-        return max(ranks or told.values(), key=lambda one: count_of(one.stretches), default=None)
+        ranks = [series for source, series in timed.items() if source != COMMAND_SOURCE]
+        return max(ranks or timed.values(), key=lambda one: count_of(one.stretches), default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
         """Return evidence of the command's end, from the process that caused the end if known."""
@@ -251,7 +251,7 @@ class LogReader:
         """Return a CommandError with a message and, as its detail, `lines` or the latest output."""
         series, detail = self._leading(), "\n".join(lines or self._latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
-        return CommandError(failure, steps_told=0.0 if series is None else series.latest)
+        return CommandError(failure, steps_reported=0.0 if series is None else series.latest)
 
 
 class FigureReader(LogReader):
@@ -282,7 +282,7 @@ class FigureReader(LogReader):
 
     def figures(self) -> FigureOutcome:
         """Return a command's figures, or a failure if a figure is missing or not positive."""
-        if lacking := self.told_so_far():
+        if lacking := self.explain_incomplete():
             return FigureOutcome(values=(), failure=self.failed(lacking, "unread").failure)
         values = []
         for name, text in self.found.items():
@@ -293,7 +293,7 @@ class FigureReader(LogReader):
             values.append((name, value))
         return FigureOutcome(values=tuple(values))
 
-    def told_so_far(self) -> str:
+    def explain_incomplete(self) -> str:
         """Return a message that names the metrics without a value; empty if all have one."""
         names = (metric.name for metric in self._command.metrics)
         lacking = ", ".join(name for name in names if name not in self.found)

@@ -41,9 +41,9 @@ class Line(NamedTuple):
 class CommandError(Exception):
     """Raised if a command yields no result; `failure` gives the reason."""
 
-    def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
+    def __init__(self, failure: Failure, *, steps_reported: float = 0.0) -> None:
         super().__init__(failure.message)
-        self.failure, self.steps_told = failure, steps_told
+        self.failure, self.steps_reported = failure, steps_reported
 
 
 class Output:

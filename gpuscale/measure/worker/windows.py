@@ -141,8 +141,8 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
     stride = statistics.median_low(
         [later.step - earlier.step for points in left for earlier, later in pairwise(points)]
     )
-    told = sum(points[-1].step - points[0].step for points in left)
-    stride_s = stride * sum(points[-1].at_s - points[0].at_s for points in left) / told
+    steps_done = sum(points[-1].step - points[0].step for points in left)
+    stride_s = stride * sum(points[-1].at_s - points[0].at_s for points in left) / steps_done
     strides, wanted = window_plan(max(stride_s, 1e-9), timing, pausing=False)
     steps = strides * stride
     spans = [span for points in left for span in _spans(points, steps)]

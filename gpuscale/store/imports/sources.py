@@ -102,7 +102,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     found = [each for line in text.splitlines() for each in reader.figures(line).items()]
     if reader.began_at_s is None:
         raise DecodeError("", "has no line ':::MLLOG' with run_start")
-    case = reader.told.get("submission_benchmark", path.parent.name)
+    case = reader.values.get("submission_benchmark", path.parent.name)
     values = tuple(
         RecordedValue(case=case, metric=metric, value=time_s, unit="s")
         for metric, printed in found
@@ -111,7 +111,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     yield Session(
         key=path.stem,
         began_s=reader.began_at_s,
-        system=reader.told.get("submission_platform"),
+        system=reader.values.get("submission_platform"),
         values=values,
         without_value=() if values else (f"{case} ({reader.status})",),
     )
