@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuscale.analysis.estimates import Difference, Term
-from gpuscale.campaigns.bisection.decision import Applied, Turns
+from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records.campaigns import Bisection, BisectionFinding
@@ -89,7 +89,7 @@ def search(
     machine: Machine, changes: int, *, groups: Sequence[int] | None = None, trials: int = 200
 ) -> Bisection:
     made = Search(
-        turns=Turns(machine.make_run, PLAN),
+        turns=AlternatingTrials(machine.make_run, PLAN),
         groups=groups or range(changes),
         most_trials=trials,
         tell=lambda *_: None,

@@ -21,7 +21,7 @@ from command_line import gpuscale
 from hosts import skip_unless_required
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.campaigns.bisection import Laboratory
+from gpuscale.campaigns.bisection import TrialRunner
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.sides import side_of, uv_program
@@ -108,13 +108,15 @@ def few(site: Path, *names: str) -> None:
         (site / f"{side}.txt").write_text("".join(f"{name}=={version}\n" for name in names))
 
 
-def environments(site: Path, python: str = sys.executable, *, is_lent: bool = False) -> Packages:
+def environments(
+    site: Path, python: str = sys.executable, *, needs_gpuscale: bool = False
+) -> Packages:
     found = Packages(
         uv=uv_program(),
         python=python,
         good=side_of(site / "good.txt"),
         bad=side_of(site / "bad.txt"),
-        is_lent=is_lent,
+        needs_gpuscale=needs_gpuscale,
         options=("--no-index", "--find-links", str(site / "wheels")),
     )
     found.prepare(site / "environments")
@@ -196,7 +198,7 @@ def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> N
 
 
 def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
-    python = made_for(environments(site, is_lent=True))
+    python = made_for(environments(site, needs_gpuscale=True))
     code = "import gpuscale.records, pytest, importlib.util as u; print(u.find_spec('hypothesis'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "None\n"
@@ -324,7 +326,7 @@ def test_time_that_is_up_starts_no_run(site: Path) -> None:
 def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
     make_slow(site, "lens", 0.04)
     made = environments(site)
-    lab = Laboratory(
+    lab = TrialRunner(
         kind=made,
         folder=site / "kept",
         scratch=site / "scratch",

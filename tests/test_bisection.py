@@ -17,7 +17,7 @@ from bisecting import (
     truth,
 )
 
-from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError, Turns
+from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied, OutOfBudgetError
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.records.campaigns import BisectionFinding
 
@@ -99,7 +99,7 @@ def test_time_that_is_up_before_anything_is_known_is_undecided() -> None:
     def late(_: Applied) -> float:
         raise OutOfBudgetError("time")
 
-    turns = Turns(late, PLAN)
+    turns = AlternatingTrials(late, PLAN)
     ended = Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run()
     assert ended is not None
     assert (ended.finding, ended.reason, ended.loss) == (BisectionFinding.UNDECIDED, "time", None)
@@ -123,13 +123,13 @@ def test_mixtures_that_do_not_run_are_skipped() -> None:
 def test_an_end_without_a_number_ends_the_search() -> None:
     made = machine({3: 0.1})
     made.broken = lambda applied: len(applied) == 4
-    turns = Turns(made.make_run, PLAN)
+    turns = AlternatingTrials(made.make_run, PLAN)
     assert Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run() is None
 
 
 def test_groups_are_split_last() -> None:
     tried: list[Applied] = []
-    turns = Turns(machine({2: 0.1}).make_run, PLAN)
+    turns = AlternatingTrials(machine({2: 0.1}).make_run, PLAN)
     groups = (0, 0, 1, 1, 1, 1)
     Search(
         turns=turns,
@@ -152,7 +152,7 @@ def test_a_run_that_fails_once_is_made_again() -> None:
             return None
         return log_s
 
-    turns = Turns(once, PLAN)
+    turns = AlternatingTrials(once, PLAN)
     found = Search(turns=turns, groups=range(8), most_trials=50, tell=lambda *_: None).run()
     assert failed
     assert found is not None
@@ -166,7 +166,7 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
     made.broken = lambda applied: len(applied) in (8, 19, 20, 21, 33)
     tried: list[Applied] = []
     found = Search(
-        turns=Turns(made.make_run, PLAN),
+        turns=AlternatingTrials(made.make_run, PLAN),
         groups=range(40),
         most_trials=50,
         is_ordered=True,
@@ -182,7 +182,7 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
 def test_a_commit_beside_ones_that_do_not_start_is_one_of_several() -> None:
     made = machine({20: 0.1})
     made.broken = lambda applied: len(applied) in (20, 21)
-    turns = Turns(made.make_run, PLAN)
+    turns = AlternatingTrials(made.make_run, PLAN)
     found = Search(
         turns=turns, groups=range(40), most_trials=50, is_ordered=True, tell=lambda *_: None
     ).run()

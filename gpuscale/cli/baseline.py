@@ -42,7 +42,7 @@ from gpuscale.reports.phrases import format_range
 from gpuscale.reports.show.baseline_text import runs_text
 from gpuscale.store import write_baseline
 from gpuscale.store.files import file_errors
-from gpuscale.store.imports.session import Session, learn, metric_of, published
+from gpuscale.store.imports.session import Session, add_directions, metric_of, published
 from gpuscale.store.imports.sources import SOURCES
 
 _TABLE = "table"
@@ -159,7 +159,7 @@ def _import(arguments: argparse.Namespace) -> int:
             f"'gpuscale import {tool}' makes nights of them"
         )
     more_is_better = directions_of(arguments)
-    learn(more_is_better, values)
+    add_directions(more_is_better, values)
     found = [published(value, metric_of(value, more_is_better)) for value in values]
     figures = {figure.key: (figure, limit) for figure, limit in found}
     limits = tuple(limit for _, limit in figures.values() if limit is not None)

@@ -15,9 +15,9 @@ from typing import Any
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
-from gpuscale.campaigns.bisection import Kind, Laboratory
+from gpuscale.campaigns.bisection import Kind, TrialRunner
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.decision import Applied, SpeedDifference, Turns
+from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied, SpeedDifference
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = (_FOLDER / number).absolute()
     used = "the same bisection is running already; wait for it, or end it"
     with sole_use(folder, used), scratch_folder("gpuscale-bisect-") as scratch:
-        lab = Laboratory(
+        runner = TrialRunner(
             kind=kind,
             folder=folder,
             scratch=scratch,
@@ -112,11 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             with file_errors(folder):
                 kind.prepare(folder / "environments")
-            found, told = _searched(lab, plan, arguments.trials)
+            found, lines = _searched(runner, plan, arguments.trials)
         finally:
             # Results and logs are kept. If this process is killed, the next bisection cleans up.
             shutil.rmtree(folder / "environments", ignore_errors=True)
-    return _reported(arguments, found, lab, told)
+    return _reported(arguments, found, runner, lines)
 
 
 def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
@@ -138,23 +138,23 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
         python=python,
         good=good,
         bad=bad,
-        is_lent=not is_command,
+        needs_gpuscale=not is_command,
         options=_sources(arguments),
     )
 
 
 def _searched(
-    lab: Laboratory, plan: SequentialPlan, most: int | None
+    runner: TrialRunner, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
     """Search in at most `most` trials (None: a default); return the result and text on trials."""
-    changes, groups, kind = lab.kind.changes, lab.kind.groups, lab.kind
+    changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
     verb = "differ" if len(changes) > 1 else "differs"
     differing = f"{counted(len(changes), kind.noun)} {verb}{moving}"
-    remark(f"{differing}; runs are kept in {os.path.relpath(lab.folder)}")
+    remark(f"{differing}; runs are kept in {os.path.relpath(runner.folder)}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
-    told = [differing]
+    lines = [differing]
 
     def tell(
         number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
@@ -165,33 +165,33 @@ def _searched(
         rows: list[tuple[str, str, Estimate | None]] = []
         if steps is None:
             broken = next(side for side in sides if side in turns.broken)
-            rows.append(("no number", f"{kind.words_of(broken)} ({lab.failure})", None))
+            rows.append(("no number", f"{kind.words_of(broken)} ({runner.failure})", None))
         else:
             rows.append(("from", kind.words_of(sides[0]), None))
             for side, step in zip(sides[1:], steps, strict=True):
                 rows.append((step.answer.value, kind.words_of(side), step.speed))
-        left_s = lab.made_s / number * (most - number)
+        left_s = runner.made_s / number * (most - number)
         left = f", at most {format_seconds(left_s)} left" if left_s else ""
         trial = f"trial {number} of at most {most}"
         text = trial_text(rows)
-        told.extend((trial, text))
+        lines.extend((trial, text))
         remark(f"{trial}{left}\n{text}")
 
-    turns = Turns(lab.make_run, plan)
+    turns = AlternatingTrials(runner.make_run, plan)
     found = Search(
         turns=turns, groups=groups, most_trials=most, is_ordered=kind.is_ordered, tell=tell
     ).run()
     if found is None:
         side = "GOOD" if frozenset() in turns.broken else "BAD"
-        problem = f"{side} gives no number: {lab.failure}"
-        raise UsageError(f"{problem}; see the logs in {lab.folder / 'runs'}")
-    return found, told
+        problem = f"{side} gives no number: {runner.failure}"
+        raise UsageError(f"{problem}; see the logs in {runner.folder / 'runs'}")
+    return found, lines
 
 
 def _reported(
-    arguments: argparse.Namespace, found: Bisection, lab: Laboratory, told: Sequence[str]
+    arguments: argparse.Namespace, found: Bisection, runner: TrialRunner, lines: Sequence[str]
 ) -> int:
-    kind, changes = lab.kind, lab.kind.changes
+    kind, changes = runner.kind, runner.kind.changes
     if found.finding is BisectionFinding.REVERSED:
         raise UsageError("GOOD is slower than BAD here and now; name them the other way round")
     remedies = [changes[at].remedy for unit in found.culprits for at in unit]
@@ -201,10 +201,10 @@ def _reported(
     result = bisection_text(found, texts, remedy, kind.not_tried, is_ordered=kind.is_ordered)
     sys.stdout.write(f"{result}\n")
     if arguments.report is not None:
-        measured = f"{shlex.join(lab.measured)}, --gpus {arguments.gpus}"
-        if (here := lab.environment) is not None:
+        measured = f"{shlex.join(runner.measured)}, --gpus {arguments.gpus}"
+        if (here := runner.environment) is not None:
             measured += f", on {here.hardware_label}; {software_text(here)}"
-        write_report(arguments.report, report_text(result, measured, told, texts))
+        write_report(arguments.report, report_text(result, measured, lines, texts))
     return _EXIT_CODES[found.finding]
 
 

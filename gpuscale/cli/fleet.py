@@ -21,7 +21,7 @@ from gpuscale.campaigns.fleet import Sweep
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.cli.inputs import say
-from gpuscale.cli.submit import BESIDE_MEASURING_S, confirmed, job_environment, run_s
+from gpuscale.cli.submit import SESSION_OVERHEAD_S, confirmed, job_environment, run_s
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
@@ -168,7 +168,7 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
 
 def _job_s(measure: Measured) -> float:
     """Return the estimated duration of a job, in seconds."""
-    return len(measure.gpus) * measure.runs * run_s(measure) + BESIDE_MEASURING_S
+    return len(measure.gpus) * measure.runs * run_s(measure) + SESSION_OVERHEAD_S
 
 
 def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:

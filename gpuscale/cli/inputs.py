@@ -21,7 +21,7 @@ from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any, read_results
 from gpuscale.store.files import file_errors
-from gpuscale.store.results import with_probes_beside
+from gpuscale.store.results import with_recorded_probes
 
 _ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
@@ -66,7 +66,7 @@ def read_all_results(
         if isinstance(content, Baseline):
             read += results_of(content)
         else:
-            read.append(with_probes_beside(path, content))
+            read.append(with_recorded_probes(path, content))
     if one_curve and len({results.injections for results in read}) > 1:
         problem = "the files have different faults made on purpose, so they make no curve"
         raise UsageError(f"{problem}; give one of them as --baseline")
@@ -82,7 +82,7 @@ def read_content(path: Path) -> Results | Baseline:
     if isinstance(content, Baseline):
         return content
     say_left_out([content], _ALONE)
-    return each_run_once([with_probes_beside(path, content)])[0]
+    return each_run_once([with_recorded_probes(path, content)])[0]
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:

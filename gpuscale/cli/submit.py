@@ -31,11 +31,11 @@ from gpuscale.store.files import file_errors
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
-_BESIDE_RUN_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
+_RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 """For each device: estimated seconds that a run takes in addition to its measurement, for starting
 ranks, loading kernels, warm-up and checks; too high for a modern node, too low if the file system
 is slow."""
-BESIDE_MEASURING_S = 60.0
+SESSION_OVERHEAD_S = 60.0
 """Estimated seconds that a job takes in addition to its runs: to start pytest, describe the machine
 and compare the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
@@ -166,7 +166,7 @@ def _announcement(request: JobRequest) -> str:
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
     runs = _count_cases(request) * ways * len(request.gpus) * measured.runs
-    seconds = runs * run_s(measured) + BESIDE_MEASURING_S
+    seconds = runs * run_s(measured) + SESSION_OVERHEAD_S
     judged = request.profile.judge.baseline or "nothing: it is only measured, and ends with 4"
     return (
         f"{request.profile.description}: {counted(runs, 'run')} on "
@@ -180,7 +180,7 @@ def _announcement(request: JobRequest) -> str:
 def run_s(measured: Measured) -> float:
     """Return the estimated duration of a run, including its start-up, in seconds."""
     windows_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
-    return windows_s + _BESIDE_RUN_S[measured.device]
+    return windows_s + _RUN_OVERHEAD_S[measured.device]
 
 
 def _count_cases(request: JobRequest) -> int:

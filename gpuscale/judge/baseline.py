@@ -13,7 +13,7 @@ from gpuscale.base.text import counted
 from gpuscale.judge.hardware import common_hardware
 from gpuscale.records import Configuration, Environment, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange
-from gpuscale.records.configuration import OfRow
+from gpuscale.records.configuration import RowMixin
 from gpuscale.records.run import without_windows
 
 MINIMUM_RUNS = 3
@@ -30,7 +30,7 @@ _IN_HISTORY = (
 
 
 @dataclass(frozen=True, slots=True)
-class EntryId(OfRow):
+class EntryId(RowMixin):
     """Identity of a baseline entry: the properties that all its runs share."""
 
     configuration: Configuration

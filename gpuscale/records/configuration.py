@@ -87,7 +87,7 @@ class EntryKey(NamedTuple):
         return cases is None or self.case in cases or self.name in cases
 
 
-class OfRow:
+class RowMixin:
     """Mixin for a value that belongs to one table row: one configuration on one number of GPUs."""
 
     __slots__ = ()

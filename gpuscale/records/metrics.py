@@ -167,16 +167,16 @@ def unit_of_name(name: str) -> str:
     return next((_UNITS[end] for end in ends if end in _UNITS and end != name), "")
 
 
-def described(
+def metric_from_name(
     name: str,
     unit: str = "",
     *,
     more_is_better: bool | None = None,
-    of_work: Literal["weak", "strong"] | None = None,
+    time_scaling: Literal["weak", "strong"] | None = None,
 ) -> OpenMetric | None:
     """Return the metric with this name; None if it is unknown whether more or less is better.
 
-    For a time, `of_work` specifies which work is constant: per GPU (weak) or in total (strong).
+    For a time, `time_scaling` says which work is constant: per GPU (weak) or in total (strong).
     """
     if not unit and unit_of_name(name) == "s" and _OF_RATES.fullmatch(name):
         if more_is_better is None:
@@ -191,5 +191,5 @@ def described(
     if more_is_better and _OVER_ALL_GPUS.fullmatch(unit):
         scaling = "rate"
     elif not more_is_better and _TIME.fullmatch(unit):
-        scaling = of_work
+        scaling = time_scaling
     return OpenMetric(name=name, unit=unit, more_is_better=more_is_better, scaling=scaling)

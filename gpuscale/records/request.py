@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gpuscale.base.devices import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records.configuration import Configuration, OfRow
+from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.evidence import Failure, Library, Phases, RankReport, Window
-from gpuscale.records.metrics import OpenMetric, described
+from gpuscale.records.metrics import OpenMetric, metric_from_name
 
 Launch = Literal["per-rank", "per-node", "once"]
 """Start mode of a command: once for each rank, once for each node, or once for all nodes."""
@@ -62,7 +62,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics that the command prints each time it is started, named by the groups of `figure`."""
 
 
-class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
     """One requested run: everything that a rank on any node needs to know."""
 
     configuration: Configuration
@@ -103,11 +103,11 @@ class RunRequest(OfRow, msgspec.Struct, frozen=True, kw_only=True):
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request with a metric added for each new name that `described` recognises."""
+        """Return the request with a metric for each new name that `metric_from_name` knows."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}
-        new = (described(name) for name in dict.fromkeys(names) if name not in known)
+        new = (metric_from_name(name) for name in dict.fromkeys(names) if name not in known)
         metrics = (*known.values(), *filter(None, new))
         return replace(self, command=replace(self.command, metrics=metrics))
 

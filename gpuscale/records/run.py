@@ -7,7 +7,7 @@ import msgspec
 
 from gpuscale.base.errors import FieldError
 from gpuscale.base.strategies import COMMAND, STRATEGIES
-from gpuscale.records.configuration import Configuration, OfRow
+from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.environment import Environment
 from gpuscale.records.evidence import (
     Failure,
@@ -34,7 +34,7 @@ from gpuscale.records.record import (
 from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
-class Run(OfRow, Record, frozen=True, kw_only=True):
+class Run(RowMixin, Record, frozen=True, kw_only=True):
     """One fresh start of all ranks; all statistics treat a run as one sample.
 
     `measured` holds the metrics. The fields after `failure` are evidence; any may be absent.

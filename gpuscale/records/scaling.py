@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpuscale.records.baseline import PublishedFigure
-from gpuscale.records.configuration import Configuration, OfRow
+from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.request import RunRequest
 from gpuscale.records.run import Run
 
@@ -74,7 +74,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingPoint(OfRow, Scaling):
+class ScalingPoint(RowMixin, Scaling):
     """A measured or published point of a scaling curve; a field is None if unknown."""
 
     kind: Literal["measured", "published"] = "measured"

@@ -54,7 +54,7 @@ def newest_results(folder: Path) -> list[Path]:
     raise file_error(folder.absolute(), problem)
 
 
-def with_probes_beside(path: Path, results: Results) -> Results:
+def with_recorded_probes(path: Path, results: Results) -> Results:
     """Return results with the probes from the separate file next to the results file, if any."""
     beside = path.with_suffix(PROBES_ENDING)
     return replace(results, probes=read_results(beside).probes) if beside.is_file() else results

@@ -15,7 +15,7 @@ import msgspec
 from gpuscale.base.errors import CaseError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_bytes
-from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, described
+from gpuscale.records.metrics import METRICS_BY_NAME, OpenMetric, metric_from_name
 
 _SMALLEST_BYTES = 1 << 20
 """Smallest message, in bytes, whose bandwidth is read; smaller messages measure latency."""
@@ -158,10 +158,10 @@ def metrics_of(
     if wrong := [f"{name}={way}" for name, way in better.items() if way not in ("more", "less")]:
         raise refused(f"--better {wrong[0]}: it takes more or less")
     found = {
-        name: described(
+        name: metric_from_name(
             name,
             more_is_better=better[name] == "more" if name in better else None,
-            of_work=scaling,
+            time_scaling=scaling,
         )
         for name in names
     }

@@ -24,7 +24,7 @@ from gpuscale.store import read_results
 from gpuscale.store.files import file_errors
 
 
-class CannotBeMadeError(GpuscaleError):
+class EnvironmentBuildError(GpuscaleError):
     """Raised if the environment of a trial cannot be created; the message says why."""
 
 
@@ -91,7 +91,7 @@ class Kind(ABC):
     def setting(self, applied: Applied) -> Setting:
         """Create an environment if necessary, and return how to start runs in it.
 
-        Raise a CannotBeMadeError if the environment cannot be created.
+        Raise an EnvironmentBuildError if the environment cannot be created.
         """
 
 
@@ -101,7 +101,7 @@ def last_line(text: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Laboratory:
+class TrialRunner:
     """Executes runs in the environments of trials, and keeps each run as a results file.
 
     Valid runs that a killed bisection left in the folder are read instead of repeated.
@@ -156,7 +156,7 @@ class Laboratory:
         log = path.with_suffix(".log")
         try:
             setting = self.kind.setting(applied)
-        except CannotBeMadeError as error:
+        except EnvironmentBuildError as error:
             log.write_text(str(error))
             return
         variables = {**os.environ, "TMPDIR": os.fspath(self.scratch)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.text import visible
-from gpuscale.campaigns.bisection import CannotBeMadeError, Change, Kind, Setting, last_line
+from gpuscale.campaigns.bisection import Change, EnvironmentBuildError, Kind, Setting, last_line
 from gpuscale.campaigns.bisection.decision import Applied
 
 
@@ -70,7 +70,7 @@ class Commits(Kind):
                 self._git(*clone, str(place), self.content(applied))
             except UsageError as error:
                 shutil.rmtree(place, ignore_errors=True)
-                raise CannotBeMadeError(str(error)) from None
+                raise EnvironmentBuildError(str(error)) from None
         # Use the folder that corresponds to the user's current folder in the repository.
         here = Path.cwd()
         inner = here.relative_to(self._top) if here.is_relative_to(self._top) else Path()

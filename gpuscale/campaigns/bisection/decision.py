@@ -68,7 +68,7 @@ class TrialLimits:
 
 
 @dataclass(slots=True)
-class Turns:
+class AlternatingTrials:
     """Compares environments by alternating runs; sequential tests decide when a trial ends."""
 
     make_run: MakeRun

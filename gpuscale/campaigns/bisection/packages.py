@@ -13,7 +13,7 @@ from pathlib import Path
 import gpuscale
 from gpuscale.base.errors import UsageError
 from gpuscale.base.foreign_texts import DISK_FULL, NO_INDEX
-from gpuscale.campaigns.bisection import CannotBeMadeError, Change, Kind, Setting, last_line
+from gpuscale.campaigns.bisection import Change, EnvironmentBuildError, Kind, Setting, last_line
 from gpuscale.campaigns.bisection.decision import Applied
 from gpuscale.campaigns.bisection.sides import BisectionSide, differences_elsewhere
 from gpuscale.records.environment_diff import listed
@@ -47,7 +47,7 @@ class Packages(Kind):
     python: str
     good: BisectionSide
     bad: BisectionSide
-    is_lent: bool
+    needs_gpuscale: bool
     """True if trials train cases, so that their environments must be able to import gpuscale."""
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
@@ -66,23 +66,23 @@ class Packages(Kind):
         """Leave out packages that cannot be installed, and find those that must change together."""
         self._folder = folder
         try:
-            ends = self._ends()
-        except CannotBeMadeError:
+            places = self._make_good_and_bad()
+        except EnvironmentBuildError:
             self._take({name: self._installable(*pair) for name, pair in self._all.items()})
             if not self.changes:
                 problem = f"no package that differs can be installed: {listed(self.not_tried, 1)}"
                 raise UsageError(f"{problem}; see --index-url and --wheelhouse") from None
-            ends = self._ends()
-        self._group(map(_site, ends))
+            places = self._make_good_and_bad()
+        self._group(map(_site, places))
 
-    def _ends(self) -> list[Path]:
+    def _make_good_and_bad(self) -> list[Path]:
         return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
 
     def setting(self, applied: Applied) -> Setting:
         """Create an environment if necessary; return the interpreter and variables for its runs."""
         place = self._made(applied)
-        if self.is_lent:
-            self._lend(place)
+        if self.needs_gpuscale:
+            self._add_gpuscale(place)
         path = f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         variables = {"VIRTUAL_ENV": str(place), "PATH": path, "PYTHONHOME": None}
         return Setting(variables=variables, python=place / "bin" / "python")
@@ -103,7 +103,7 @@ class Packages(Kind):
             pins.write_text("".join(f"{line}\n" for line in self._lines(applied)))
             refusal = self._install("--python", str(place / "bin" / "python"), "-r", str(pins))
             if refusal is not None:
-                raise CannotBeMadeError(f"uv cannot make the environment: {refusal}")
+                raise EnvironmentBuildError(f"uv cannot make the environment: {refusal}")
         complete.touch()
         return place
 
@@ -175,7 +175,7 @@ class Packages(Kind):
         self.changes = tuple(self.changes[number] for number in order)
         self.groups = tuple(group[number] for number in order)
 
-    def _lend(self, place: Path) -> None:
+    def _add_gpuscale(self, place: Path) -> None:
         """Append gpuscale and its dependencies to the import path of an environment."""
         folder = self._folder / "gpuscale_needs"
         if not folder.exists():

@@ -14,12 +14,12 @@ from operator import attrgetter
 
 from gpuscale.analysis.estimates import Difference
 from gpuscale.campaigns.bisection.decision import (
+    AlternatingTrials,
     Applied,
     OutOfBudgetError,
     SpeedDifference,
     TrialAnswer,
     TrialLimits,
-    Turns,
 )
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 
@@ -45,7 +45,7 @@ Unit = tuple[int, ...]
 class Search:
     """A search for the culprits of a bisection; changes in the same group are applied together."""
 
-    turns: Turns
+    turns: AlternatingTrials
     groups: Sequence[int]
     most_trials: int
     is_ordered: bool = False

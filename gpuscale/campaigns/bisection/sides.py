@@ -113,8 +113,8 @@ def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
 def _installed(path: Path, python: Path) -> BisectionSide:
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
     try:
-        told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-        version, prefix = told.stdout.strip().split(" ", 1)
+        completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        version, prefix = completed.stdout.strip().split(" ", 1)
     except (OSError, subprocess.CalledProcessError, ValueError):
         remedy = "name an environment's folder or bin/python, a requirements .txt, or results"
         raise UsageError(f"{visible(str(path))}: no Python starts there; {remedy}") from None

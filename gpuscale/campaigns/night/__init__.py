@@ -93,8 +93,8 @@ class NightJob:
     def _try(self) -> Attempt:
         """Run pytest to measure what the results file does not contain yet; return the outcome."""
         results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
-        for told in (items, fault):
-            told.unlink(missing_ok=True)
+        for path in (items, fault):
+            path.unlink(missing_ok=True)
         option = "--resume" if self._has_results() else "--results"
         command = ["pytest", *self._measure, option, str(results), "--junitxml", str(items)]
         environment = {**os.environ, FAULT_FILE: str(fault.absolute())}

@@ -268,5 +268,5 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
     # A nightly run never returns such a code, so a signal or another program ended the job.
-    told = "no exit code" if code is None else f"exit code {code}"
-    return ExitCode.USAGE, f"{told}, with which no night ends; see its log"
+    ending = "no exit code" if code is None else f"exit code {code}"
+    return ExitCode.USAGE, f"{ending}, with which no night ends; see its log"

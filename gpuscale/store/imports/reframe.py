@@ -161,45 +161,46 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")
     for row in csv.DictReader(lines, delimiter="|"):
-        told = {name: value for name, value in row.items() if value not in _NONE}
-        names = map(told.get, ("display_name", "name", "check_name"))
+        fields = {name: value for name, value in row.items() if value not in _NONE}
+        names = map(fields.get, ("display_name", "name", "check_name"))
         tasks, tasks_per_node, gpus_per_node = (
-            int(positive(told.get(f"num_{what}")) or 0)
+            int(positive(fields.get(f"num_{what}")) or 0)
             for what in ("tasks", "tasks_per_node", "gpus_per_node")
         )
         yield _Case(
             name=next(filter(None, names), path.stem),
-            result=told.get("result", "pass"),
-            environ=told.get("environ"),
+            result=fields.get("result", "pass"),
+            environ=fields.get("environ"),
             # The folders that contain a log are named after the system and the partition.
-            system=told.get("system", path.parent.parent.name),
-            partition=told.get("partition", path.parent.name),
-            perfvalues=_logged_values(told),
+            system=fields.get("system", path.parent.parent.name),
+            partition=fields.get("partition", path.parent.name),
+            perfvalues=_logged_values(fields),
             num_tasks=tasks,
             num_tasks_per_node=tasks_per_node,
             num_gpus_per_node=gpus_per_node,
-            nodes=[*filter(None, re.split(r"[,\s]+", told.get("job_nodelist", "")))],
-            ended_s=_ended_s(told),
+            nodes=[*filter(None, re.split(r"[,\s]+", fields.get("job_nodelist", "")))],
+            ended_s=_ended_s(fields),
         )
 
 
-def _logged_values(told: Mapping[str, str]) -> dict[str, list[Any]]:
+def _logged_values(fields: Mapping[str, str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for column in told:
+    for column in fields:
         if column.endswith("_value"):
             name = column.removesuffix("_value")
             others = (
-                told.get(f"{name}_{what}") for what in ("ref", "lower_thres", "upper_thres", "unit")
+                fields.get(f"{name}_{what}")
+                for what in ("ref", "lower_thres", "upper_thres", "unit")
             )
-            found[name] = [told[column], *others]
+            found[name] = [fields[column], *others]
     return found
 
 
-def _ended_s(told: Mapping[str, str]) -> float:
-    if ended_s := positive(told.get("job_completion_time_unix")):
+def _ended_s(fields: Mapping[str, str]) -> float:
+    if ended_s := positive(fields.get("job_completion_time_unix")):
         return ended_s
     try:
-        return datetime.fromisoformat(told.get("job_completion_time", "")).timestamp()
+        return datetime.fromisoformat(fields.get("job_completion_time", "")).timestamp()
     except ValueError:
         problem = "a performance log needs the column job_completion_time(_unix)"
         raise DecodeError("", f"{problem}; add it to handlers_perflog of the site") from None

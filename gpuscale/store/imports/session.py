@@ -18,7 +18,7 @@ from gpuscale.records import Configuration, Environment, PublishedFigure, Result
 from gpuscale.records.baseline import Timed, ToleranceOverride
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.evidence import NodeEvidence
-from gpuscale.records.metrics import OpenMetric, described
+from gpuscale.records.metrics import OpenMetric, metric_from_name
 from gpuscale.records.record import from_json, to_json
 from gpuscale.store.file_formats import encode_header
 from gpuscale.store.files import file_errors, read_with, replace_file
@@ -98,14 +98,14 @@ class Session:
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
 
 
-def learn(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
+def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
     """Add each value's metric to `more_is_better`; raise a UsageError if a direction is unknown.
 
     A metric that `more_is_better` already has keeps its direction.
     """
     unknown: dict[str, RecordedValue] = {}
     for value in values:
-        metric = described(value.metric, value.unit, more_is_better=value.more_is_better)
+        metric = metric_from_name(value.metric, value.unit, more_is_better=value.more_is_better)
         if metric is None:
             unknown.setdefault(value.metric, value)
         else:
@@ -123,7 +123,7 @@ def learn(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> N
 def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
     """Return the metric of an imported value; `more_is_better` must have the metric's name."""
     more = more_is_better[value.metric]
-    metric = described(value.metric, value.unit, more_is_better=more)
+    metric = metric_from_name(value.metric, value.unit, more_is_better=more)
     assert metric is not None
     return metric
 
@@ -151,8 +151,8 @@ def published(
 
 
 def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
-    """Convert a session to results, one run per value; `learn` adds metrics to `more_is_better`."""
-    learn(more_is_better, session.values)
+    """Convert a session to results, one run per value, and call `add_directions`."""
+    add_directions(more_is_better, session.values)
     environment = Environment(device=UNRECORDED, host=session.host, system=session.system)
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
