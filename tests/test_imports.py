@@ -373,6 +373,8 @@ def test_references_of_a_real_reframe_are_a_baseline_with_their_own_thresholds(
         (tmp_path / "site.py").write_text(site)
         report = str(tmp_path / f"{rate}.json")
         variables = {**os.environ, "RFM_REPORT_FILE": report, "TMPDIR": str(tmp_path)}
+        # Both files have one size, and may be written within a second: bytecode would look fresh.
+        variables["PYTHONDONTWRITEBYTECODE"] = "1"
         command = [reframe, "-c", "site.py", "-r"]
         subprocess.run(command, cwd=tmp_path, env=variables, check=False, stdout=subprocess.DEVNULL)
     asked = ("baseline", "import", "reframe", str(tmp_path / "97.json"))
