@@ -82,7 +82,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a nightly run measures: cases, strategies, numbers of GPUs and other pytest options."""
+    """Cases, strategies, numbers of GPUs and other pytest options of a nightly run."""
 
     cases: tuple[ShellWord, ...] = ("bench_cases",)
     strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
