@@ -239,13 +239,12 @@ def _last_nights(history: History) -> list[dict[str, Cell]]:
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
-        levels = {
-            history.names[i]: Cell(
-                level_text(level_on(night, row.point)) if i in row.nights else phrases.UNKNOWN
-            )
-            for i, night in enumerate(history.nights)
-        }
-        rows.append(named | dict([*levels.items()][-_MOST_NIGHTS:]))
+        for i in range(len(history.nights))[-_MOST_NIGHTS:]:
+            is_measured = i in row.nights
+            night = history.nights[i]
+            text = level_text(level_on(night, row.point)) if is_measured else phrases.UNKNOWN
+            named[history.names[i]] = Cell(text)
+        rows.append(named)
     return rows
 
 

@@ -18,7 +18,7 @@ _MORE_BEFORE = {
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
-_ONCE_IDLE = {
+_MORE_ONCE_IDLE = {
     "baseline": f"measure again once the host is idle, and add those runs: {_ADD} {{before}} FILE",
     "results": "measure both sides again once the host is idle",
 }
@@ -109,8 +109,8 @@ def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> s
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
     before, after = (shlex.join(files) for files in sides)
     kind = comparison.baseline_kind
-    if "busy_host" in notes and kind in _ONCE_IDLE:
-        return _ONCE_IDLE[kind].format(before=before)
+    if "busy_host" in notes and kind in _MORE_ONCE_IDLE:
+        return _MORE_ONCE_IDLE[kind].format(before=before)
     return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
 
 
