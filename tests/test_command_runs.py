@@ -324,18 +324,30 @@ def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(
     assert "exitcode" not in failure.detail
 
 
+# Steps begin once both ranks have said that they are there: a busy machine may start one late.
+BOTH_ARE_THERE = """
+from pathlib import Path
+
+print(f"here is rank {os.environ['RANK']}.")
+print(f"as rank {os.environ['RANK']}.", file=sys.stderr)
+Path('there' + os.environ['RANK']).touch()
+while not (Path('there0').exists() and Path('there1').exists()):
+    time.sleep(0.01)
+"""
+
+
 def test_a_shell_reads_the_ranks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    script = "print('as rank', os.environ['RANK'], file=sys.stderr)\n" + FOREVER
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
-    run = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>errors | tee log'")
+    command = f"sh -c '{inner} 2>errors | tee log'"
+    run = measured(tmp_path, BOTH_ARE_THERE + FOREVER, gpus=2, command=command)
     # Lines of one rank, in its own pipe, and not those that the shell prints again.
     check_step_time(run)
-    lines = Path("log").read_text().splitlines()
-    assert lines.count('GPUSCALE {"step": 7}') == 2
-    told = Path("errors").read_text()
-    assert "as rank 0" in told
-    assert "as rank 1" in told
+    assert 'GPUSCALE {"step": 7}' in Path("log").read_text()
+    for file, words in {"log": "here is rank", "errors": "as rank"}.items():
+        told = Path(file).read_text()
+        assert f"{words} 0." in told
+        assert f"{words} 1." in told
 
 
 def test_a_shell_hides_no_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

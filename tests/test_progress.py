@@ -99,14 +99,20 @@ def output_in_a_terminal(folder: Path, *arguments: str, interrupt_at: re.Pattern
 
 # `test_tiny.py::test_…[ddp-1gpu-run1] ` takes 35 columns and the name's: what is drawn behind it.
 DRAWN = {4: "░ window ", 30: "window ", 40: "", 45: "", 64: "░ window "}
-# Its windows last until it is interrupted, also where the machine is busy.
-LASTING = """
+# Windows last for a second, many redraws long, and the last item's until it is interrupted: a busy
+# machine may draw late.
+CASES = """
 import time
 
-class Lasting(Tiny):
+class Drawn(Tiny):
+    pause_s = 0.1
+
     def loss(self, output, target):
-        time.sleep(0.5)
+        time.sleep(self.pause_s)
         return super().loss(output, target)
+
+class Lasting(Drawn):
+    pause_s = 0.5
 """
 
 
@@ -115,9 +121,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A session of items whose names leave different room, interrupted in its last."""
     folder = tmp_path_factory.mktemp("session")
     test = "@pytest.mark.gpuscale(case={})\ndef test_{}(scaling):\n    scaling()\n"
-    tests = [test.format("Tiny", "x" * length) for length in DRAWN]
+    tests = [test.format("Drawn" if text else "Tiny", "x" * n) for n, text in DRAWN.items()]
     path = folder / "test_tiny.py"
-    path.write_text("\n\n".join([TINY_CASE, *tests, LASTING, test.format("Lasting", "x")]))
+    path.write_text("\n\n".join([TINY_CASE, CASES, *tests, test.format("Lasting", "x")]))
     arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
     return folder, output_in_a_terminal(folder, *arguments, interrupt_at=in_the_last)
