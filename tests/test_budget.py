@@ -215,7 +215,7 @@ def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
         return [*budget_lines([alone, replace(alone, index=2), first, second])][1]
 
     assert "  E 1.00 = 1 " in line(1.0)
-    assert "  E 0.82 (uncertain) = 1 " in line(1.5)
+    assert "  E 0.82 ? = 1 " in line(1.5)
 
 
 @pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])

@@ -81,19 +81,25 @@ def test_ranks_of_a_command_train_together_or_not_only_where_there_are_several(
     assert ("unchecked_training" in {note.code for note in notes}) is is_noted
 
 
-def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_word_beyond_a_factor_of_two() -> None:
+def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_factor_of_two() -> None:
     wide = scaling_points(results(run(1, 0.1), run(1, 0.105, index=2)).runs)
     assert "102 ms [75.2 ms, 140 ms]" in scaling_table(wide)
     assert not [line for line in table_notes(wide) if "factor of two" in line]
     useless = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
-    assert "122 ms (uncertain)" in scaling_table(useless)
+    assert "122 ms ?" in scaling_table(useless)
     efficiency_too = scaling_points(
         results(*(run(1, 0.1, index=i) for i in (1, 2)), run(2, 0.1), run(2, 0.15, index=2)).runs
     )
     for columns in (None, 60):
-        assert "0.82 (uncertain)" in scaling_table(efficiency_too, columns=columns)
-    (note,) = [line for line in table_notes(useless) if "(uncertain)" in line]
+        assert "0.82 ?" in scaling_table(efficiency_too, columns=columns)
+    both = scaling_points(
+        results(
+            *(run(n, t, index=i) for n in (1, 2) for i, t in enumerate((0.1, 0.1 + n / 20), 1))
+        ).runs
+    )
+    assert "\n\n" not in scaling_table(both, columns=100)
+    (note,) = [line for line in table_notes(useless) if line.startswith("?: ")]
     assert "the runs do not tell the value within a factor of two" in note
     for time_s, is_open in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
-        assert ("(uncertain)" in text and "factor of two" in text) == is_open
+        assert (" ?" in text and "factor of two" in text) == is_open

@@ -30,7 +30,7 @@ from gpuscale.records import (
 
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
-OPEN = "(uncertain)"
+OPEN = "?"
 SEVERAL_UNITS = "metrics in several units, each a row of its own"
 FOUND = "found in 19 of 20 nights"
 _WIDEST_SYMMETRIC = 0.2

@@ -229,7 +229,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def uncertain_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
-    """Yield an explanation of `(uncertain)` in a table, if any value is uncertain."""
+    """Yield an explanation of the sign `?` in a table, if any value is uncertain."""
     found = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
     if any(map(phrases.is_uncertain, found)):
         yield (
