@@ -12,6 +12,7 @@ from measuring import Session, run_pytest, write_case
 from test_strategies import request_for
 
 from gpuscale import TrainingCase
+from gpuscale.measure.worker.data import PooledBatches
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
@@ -70,10 +71,8 @@ class Line(TrainingCase):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-class Given:
+class Given(PooledBatches):
     """Batches that are known."""
-
-    epoch = 0
 
     def __init__(self, samples: torch.Tensor, batch: int) -> None:
         self._batches: Iterator[torch.Tensor] = iter(samples.split(batch))

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuscale.measure.launch.mpirun import OpenMpi
-from gpuscale.measure.launch.rendezvous import gloo_variables, rank_variables
-from gpuscale.measure.schedulers.placement import Placement, ProcessStarter, place
+from gpuscale.measure.schedulers.placement import (
+    Placement,
+    ProcessStarter,
+    gloo_variables,
+    place,
+    rank_variables,
+)
 from gpuscale.measure.schedulers.slurm import Slurm
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -16,9 +16,8 @@ from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A
 
 from gpuscale.measure.launch.orders import Keepers, Outcome
-from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.schedulers.placement import Placement
+from gpuscale.measure.schedulers.placement import Placement, rank_variables
 from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.records import TimingPlan, Window
 

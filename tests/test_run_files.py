@@ -14,8 +14,8 @@ from test_launch_keeper import HERE, LIMIT_S, run_directory
 
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
-from gpuscale.measure.launch.rendezvous import rank_variables
 from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.schedulers.placement import rank_variables
 
 TALKATIVE = """
 import os

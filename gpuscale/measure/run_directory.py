@@ -19,12 +19,7 @@ from gpuscale.records.campaigns import OverheadOutcome
 from gpuscale.records.evidence import ProcessSoftware, RankReport
 from gpuscale.records.probes import NodeProbe, NodeProbeRequest
 from gpuscale.records.record import from_json, to_json
-from gpuscale.records.request import (
-    CommandOutcome,
-    FigureOutcome,
-    RankFailure,
-    RankOutcome,
-)
+from gpuscale.records.request import CommandOutcome, FigureOutcome, RankFailure, RankOutcome
 
 R = TypeVar("R")
 

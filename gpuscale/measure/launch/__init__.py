@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gpuscale.base.errors import RunTerminated
+from gpuscale.base.process_ends import die_with_parent, end_at_interrupt
 
 if TYPE_CHECKING:
     # Every pytest run in the environment imports this file, so it must load quickly.
@@ -69,4 +70,8 @@ def import_all(names: Iterable[str]) -> None:
 
 def do_in_rank(job: str, *arguments: str) -> None:
     """Run a job, such as `rank` or `describe`, in this process, which was forked to run it."""
+    # A command's watcher first ends the command; all others end at once.
+    if job != "command":
+        die_with_parent()
+        end_at_interrupt()
     pkgutil.resolve_name(_JOBS[job])(*arguments)

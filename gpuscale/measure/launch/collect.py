@@ -249,17 +249,10 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"
             )
-    nodes = []
-    for name, environment in found.items():
-        host = environment.host or name
-        nodes.append(
-            Node(
-                host=host,
-                cpu_model=environment.cpu_model,
-                cpu_count=environment.cpu_count,
-                gpus=environment.gpus,
-            )
-        )
+    nodes = (
+        Node(host=of.host or name, cpu_model=of.cpu_model, cpu_count=of.cpu_count, gpus=of.gpus)
+        for name, of in found.items()
+    )
     return replace(first, nodes=tuple(nodes))
 
 

@@ -114,7 +114,8 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
 
 def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) -> Failure:
     who = f"rank {rank}" if request.command is None else "the process that watches the command"
-    place = _on_host(directory, rank)
+    host = directory.host_of_ranks().get(rank)
+    place = "" if host is None else f" on {host}"
     kind: FailureKind = "launch"
     if -code in (*FAULT_SIGNALS, signal.SIGABRT):
         reason = " (out of memory?)" if -code == signal.SIGKILL else ""
@@ -131,7 +132,7 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
         kind=kind,
         message=message,
         rank=rank if request.launch == "per-rank" else None,
-        host=directory.host_of_ranks().get(rank),
+        host=host,
         detail=tail,
     )
 
@@ -172,8 +173,3 @@ def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, s
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"
     return processes[0], f"rank{plural} {', '.join(map(str, processes))}"
-
-
-def _on_host(directory: RunDirectory, rank: int | None) -> str:
-    host = None if rank is None else directory.host_of_ranks().get(rank)
-    return "" if host is None else f" on {host}"

@@ -26,9 +26,10 @@ from gpuscale.base.environment import text_of
 from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_descendants
 from gpuscale.measure.evidence.node import NodeWatch
 from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter
+from gpuscale.measure.launch.mpirun import connect
 from gpuscale.measure.launch.orders import END, Answer, Order
-from gpuscale.measure.launch.rendezvous import connect, gloo_variables
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
+from gpuscale.measure.schedulers.placement import gloo_variables
 
 _LOOK_S = 0.5
 _CHUNK_BYTES = 65536
@@ -217,12 +218,8 @@ class Keeper:
         os.environ.update(self._variables)
         if self._cores:
             os.sched_setaffinity(0, self._cores)
-        if order.job == "describe":
-            do_in_rank("describe", order.folder, order.device)
-        elif order.job == "rank":
-            do_in_rank(order.job, order.folder, str(self._kept.stacks(rank)))
-        else:
-            do_in_rank(order.job, order.folder)
+        more = {"describe": (order.device,), "rank": (str(self._kept.stacks(rank)),)}
+        do_in_rank(order.job, order.folder, *more.get(order.job, ()))
 
     def _copy_rank_files(self, rank: int) -> None:
         """Copy the files that a rank has left on this node into the folder of the run."""

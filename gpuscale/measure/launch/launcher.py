@@ -15,31 +15,12 @@ from gpuscale.base.devices import SITE
 from gpuscale.base.process_ends import RUN_S
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import process_starter, terminations_raised
-from gpuscale.measure.launch.collect import (
-    collect_run,
-    job_environment,
-    left_by_ranks,
-    probes_left,
-)
+from gpuscale.measure.launch.collect import collect_run, job_environment, left_by_ranks, probes_left
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
-from gpuscale.measure.launch.rendezvous import rank_variables
-from gpuscale.measure.run_directory import (
-    RunDirectory,
-    scratch_folder,
-    wait_for,
-    write_atomically,
-)
-from gpuscale.measure.schedulers.placement import Placement, place_run
-from gpuscale.records import (
-    Environment,
-    Failure,
-    Node,
-    NodeProbe,
-    Run,
-    RunRequest,
-    pci_addresses,
-)
+from gpuscale.measure.run_directory import RunDirectory, scratch_folder, wait_for, write_atomically
+from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
+from gpuscale.records import Environment, Failure, Node, NodeProbe, Run, RunRequest, pci_addresses
 from gpuscale.records.campaigns import OverheadOutcome
 from gpuscale.records.probes import NodeProbeRequest
 

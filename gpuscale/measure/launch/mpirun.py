@@ -1,21 +1,36 @@
-"""Open MPI's `mpirun`, which starts processes on the nodes of a scheduler's job."""
+"""Open MPI's `mpirun`, and the socket from which the keepers that it starts read their orders."""
 
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+import msgspec
 
 from gpuscale.base.environment import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.base.errors import UsageError
-from gpuscale.measure.launch.rendezvous import HOST_PATTERN
+from gpuscale.measure.run_directory import write_atomically
 from gpuscale.measure.schedulers import nodes_of_job
-from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
+from gpuscale.measure.schedulers.placement import (
+    HOST_PATTERN,
+    Placement,
+    ProcessStarter,
+    address_towards,
+)
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
 """Environment variable that LSF sets if a job requests cores; it would affect rank placement."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
+
+_FILE = "orders-from.json"
+_GREETING_S = 10.0
+_ACCEPTED = b"\n"
 
 
 class OpenMpi(ProcessStarter):
@@ -27,9 +42,7 @@ class OpenMpi(ProcessStarter):
         "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
         "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     }
-    limits_cores = False
     passes_input = False
-    node_variable = ""
 
     def hosts(self) -> tuple[str, ...]:
         """Return the hosts of the job, as named by the scheduler; raise UsageError if unknown."""
@@ -74,3 +87,80 @@ class OpenMpi(ProcessStarter):
         if variable == _PLACES_OF_CORES:
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
+
+
+class _ServerFile(msgspec.Struct, frozen=True):
+    addresses: tuple[str, ...]
+    """The address at which each keeper reaches the launcher, in the order of the keepers."""
+    port: int
+    key: str
+    """Secret that keepers send when they connect, so that no other process gets orders."""
+
+
+class OrderSocket:
+    """Server socket to which keepers connect for orders if standard input does not reach them.
+
+    `mpirun --stdin all` reaches no process on mpirun's own host (seen with Open MPI 4.1.4 and
+    5.0.11), and under LSF and PBS that host is the first of the job.
+
+    Args:
+        folder: Folder of the keepers, which only this user can read.
+        hosts: The host of each keeper.
+    """
+
+    def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
+        self._server = socket.create_server(("", 0), backlog=len(hosts))
+        self._key = secrets.token_hex(16).encode()
+        addresses = tuple(map(_own_address, hosts))
+        server = _ServerFile(addresses, self._server.getsockname()[1], self._key.decode())
+        write_atomically(folder / _FILE, msgspec.json.encode(server).decode())
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once a keeper has connected."""
+        return self._server.fileno()
+
+    def accept(self) -> BinaryIO | None:
+        """Accept a connection; return a keeper's stream for orders, None for other processes."""
+        connection, _ = self._server.accept()
+        with suppress(OSError), connection:
+            connection.settimeout(_GREETING_S)
+            key = connection.recv(len(self._key), socket.MSG_WAITALL)
+            if secrets.compare_digest(key, self._key):
+                connection.sendall(_ACCEPTED)
+                connection.settimeout(None)
+                return connection.makefile("wb")
+        return None
+
+    def close(self) -> None:
+        """Stop accepting connections."""
+        self._server.close()
+
+
+def _own_address(host: str) -> str:
+    try:
+        return address_towards(host)
+    except OSError:
+        # mpirun itself reports a host that cannot be reached.
+        return socket.gethostname()
+
+
+def connect(folder: Path, number: int) -> int | None:
+    """Return the descriptor from which a keeper reads its orders; None if it is standard input.
+
+    Raise OSError with the reason if this node cannot reach the launcher or the folder.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder} here")
+    if not (folder / _FILE).exists():
+        return None
+    server = msgspec.json.decode((folder / _FILE).read_bytes(), type=_ServerFile)
+    try:
+        connection = socket.create_connection((server.addresses[number], server.port), _GREETING_S)
+        connection.sendall(server.key.encode())
+        is_accepted = connection.recv(1) == _ACCEPTED
+    except OSError as error:
+        raise OSError(f"cannot connect to where gpuscale runs ({error})") from error
+    if not is_accepted:
+        raise ConnectionRefusedError("gpuscale refuses this connection")
+    connection.settimeout(None)
+    return connection.detach()

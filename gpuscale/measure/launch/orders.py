@@ -1,7 +1,7 @@
 """The launcher's side of the pipes to the keepers: send orders and read answers.
 
 A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
-a line of JSON on the input of all keepers: standard input, or a connection (rendezvous.py). An
+a line of JSON on the input of all keepers: standard input, or a connection (mpirun.py). An
 answer is a line of JSON on the standard output of one keeper. Keepers end when their input ends.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 from gpuscale.base import process_ends
 from gpuscale.base.environment import python_environment, text_of
 from gpuscale.base.process_ends import KEEPERS_S, RUN_S, STEP_S
-from gpuscale.measure.launch.rendezvous import OrderSocket
+from gpuscale.measure.launch.mpirun import OrderSocket
 from gpuscale.measure.run_directory import LAUNCHER_LOG, RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
 from gpuscale.records import RankReport

@@ -1,8 +1,13 @@
-"""The placement of a run's processes on the hosts of a job, and the programs that start them."""
+"""Where ranks run and meet: their hosts, the programs that start them, and the rendezvous."""
 
+import fcntl
 import math
+import os
+import random
 import socket
+import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -10,6 +15,15 @@ from msgspec.structs import replace
 
 from gpuscale.base.devices import SITE, is_gpu, is_map
 from gpuscale.records import Environment, RunRequest
+
+HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
+"""Environment variable with a pattern for the name under which ranks reach the first host, such as
+`{host}i` on JUWELS Booster, whose nodes have a second name for InfiniBand."""
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_RENDEZVOUS_PORTS = range(12_000, 32_000)
+"""Ports on which rank 0 may wait for the other ranks, below the range of ephemeral ports."""
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +55,13 @@ class ProcessStarter(Protocol):
 
     name: ClassVar[str]
     """Name of the program in gpuscale's options and results."""
-    place_variables: ClassVar[Mapping[str, str]]
+    place_variables: ClassVar[Mapping[str, str]] = {}
     """Environment variables with rank, local rank and world size, keyed by torchrun's names."""
-    node_variable: ClassVar[str]
+    node_variable: ClassVar[str] = ""
     """Environment variable in which processes find their node's name; empty if none is set."""
-    limits_cores: ClassVar[bool]
+    limits_cores: ClassVar[bool] = False
     """True if the program limits a job step to the cores that its ranks requested."""
-    passes_input: ClassVar[bool]
+    passes_input: ClassVar[bool] = True
     """True if the standard input of the program reaches all processes that it starts."""
 
     def hosts(self) -> tuple[str, ...]:
@@ -61,28 +75,19 @@ class ProcessStarter(Protocol):
 
     def reaches(self, variable: str) -> bool:
         """Return True if the started processes should inherit this environment variable."""
+        return True
 
 
 class ThisNode(ProcessStarter):
     """Starts a single process on this node, without any scheduler."""
 
     name = "local"
-    place_variables: ClassVar[Mapping[str, str]] = {}
-    node_variable = ""
-    limits_cores = False
-    passes_input = True
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the name of this host."""
         return (socket.gethostname(),)
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """Return the command line of the program itself, as no starter is needed."""
         return [*program]
-
-    def reaches(self, variable: str) -> bool:
-        """Return True: the process inherits every variable."""
-        return True
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
@@ -122,3 +127,64 @@ def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str
         cores_per_rank=1 if oversubscribed else cores_per_rank,
         oversubscribed=oversubscribed,
     )
+
+
+def _free_port() -> int:
+    """Return a random free port; a fixed port might still be in use by the previous run."""
+    while True:
+        port = random.choice(_RENDEZVOUS_PORTS)
+        with suppress(OSError), socket.socket() as tried:
+            tried.bind(("", port))
+            return port
+
+
+def rank_variables(ranks: int, host: str | None = None) -> dict[str, str]:
+    """Return the environment variables for torch's rendezvous that are the same for all ranks.
+
+    `host` is the host of rank 0; None if all ranks are on this host.
+    """
+    variables = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(_free_port())}
+    if host is None:
+        return {**variables, "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
+    pattern = os.environ.get(HOST_PATTERN, "{host}")
+    return {**variables, "MASTER_ADDR": pattern.replace("{host}", host)}
+
+
+def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """Return a setting of `GLOO_SOCKET_IFNAME` if gloo needs one to reach other hosts; else {}.
+
+    By default gloo listens on the address to which the host's own name resolves. On many machines
+    this is 127.0.1.1 (Debian writes it into /etc/hosts), which other hosts cannot reach.
+    """
+    me = socket.gethostname()
+    if _GLOO_INTERFACE in given or len(hosts) < 2:
+        return {}
+    with suppress(OSError):
+        if not socket.gethostbyname(me).startswith("127."):
+            return {}
+    # The name of a host may or may not include the domain.
+    others = [host for host in hosts if host.split(".", 1)[0] != me.split(".", 1)[0]]
+    found = next(filter(None, map(_interface_towards, others)), None)
+    return {} if found is None else {_GLOO_INTERFACE: found}
+
+
+def address_towards(host: str) -> str:
+    """Return this host's address on the route to another host; raise OSError without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a UDP socket sends nothing, but makes the kernel select the route.
+        probe.connect((host, _ANY_PORT))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _interface_towards(host: str) -> str | None:
+    """Return the interface through which this host reaches another host; None if unknown."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        address = socket.inet_aton(address_towards(host))
+        for _, name in socket.if_nameindex():
+            # An interface without an address raises an error.
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == address:
+                    return name
+    return None

@@ -76,7 +76,6 @@ class Slurm(Scheduler, ProcessStarter):
         "WORLD_SIZE": "SLURM_NTASKS",
     }
     limits_cores = True
-    passes_input = True
     # Slurm's name for a node may differ from the node's host name.
     node_variable = "SLURMD_NODENAME"
 

@@ -11,12 +11,7 @@ from importlib import metadata
 
 from gpuscale.base.devices import cpu_numa_nodes, gpu_numa_node
 from gpuscale.base.environment import cpu_model
-from gpuscale.base.errors import (
-    DeviceAbsentError,
-    DriverAbsentError,
-    DriverBrokenError,
-    QueryError,
-)
+from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import host_load, read_settings

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -88,16 +88,6 @@ def on_device(
     return inputs, targets
 
 
-class Batches(Protocol):
-    """An endless iterator over one rank's share of the data."""
-
-    epoch: int
-    """Number of completed epochs."""
-
-    def __next__(self) -> Batch:
-        """Return the next batch, in host memory."""
-
-
 class PooledBatches:
     """Batches of synthetic samples, created in advance, so that steps involve no loader.
 
@@ -174,6 +164,10 @@ class LoadedBatches:
             return next(self._iterator)
 
 
+Batches = PooledBatches | LoadedBatches
+"""An endless stream of one rank's batches, in host memory; `epoch` counts completed epochs."""
+
+
 def _end_with_rank(worker: int) -> None:
     # By default a worker checks every five seconds whether its rank is alive. Until then it would
     # hold the device of a crashed rank, which in exclusive mode blocks the next run.
@@ -195,13 +189,7 @@ def real_dataset(
 
 
 def training_batches(
-    case: TrainingCase,
-    request: RunRequest,
-    size: Size,
-    *,
-    batch: int,
-    rank: int,
-    world_size: int,
+    case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
 ) -> Batches:
     """Return the batches of one rank, from the data source that the configuration selects.
 

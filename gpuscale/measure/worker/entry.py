@@ -18,7 +18,6 @@ import torch.distributed as dist
 from gpuscale.base.devices import allowed_cpus
 from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
-from gpuscale.base.process_ends import die_with_parent, end_at_interrupt
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_libraries
 from gpuscale.measure.run_directory import SAMPLER_VARIABLE, R, RecordFile, RunDirectory
@@ -99,8 +98,6 @@ def main(directory: str, stacks: str) -> None:
 
     At the timeout, the stack traces of the rank's threads are written to the file `stacks`.
     """
-    die_with_parent()
-    end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
@@ -239,9 +236,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     # Time the calls with which a rank of an ordinary run collects evidence.
     own_libraries(), allowed_cpus("self")
     outcome = OverheadOutcome(
-        steps_per_window=steps,
-        pairs=tuple(pairs),
-        evidence_s=time.monotonic() - began_s,
+        steps_per_window=steps, pairs=tuple(pairs), evidence_s=time.monotonic() - began_s
     )
     _leave(outcome, files.directory.overheads, training)
 

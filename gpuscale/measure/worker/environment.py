@@ -11,7 +11,6 @@ from typing import Any
 
 from gpuscale.base.environment import CACHE_VARIABLES, VARIABLE_PREFIXES, cpu_model
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.base.process_ends import die_with_parent, end_at_interrupt
 from gpuscale.measure.evidence.software import installed_packages, read_version_file
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job
@@ -23,8 +22,6 @@ def describe(folder: str, device: str) -> None:
 
     `device` is `auto`, or one of `DEVICES`.
     """
-    die_with_parent()
-    end_at_interrupt()
     directory = RunDirectory(path=Path(folder))
     name = directory.host_names()[int(os.environ["RANK"])]
     folders = [*map(Path, sys.path)]

@@ -121,7 +121,7 @@ class LogReader:
                 raise self.failed(
                     f"the command tells {counted(self._samples or 0, 'sample')} a step, and a "
                     f"batch of {asked} on {counted(gpus, 'GPU')} makes {expected}; give the "
-                    "--batch that a counted step has on a GPU",
+                    "--batch that a counted step has on a GPU"
                 )
             return expected
         if self._samples is None:
@@ -161,7 +161,7 @@ class LogReader:
         if is_late or comes_in_bursts(series.stretches, started_s):
             raise self.failed(
                 "lines of the command arrive many at once, so they were buffered and their moments "
-                "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
+                "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL"
             )
         self._validate_batch(series, spans, windows.steps)
         return CommandOutcome(

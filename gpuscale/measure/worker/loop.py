@@ -21,12 +21,7 @@ Report = Callable[[str, int, int], None]
 
 
 def measure(
-    training: Training,
-    timing: TimingPlan,
-    report: Report,
-    *,
-    pausing: bool,
-    loaders: int = 0,
+    training: Training, timing: TimingPlan, report: Report, *, pausing: bool, loaders: int = 0
 ) -> Measurement:
     """Warm up, then time windows; every rank runs the same number of steps.
 
@@ -103,11 +98,7 @@ def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[flo
 
 
 def timed_window(
-    training: Training,
-    steps: int,
-    *,
-    synchronized: bool = True,
-    marked_every: int = 1,
+    training: Training, steps: int, *, synchronized: bool = True, marked_every: int = 1
 ) -> RankWindow:
     """Time one window of steps, from a barrier until this rank's device has completed them."""
     training.synchronize()

@@ -46,8 +46,7 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
     """Return a model that runs under autocast in bf16 or fp16; otherwise the model itself."""
-    dtype = _AUTOCAST.get(precision)
-    return model if dtype is None else _Autocasting(model, device_type, dtype)
+    return _Autocasting(model, precision, device_type) if precision in _AUTOCAST else model
 
 
 class _Autocasting(torch.nn.Module):
@@ -57,10 +56,10 @@ class _Autocasting(torch.nn.Module):
     pass on the dtype: bf16 would become fp16, without a loss scaler.
     """
 
-    def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: torch.nn.Module, precision: str | None, device_type: str) -> None:
         super().__init__()
-        self._model, self._device_type, self._dtype = model, device_type, dtype
+        self._model, self._precision, self._device_type = model, precision, device_type
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        with torch.autocast(self._device_type, dtype=self._dtype):
+        with autocast_for(self._precision, self._device_type):
             return self._model(*inputs, **keywords)

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.base.devices import cpu_numa_nodes, is_gpu
-from gpuscale.base.process_ends import die_with_parent
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.gpus import numa_node_of
@@ -88,7 +87,6 @@ class _Place:
 
 def probe(directory: str) -> None:
     """Carry out this rank's part of a probe request, write the results, and end this process."""
-    die_with_parent()
     run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
     torch.set_num_threads(1)

@@ -1,8 +1,13 @@
-"""Data parallelism with a whole model on each GPU: DataParallel and DistributedDataParallel."""
+"""Data parallelism with a whole model on each GPU: DataParallel and DistributedDataParallel.
 
+This module also contains the base class of all strategies whose ranks form a process group.
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.strategies import ProcessGroupStrategy
-from gpuscale.measure.worker.training import Strategy, state_tensors
+from gpuscale.measure.worker.training import Strategy, cuda_device, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
+
+T = TypeVar("T")
 
 _FIRST_COMPRESSED = 2
 """Earliest step at which torch lets PowerSGD compress gradients."""
@@ -31,6 +37,47 @@ class DataParallelStrategy(Strategy):
         """Return the model on the first device, in DataParallel, which has no effect on CPU."""
         model = autocasting(model.to(self.device), self._precision, self.device.type)
         return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
+
+
+class ProcessGroupStrategy(Strategy):
+    """One rank per device in a process group, even for a single rank, so that runs are comparable.
+
+    GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
+    environment variables that a launcher sets.
+    """
+
+    def __init__(self, request: RunRequest) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.device = cuda_device(request.devices, self.local_rank)
+        self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
+        # Barriers use gloo on the CPU even if gradients use NCCL: a barrier kernel would wait in
+        # the very stream that is being timed.
+        backend = "gloo"
+        if self.devices:
+            # NCCL does not support two ranks on one GPU.
+            shares_gpu = request.configuration.ranks_per_gpu is not None
+            backend = "cpu:gloo,cuda:gloo" if shares_gpu else "cpu:gloo,cuda:nccl"
+        # Longer than the run's timeout, so that a hang is reported with the stack traces of all
+        # ranks rather than as a timeout error of one rank.
+        dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.all_reduce(torch.zeros(1))
+
+    def largest(self, value: float) -> float:
+        """Return the largest of the values that the ranks pass."""
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor.item())
+
+    def gathered(self, own: T) -> list[T]:
+        """Return all ranks' objects on rank 0, and an empty list on other ranks; uses gloo."""
+        everyone: list[T] = [own] * self.world_size if self.rank == 0 else []
+        dist.gather_object(own, everyone or None)
+        return everyone
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):

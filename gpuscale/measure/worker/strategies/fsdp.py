@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.data import map_tensors, on_device
 from gpuscale.measure.worker.precision import autocast_for
-from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy
 from gpuscale.measure.worker.training import Training, local_part, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase

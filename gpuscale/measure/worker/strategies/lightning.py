@@ -101,10 +101,6 @@ class LightningTraining(Training):
         """Return the loss of the last step: the mean over the accumulated batches."""
         return super().final_loss() / self._accumulate
 
-    def mark(self, phase: Phase) -> None:
-        """Attribute the time since the last mark to this phase."""
-        self.clock.mark(phase)
-
     def _precision(self, precision: str | None) -> Precision:
         if precision == "bf16":
             return MixedPrecision("bf16-mixed", self._device.type)
@@ -152,7 +148,7 @@ class _Module(LightningModule):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         parts = on_device(batch, self.device, self._training.memory_format)
-        self._training.mark(Phase.H2D)
+        self._training.clock.mark(Phase.H2D)
         return parts
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -161,13 +157,13 @@ class _Module(LightningModule):
         return loss
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        self._training.mark(Phase.FORWARD)
+        self._training.clock.mark(Phase.FORWARD)
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        self._training.mark(Phase.OPTIMIZER)
+        self._training.clock.mark(Phase.OPTIMIZER)
 
     def on_after_backward(self) -> None:
-        self._training.mark(Phase.BACKWARD)
+        self._training.clock.mark(Phase.BACKWARD)
 
 
 class _Steps:

@@ -115,16 +115,13 @@ def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> 
     for group in groups:
         block = nn.Sequential(*group)
         tensors = (*block.named_parameters(), *block.named_buffers())
-        meta = {name: _on_meta(tensor) for name, tensor in tensors}
+        meta = {
+            name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            for name, tensor in tensors
+        }
         with FlopCounterMode(display=False) as counter:
             output = functional_call(block, meta, (values,))
             output.sum().backward()
         counts.append(counter.get_total_flops())
         values = output.detach().requires_grad_()
     return counts
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(
-        tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
-    )

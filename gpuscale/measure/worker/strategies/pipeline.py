@@ -13,7 +13,7 @@ from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.data import Batch, on_device
 from gpuscale.measure.worker.phases import Phase
 from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy
 from gpuscale.measure.worker.strategies.model_parallel import stages_of
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
@@ -113,7 +113,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
         model = autocasting(training.model, self._precision, self.device.type)
         stage = _TimedStage(model, self.rank, self.world_size, self.device)
-        stage.watch(training)
+        stage.training = training
         made = ScheduleGPipe(stage, self._micro_batches, loss_fn=loss)
         # Versions of torch after 2.6 scale gradients by default.
         made.scale_grads = False
@@ -189,12 +189,11 @@ class PipelineStrategy(ProcessGroupStrategy):
 class _TimedStage(PipelineStage):
     """A pipeline stage that times its computations; the time between them counts as waiting."""
 
-    def watch(self, training: Training) -> None:
-        """Set the training whose clock times the phases; required before the first step."""
-        self._training = training
+    training: Training
+    """The training whose clock times the phases; to be set before the first step."""
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
-        training = self._training
+        training = self.training
         training.clock.mark(Phase.WAIT)
         training.faults.begin_forward()
         output = super().forward_one_chunk(*arguments, **more)
@@ -203,7 +202,7 @@ class _TimedStage(PipelineStage):
         return output
 
     def backward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
-        self._training.clock.mark(Phase.WAIT)
+        self.training.clock.mark(Phase.WAIT)
         done = super().backward_one_chunk(*arguments, **more)
-        self._training.clock.mark(Phase.BACKWARD)
+        self.training.clock.mark(Phase.BACKWARD)
         return done
