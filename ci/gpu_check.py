@@ -26,13 +26,16 @@ import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.base import process_ends  # noqa: E402 - found beside this file, uninstalled too
-from gpuscale.base.devices import DEVICES, is_gpu  # noqa: E402 - as above
-from gpuscale.base.environment import python_environment  # noqa: E402
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
+from gpuscale.base.host import (  # noqa: E402 - as above
+    DEVICES,
+    is_gpu,
+    python_environment,
+)
 from gpuscale.measure.telemetry.device import Device, find_devices, open_smi  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.records.evidence import normalised  # noqa: E402
-from gpuscale.store import read_results  # noqa: E402
+from gpuscale.store.results import read_results  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
 KEEPS_GPU_BUSY = "resnet50"

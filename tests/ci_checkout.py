@@ -20,8 +20,8 @@ from measuring import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration, Results
 from gpuscale.records.record import to_json
-from gpuscale.store import write_baseline
 from gpuscale.store.file_formats import encode_header
+from gpuscale.store.files import write_baseline
 
 REPOSITORY = Path(__file__).parents[1]
 JOB = "4711"

@@ -10,7 +10,7 @@ from pathlib import Path
 from warm_sessions import can_be_warm, environment_of_sessions, warm_session
 
 from gpuscale.records import Results
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 REPOSITORY = Path(__file__).parent.parent
 BENCH_CASES = REPOSITORY / "bench_cases"

@@ -9,7 +9,7 @@ from changing import replace
 from hosts import skip_unless_required
 from measuring import write_case
 
-from gpuscale.store import write_baseline
+from gpuscale.store.files import write_baseline
 
 PROFILE = """\
 description = "Two hosts on one machine"

@@ -12,7 +12,7 @@ from builders.nights import Night, baseline_of, write_night
 from measuring import REPOSITORY
 
 from gpuscale.base.text import SPELT_OUT
-from gpuscale.store import write_baseline
+from gpuscale.store.files import write_baseline
 
 STREAMS = {
     "utf-8": {"PYTHONIOENCODING": "utf-8"},

@@ -11,7 +11,7 @@ from command_line import gpuscale
 
 from gpuscale.records import Results
 from gpuscale.reports.phrases import to_minutes
-from gpuscale.store import read_baseline
+from gpuscale.store.files import read_baseline
 
 ONE_AND_TWO = {1: (1.0, 1.001, 0.999) * 2, 2: (1.1, 1.102, 1.098) * 2}
 SLOWER = {1: (1.0, 1.002, 0.998) * 2, 2: (1.3, 1.303, 1.297) * 2}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuscale.records import Baseline
-from gpuscale.store import read_baseline
+from gpuscale.store.files import read_baseline
 
 FOLDER = Path(__file__).parent.parent / "baselines"
 NAMES = ("arc4", "cte-power", "juwels-booster")

@@ -10,7 +10,7 @@ from changing import replace
 from gpuscale.base.errors import DecodeError
 from gpuscale.cli import main
 from gpuscale.records import PublishedFigure
-from gpuscale.store import read_baseline
+from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.session import Defaults, Session
 from gpuscale.store.imports.table import sessions
 from gpuscale.store.imports.table_cells import HEADERS, parse_header

@@ -17,7 +17,8 @@ from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.requests import run_request
 from gpuscale.plugin.run_maker import stopping_rule
 from gpuscale.records import Run, RunRequest, Verdict
-from gpuscale.store import read_results, write_baseline
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import read_results
 from gpuscale.workload.cases import TrainingCase
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.1", "--runs", "1")

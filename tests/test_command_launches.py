@@ -16,7 +16,7 @@ from slurm_cluster import TWO_NODES, slurm_cluster
 from test_launch_mpirun import open_mpi
 
 from gpuscale.records import Run
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

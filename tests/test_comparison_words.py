@@ -34,7 +34,7 @@ from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.rows import smallest_losses
 from gpuscale.reports.phrases import change_text
 from gpuscale.reports.show.step_parts import budget_findings
-from gpuscale.store import write_baseline
+from gpuscale.store.files import write_baseline
 
 NIGHTS = [f"n{i}" for i in range(6)]
 THEN = [0.1, 0.1002, 0.0999, 0.16, 0.1001, 0.0998]

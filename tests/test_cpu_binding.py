@@ -11,14 +11,14 @@ from changing import replace
 from measuring import pytest_command, run_pytest, write_case
 from slurm_cluster import slurm_cluster
 
-from gpuscale.base.devices import allowed_cpus, bound_cpus, cpus_near, is_map
 from gpuscale.base.errors import DecodeError, UsageError
+from gpuscale.base.host import allowed_cpus, bound_cpus, cpus_near, is_map
 from gpuscale.campaigns.cluster_profile import Measured, pytest_arguments
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment, NodeEvidence
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.record import from_builtins
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 HERE = sorted(os.sched_getaffinity(0))
 FIRST, LAST = HERE[0], HERE[-1]

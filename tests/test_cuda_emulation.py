@@ -48,7 +48,7 @@ QUICK = ("--runs", "1", "--run-seconds", "0.1")
 # Nothing warms up here, and on real devices it takes each run two seconds.
 WITHOUT_WARM_UP = """
 from msgspec.structs import replace
-from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 for device in GPU_KINDS:

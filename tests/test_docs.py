@@ -19,7 +19,7 @@ from gpuscale.reports.comparison import formats
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.show.formats import SHOWN_FORMATS
-from gpuscale.store import read_any
+from gpuscale.store.files import read_any
 
 PAGES = sorted(
     [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")]

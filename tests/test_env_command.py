@@ -17,8 +17,8 @@ from gpuscale.records import EnvironmentChange, NodeEvidence, Results, Run
 from gpuscale.records.environment_diff import environment_text, library_changes
 from gpuscale.records.evidence import Library
 from gpuscale.records.record import to_json
-from gpuscale.store import write_baseline
 from gpuscale.store.file_formats import encode_header
+from gpuscale.store.files import write_baseline
 
 OTHERS = {f"p{number}": "1" for number in range(17)}
 

@@ -21,7 +21,7 @@ from gpuscale.cli import main
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 PACKAGE = Path(__file__).parent.parent
 

@@ -13,7 +13,7 @@ from nvml.library import compile_driver
 from slurm_cluster import slurm_cluster
 from test_cuda_emulation import TESTS, WITHOUT_WARM_UP
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

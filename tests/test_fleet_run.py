@@ -21,7 +21,7 @@ from hosts import LIMIT_S, Cluster, CpuGroup, cpu_groups, processes_in, within_l
 from measuring import write_case
 from slurm_cluster import slurm_cluster
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

@@ -35,7 +35,7 @@ from gpuscale.cli import main
 from gpuscale.judge.baseline import proposals, revised
 from gpuscale.plugin.terminal import summary_lines
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
-from gpuscale.store import read_baseline, write_baseline
+from gpuscale.store.files import read_baseline, write_baseline
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = Path(__file__).parent / "golden" / "expected"

@@ -11,7 +11,7 @@ from changing import replace
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
-from gpuscale.base.environment import cpu_model
+from gpuscale.base.host import cpu_model
 from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.node import host_load
 from gpuscale.measure.telemetry.sampler import read_samples

@@ -17,8 +17,9 @@ from command_line import gpuscale
 
 from gpuscale.cli import main
 from gpuscale.cli.inputs import read_nights
-from gpuscale.store import read_baseline, read_results
+from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.sources import SOURCES
+from gpuscale.store.results import read_results
 
 CASE = {
     "name": "Img %n=4",

@@ -14,7 +14,7 @@ from measuring import REPOSITORY, run_pytest
 from gpuscale.campaigns.cluster_profile import ClusterProfile, read_profile
 from gpuscale.cli import init
 from gpuscale.judge.baseline import baseline_from_results
-from gpuscale.store import write_baseline
+from gpuscale.store.files import write_baseline
 
 
 def gpuscale(

@@ -13,7 +13,7 @@ from measuring import REPOSITORY, run_pytest, write_case
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.worker import injections
 from gpuscale.measure.worker.injections import Faults
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 from gpuscale.workload.injections import Injection, parse_injection
 
 WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"

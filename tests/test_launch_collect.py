@@ -19,7 +19,7 @@ from gpuscale.records.request import (
     RankOutcome,
     RankWindow,
 )
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 
 def own_phases(forward_s: float, backward_s: float) -> Phases:

@@ -12,8 +12,8 @@ from hosts import Cluster, outside_environment, processes_in, skip_without_hosts
 from measuring import pytest_command, write_case
 from nccl_speaks import CASE
 
-from gpuscale.base.devices import allowed_cpus
-from gpuscale.store import read_results
+from gpuscale.base.host import allowed_cpus
+from gpuscale.store.results import read_results
 
 HERE = sorted(os.sched_getaffinity(0))
 FIRST, LAST = HERE[0], HERE[-1]

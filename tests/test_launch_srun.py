@@ -15,7 +15,8 @@ from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
-from gpuscale.store import read_results, write_baseline
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

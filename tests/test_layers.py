@@ -155,7 +155,7 @@ def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
     results = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
     for arguments in (["compare", str(baseline), str(results)], ["show", str(baseline)]):
         loaded = loaded_after(*arguments)
-        assert "gpuscale.store" in loaded
+        assert "gpuscale.store.files" in loaded
         assert not loaded & {"torch", "pytest", "_pytest", "pynvml", "matplotlib"}
 
 

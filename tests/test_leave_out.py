@@ -7,7 +7,7 @@ import pytest
 from command_line import gpuscale
 from test_over_nights import write_nights
 
-from gpuscale.store import read_baseline
+from gpuscale.store.files import read_baseline
 
 REASON = "cooling failure"
 NAMED = f"2026-09-25 ({REASON})"

@@ -12,7 +12,7 @@ from test_run_command import QUICK, RANKS_OF_TORCH, script
 
 from gpuscale.records import NodeEvidence
 from gpuscale.records.evidence import Library
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import joined
 
 DDP = """

@@ -10,7 +10,7 @@ import pytest
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 from warm_sessions import can_be_warm
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 QUICK = ("--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from builders.network_tree import count, infiniband, pci_device, slingshot, write
 
-from gpuscale.base.devices import cpu_numa_nodes, gpu_numa_node
+from gpuscale.base.host import cpu_numa_nodes, gpu_numa_node
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
 from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth, Port
 from gpuscale.records.record import from_json, to_json

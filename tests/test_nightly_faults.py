@@ -17,7 +17,7 @@ import pytest
 from ci_checkout import REPOSITORY
 from measuring import TIMEOUT_S, pytest_command, run_pytest, write_case
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
 

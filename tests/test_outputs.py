@@ -11,7 +11,7 @@ from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.cli.compare import outputs_of, validate_outputs
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.store import write_report
+from gpuscale.store.files import write_report
 
 
 def compare(*formats: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

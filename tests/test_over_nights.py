@@ -29,7 +29,7 @@ from gpuscale.records import Environment, GpuDevice, Results, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 BEGAN_AT_S = 1.79e9
 DAY_S = 86400.0

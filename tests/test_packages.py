@@ -16,7 +16,7 @@ from test_run_command import QUICK
 
 from gpuscale.measure.evidence.software import installed_packages, software_of
 from gpuscale.records.environment_diff import package_changes
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 # As the loader of libraries does it.
 MAPPING = """

@@ -14,8 +14,9 @@ from test_over_nights import write_nights
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
 from gpuscale.reports.page import write_index
-from gpuscale.store import leave_out, read_results, write_baseline
 from gpuscale.store.campaign_folders import NightRecord, record_files
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import leave_out, read_results
 
 Report = Callable[..., str]
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"

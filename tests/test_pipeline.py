@@ -28,7 +28,7 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, validate_micro_batches
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
 from gpuscale.reports.show.step_parts import budget_lines, phase_lines
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 SHAPE = (3, 8, 8)
 PIPELINE = Configuration(

@@ -16,7 +16,7 @@ from gpuscale.cli import main
 from gpuscale.measure.launch.collect import command_figures
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Results
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 from gpuscale.workload.printed_figures import metrics_of, new_reader
 
 IMAGES = r"Images/sec: (?P<images_per_s>[\d.]+)"

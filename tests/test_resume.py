@@ -25,7 +25,7 @@ from gpuscale.plugin.results_file import (
 )
 from gpuscale.records import Environment, GpuDevice, RunRequest
 from gpuscale.records.request import CommandRequest
-from gpuscale.store import ResultsWriter, ResumedResults, read_results
+from gpuscale.store.results import ResultsWriter, ResumedResults, read_results
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)

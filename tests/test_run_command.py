@@ -18,7 +18,7 @@ from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment, GpuDevice, Node
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import (
     CommandCase,
     filled,

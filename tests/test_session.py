@@ -14,7 +14,8 @@ from measuring import TIMEOUT_S, Session, pytest_command, run_pytest, write_case
 
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
-from gpuscale.store import ResultsWriter, read_results, write_baseline
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import ResultsWriter, read_results
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.1")
 STEADY = (1.0, 1.001, 0.999)

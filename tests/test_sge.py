@@ -12,7 +12,7 @@ from measuring import REPOSITORY, write_case
 from sge_cluster import NODE, sge_cluster
 from site_folder import make_site, record_of
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

@@ -9,7 +9,7 @@ from hosts import Cluster, processes_in
 from sge_cluster import PARALLEL_ENVIRONMENT, sge_cluster
 from site_folder import BY_MPIRUN, make_site, profile_of, record_of, write_cases
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

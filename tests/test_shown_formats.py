@@ -19,7 +19,7 @@ from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports.comparison import formats
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.formats import SHOWN_FORMATS
-from gpuscale.store import ResultsWriter
+from gpuscale.store.results import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "tools.md").read_text(encoding="utf-8")

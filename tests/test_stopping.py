@@ -21,7 +21,8 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.store import ResultsWriter, write_baseline
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import ResultsWriter
 
 QUIET = (1.0, 1.001, 0.999)
 

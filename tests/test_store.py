@@ -17,19 +17,16 @@ from format_page import example
 
 from gpuscale.base.errors import FileError
 from gpuscale.records import Baseline, Results
-from gpuscale.store import (
+from gpuscale.store.file_formats import decode_baseline, decode_results
+from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline
+from gpuscale.store.results import (
     RESULTS_FOLDER,
     ResultsWriter,
     default_results_path,
     newest_results,
-    read_any,
-    read_baseline,
     read_results,
     validate_writable,
-    write_baseline,
 )
-from gpuscale.store.file_formats import decode_baseline, decode_results
-from gpuscale.store.files import MOST_BYTES
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
@@ -111,7 +108,7 @@ def in_a_process(folder: Path, then: str) -> tuple[Path, subprocess.CompletedPro
         import os, resource, signal, sys
         from pathlib import Path
         from gpuscale.base.errors import FileError
-        from gpuscale.store import ResultsWriter, read_results
+        from gpuscale.store.results import ResultsWriter, read_results
         example, path = read_results(Path(sys.argv[1])), Path(sys.argv[2])
         file = ResultsWriter(path, example)
         file.append(example.runs[0])

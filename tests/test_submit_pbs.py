@@ -14,7 +14,7 @@ from hosts import Cluster, processes_in
 from site_folder import BY_MPIRUN, make_site, profile_of, record_of, write_cases
 from test_launch_mpirun import open_mpi
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

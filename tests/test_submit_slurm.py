@@ -12,7 +12,7 @@ from measuring import write_case
 from site_folder import ON_EACH_NODE, make_site, profile_of, record_of, write_cases
 from slurm_cluster import TWO_NODES, slurm_cluster
 
-from gpuscale.store import read_results
+from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import field
 
-from gpuscale.base.devices import SITE, UNBOUND, is_map
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
+from gpuscale.base.host import SITE, UNBOUND, is_map
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import shown, visible
 from gpuscale.measure.schedulers import SCHEDULERS

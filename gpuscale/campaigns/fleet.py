@@ -25,7 +25,6 @@ from gpuscale.measure.schedulers.slurm import (
     queued_jobs,
 )
 from gpuscale.records.record import to_json
-from gpuscale.store import read_results, write_report
 from gpuscale.store.campaign_folders import (
     SWEEP_JSON,
     SweepJob,
@@ -34,6 +33,8 @@ from gpuscale.store.campaign_folders import (
     visit_of,
     visits_of,
 )
+from gpuscale.store.files import write_report
+from gpuscale.store.results import read_results
 
 _POLL_S = 2.0
 _PATIENCE_S = 3600.0

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuscale.analysis.steadiness import step_midway
-from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.host import DEVICES
 from gpuscale.base.text import counted, escaped, rough_percent
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.baseline_update import (
@@ -40,8 +40,7 @@ from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.phrases import format_range
 from gpuscale.reports.show.baseline_text import runs_text
-from gpuscale.store import write_baseline
-from gpuscale.store.files import file_errors
+from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, metric_of, published
 from gpuscale.store.imports.sources import SOURCES
 

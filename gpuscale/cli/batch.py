@@ -7,9 +7,9 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.base.foreign_texts import NO_ENGINE
+from gpuscale.base.host import is_gpu
 from gpuscale.base.text import format_bytes
 from gpuscale.cli.inputs import add_device, say
 from gpuscale.measure.launch.launcher import Launcher

@@ -37,8 +37,7 @@ from gpuscale.records.campaigns import Bisection, BisectionFinding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.bisection_text import bisection_text, report_text, trial_text
 from gpuscale.reports.phrases import software_text
-from gpuscale.store import write_report
-from gpuscale.store.files import file_errors, sole_use
+from gpuscale.store.files import file_errors, sole_use, write_report
 
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("--results", "--resume", "--baseline", "--inject", "--runs")

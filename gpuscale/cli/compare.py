@@ -33,8 +33,7 @@ from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.store import write_report
-from gpuscale.store.files import file_errors
+from gpuscale.store.files import file_errors, write_report
 
 
 class RequestedFormat(NamedTuple):

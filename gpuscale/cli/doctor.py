@@ -20,7 +20,7 @@ from gpuscale.records import NodeProbe
 from gpuscale.records.probes import MATRIX, SEND
 from gpuscale.records.record import document_text
 from gpuscale.reports.doctor_text import doctor_text, probes_text
-from gpuscale.store import RESULTS_FOLDER
+from gpuscale.store.results import RESULTS_FOLDER
 
 _PROBES = (MATRIX, SEND)
 _SECONDS = 1.0

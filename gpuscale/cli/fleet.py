@@ -29,7 +29,6 @@ from gpuscale.records.campaigns import NodeState
 from gpuscale.records.record import to_json
 from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.reports.phrases import devices_text
-from gpuscale.store import write_report
 from gpuscale.store.campaign_folders import (
     SWEEP_JSON,
     SWEEPS,
@@ -40,7 +39,7 @@ from gpuscale.store.campaign_folders import (
     results_of_sweep,
     visit_of,
 )
-from gpuscale.store.files import file_errors, sole_use
+from gpuscale.store.files import file_errors, sole_use, write_report
 
 RESULTS = "GPUSCALE_FLEET_RESULTS"
 """Environment variable with the path of the results file that a job of a sweep must write."""

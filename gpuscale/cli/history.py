@@ -9,7 +9,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.cli.inputs import add_selection, read_nights, without_collecting
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
-from gpuscale.store import RESULTS_FOLDER
+from gpuscale.store.results import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

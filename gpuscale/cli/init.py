@@ -12,8 +12,7 @@ from gpuscale.base.text import counted, visible
 from gpuscale.cli.inputs import remark
 from gpuscale.measure.schedulers import scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler
-from gpuscale.store import read_baseline
-from gpuscale.store.files import file_errors, write_report
+from gpuscale.store.files import file_errors, read_baseline, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
 """Folder that `gpuscale init` copies; in a checkout, it contains links to top-level folders."""

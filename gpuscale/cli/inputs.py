@@ -13,15 +13,19 @@ from pathlib import Path
 from msgspec.structs import force_setattr, replace
 
 from gpuscale.analysis.nights import left_out_of
-from gpuscale.base.devices import DEVICES
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
-from gpuscale.store import RESULTS_FOLDER, newest_results, read_any, read_results
-from gpuscale.store.files import file_errors
-from gpuscale.store.results import with_recorded_probes
+from gpuscale.store.files import file_errors, read_any
+from gpuscale.store.results import (
+    RESULTS_FOLDER,
+    newest_results,
+    read_results,
+    with_recorded_probes,
+)
 
 _ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)

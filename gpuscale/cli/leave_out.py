@@ -8,7 +8,7 @@ from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, visible
 from gpuscale.cli.inputs import results_file
-from gpuscale.store import leave_out, read_results
+from gpuscale.store.results import leave_out, read_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,8 +25,8 @@ from gpuscale.judge.sides import as_baseline
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.phrases import UNKNOWN, format_range
-from gpuscale.store import RESULTS_FOLDER, read_any
-from gpuscale.store.files import write_report
+from gpuscale.store.files import read_any, write_report
+from gpuscale.store.results import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale import __version__
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.host import is_gpu
 from gpuscale.cli.inputs import add_device
 from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch import LAUNCHERS
@@ -24,8 +24,13 @@ from gpuscale.measure.schedulers.slurm import leaf_switches
 from gpuscale.records import NodeProbe, Results
 from gpuscale.records.probes import PAIR, PROBES, SEND, NodeProbeRequest, merged_probes
 from gpuscale.reports.doctor_text import probes_text
-from gpuscale.store import RESULTS_FOLDER, default_results_path, read_results
-from gpuscale.store.results import PROBES_ENDING, ResultsWriter
+from gpuscale.store.results import (
+    PROBES_ENDING,
+    RESULTS_FOLDER,
+    ResultsWriter,
+    default_results_path,
+    read_results,
+)
 
 _LAUNCHES = 3
 """Number of times to launch the probes: each new process may place its memory differently."""

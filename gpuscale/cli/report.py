@@ -26,8 +26,8 @@ from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
 from gpuscale.reports.page.sections import report_html
-from gpuscale.store import write_report
 from gpuscale.store.campaign_folders import SWEEP_JSON
+from gpuscale.store.files import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import difference, log_sample
-from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import counted, format_seconds
 from gpuscale.cli.inputs import add_device, add_text_or_json, gpu_counts, remark
 from gpuscale.measure.launch.launcher import Launcher

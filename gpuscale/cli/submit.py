@@ -9,8 +9,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode, GpuscaleError, SchedulerError, UsageError
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.cluster_profile import (
@@ -26,8 +26,7 @@ from gpuscale.cli.inputs import gpu_counts, say
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.reports.phrases import devices_text
-from gpuscale.store import read_any, write_report
-from gpuscale.store.files import file_errors
+from gpuscale.store.files import file_errors, read_any, write_report
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"

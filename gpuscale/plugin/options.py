@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuscale.base.devices import DEVICES, SITE, UNBOUND, is_map
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import DEVICES, SITE, UNBOUND, is_map
 from gpuscale.base.strategies import MICRO_BATCHES, STRATEGIES
 from gpuscale.measure.launch import ACROSS_NODES, LAUNCHERS
 from gpuscale.plugin.option_types import (

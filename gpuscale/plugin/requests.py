@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import SITE, is_gpu, is_map
 from gpuscale.base.errors import CaseError, UsageError
+from gpuscale.base.host import SITE, is_gpu, is_map
 from gpuscale.base.strategies import (
     COMMAND,
     MICRO_BATCHES,

@@ -8,13 +8,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale import __version__
-from gpuscale.base.environment import text_of
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import text_of
 from gpuscale.measure.telemetry.summary import TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
-from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
+from gpuscale.store.results import ResultsWriter, ResumedResults, default_results_path
 from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")

@@ -11,8 +11,8 @@ from typing import TextIO
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, RunTerminated, UsageError
+from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import format_seconds
 from gpuscale.judge.sides import as_baseline
@@ -33,7 +33,8 @@ from gpuscale.plugin.results_file import (
 from gpuscale.plugin.terminal import own_stream, progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
-from gpuscale.store import RESULTS_FOLDER, ResumedResults, read_any, validate_writable
+from gpuscale.store.files import read_any
+from gpuscale.store.results import RESULTS_FOLDER, ResumedResults, validate_writable
 
 _IMPORTED_BY_CASES = ("torch", "torchvision")
 _OF_THE_CASE = ("raised", "unread")

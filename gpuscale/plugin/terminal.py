@@ -12,8 +12,8 @@ from typing import Any, TextIO
 import pytest
 
 from gpuscale import __version__
-from gpuscale.base.devices import GPU_KINDS
 from gpuscale.base.errors import ExitCode
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import SPELT_OUT, visible
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
@@ -27,7 +27,7 @@ from gpuscale.reports.comparison.text_and_markdown import text
 from gpuscale.reports.phrases import counted, injection_warning, load_text
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show import failures, scaling_lines
-from gpuscale.store import ResumedResults
+from gpuscale.store.results import ResumedResults
 
 
 def own_stream() -> TextIO | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from gpuscale.base.devices import device_word
+from gpuscale.base.host import device_word
 from gpuscale.base.text import counted
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record

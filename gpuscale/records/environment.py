@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuscale.base.devices import is_gpu
+from gpuscale.base.host import is_gpu
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 UNKNOWN_HOST = "unknown host"

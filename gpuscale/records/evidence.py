@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from posixpath import basename
 from typing import Annotated, Literal
 
@@ -89,6 +90,18 @@ class Window(Record, frozen=True, kw_only=True):
     """Time of each rank, in order of rank, without the wait at the closing barrier."""
     phases: Phases | None = None
     """Phases of the rank with the run's slowest pace, in seconds for the whole window."""
+
+
+def median_window_s(windows: Sequence[Window]) -> float:
+    """Return the median duration of the windows, in seconds."""
+    return statistics.median(window.time_s for window in windows)
+
+
+def median_step_time_s(windows: Sequence[Window], steps_per_window: int | None) -> float | None:
+    """Return a run's step time T, the median over windows, in seconds; None without windows."""
+    if not windows or not steps_per_window:
+        return None
+    return median_window_s(windows) / steps_per_window
 
 
 class RankReport(Record, frozen=True, kw_only=True):

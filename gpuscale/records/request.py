@@ -1,13 +1,13 @@
 """Requests from the launcher to the ranks, and the answers of the ranks."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuscale.base.devices import UNBOUND, bound_cpus
+from gpuscale.base.host import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.evidence import Failure, Library, Phases, RankReport, Window
@@ -160,6 +160,29 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     def own_s(self) -> float:
         """Busy seconds, excluding the wait for other stages of a pipeline."""
         return self.busy_s - self.phases.wait_s
+
+
+def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
+    """Combine one window's times from all ranks; the duration is the longest time of any rank.
+
+    In synchronised windows all ranks take about equally long, and which rank takes longest is
+    random. The phases are therefore always those of `slowest`, the slowest rank of the whole run.
+    If another rank took longer in this window, `slowest` waited for the difference: it is added to
+    `wait_s` if waits are measured, and otherwise to `backward_s`, where training waits.
+    """
+    time_s = max(window.busy_s for window in by_rank)
+    shown = by_rank[slowest]
+    phases, lag_s = shown.phases, time_s - shown.busy_s
+    if phases.wait_s:
+        phases = replace(phases, wait_s=phases.wait_s + lag_s)
+    else:
+        phases = replace(phases, backward_s=phases.backward_s + lag_s)
+    return Window(
+        time_s=time_s,
+        started_at_s=by_rank[0].started_at_s,
+        busy_s=tuple(window.busy_s for window in by_rank),
+        phases=phases,
+    )
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

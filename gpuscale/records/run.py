@@ -16,6 +16,8 @@ from gpuscale.records.evidence import (
     NodeEvidence,
     RankReport,
     Window,
+    median_step_time_s,
+    median_window_s,
 )
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
 from gpuscale.records.probes import Probe
@@ -31,7 +33,6 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
-from gpuscale.records.step_time import median_step_time_s, median_window_s
 
 
 class Run(RowMixin, Record, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpuscale.base.devices import device_word
 from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
+from gpuscale.base.host import device_word
 from gpuscale.base.text import (
     format_bytes,
     format_percent,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import device_word, is_gpu
+from gpuscale.base.host import device_word, is_gpu
 from gpuscale.base.text import counted as counted
 from gpuscale.base.text import (
     format_bytes,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gpuscale.base.devices import device_word
+from gpuscale.base.host import device_word
 from gpuscale.base.text import format_percent, rough_percent, significant
 from gpuscale.records import (
     EntryKey,

@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Formatter
 from typing import ClassVar, Literal
 
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError
+from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import escaped, shown
 from gpuscale.records import Environment

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import Environment, TimingPlan
 from gpuscale.workload.cases import TrainingCase

@@ -30,7 +30,7 @@ from gpuscale.records import (
     Window,
     with_measured,
 )
-from gpuscale.store import ResultsWriter
+from gpuscale.store.results import ResultsWriter
 
 EPOCH = datetime(2096, 3, 1, 2, 0, tzinfo=UTC)
 """In the future, so that no output says how long ago it was."""

@@ -20,8 +20,8 @@ from gpuscale.base.text import visible
 from gpuscale.campaigns.bisection.decision import Applied, OutOfBudgetError
 from gpuscale.records import Environment, Run
 from gpuscale.records.environment_diff import listed
-from gpuscale.store import read_results
 from gpuscale.store.files import file_errors
+from gpuscale.store.results import read_results
 
 
 class EnvironmentBuildError(GpuscaleError):

@@ -9,16 +9,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuscale.base.environment import JOB_VARIABLES
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
 from gpuscale.campaigns.bisection import last_line
 from gpuscale.records import Environment, Results
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.evidence import normalised
-from gpuscale.store import read_any
-from gpuscale.store.files import file_errors
+from gpuscale.store.files import file_errors, read_any
 
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? *(?:===?|@) *\S+")
 _OPTION = re.compile(r"\s+--\w.*|\s+#.*|\s*\\$|;.*")

@@ -29,8 +29,9 @@ from gpuscale.campaigns.night.attempt import (
 )
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.scheduler import answer_of
-from gpuscale.store import read_any, read_results
 from gpuscale.store.campaign_folders import NightRecord, new_night, nights_folder, record_files
+from gpuscale.store.files import read_any
+from gpuscale.store.results import read_results
 
 Command = Callable[..., tuple[int, str]]
 """Function that runs a gpuscale command in this process and returns its exit code and output."""

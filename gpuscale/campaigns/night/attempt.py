@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Literal
 
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS
-from gpuscale.base.environment import text_of
 from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError, UsageError
+from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import PASSED_ON_S
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Results, Run

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import is_gpu
+from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuscale.base.environment import text_of
+from gpuscale.base.host import text_of
 from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Port, PortKind
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuscale.base.devices import allowed_cpus
+from gpuscale.base.host import allowed_cpus
 from gpuscale.base.process_ends import parent_of
 from gpuscale.base.text import clean
 from gpuscale.records.environment import UNRECORDED, Environment, without_software

@@ -5,19 +5,24 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from gpuscale.analysis.steadiness import SHORTEST_JUDGED_S, steadiness
-from gpuscale.base.devices import GPU_KINDS, is_gpu
-from gpuscale.base.environment import text_of
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
+from gpuscale.base.host import GPU_KINDS, is_gpu, text_of
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.run_directory import R, RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
-from gpuscale.records.evidence import Failure, ProcessSoftware, RankReport, Window, merged
+from gpuscale.records.evidence import (
+    Failure,
+    ProcessSoftware,
+    RankReport,
+    Window,
+    median_window_s,
+    merged,
+)
 from gpuscale.records.probes import merged_probes
-from gpuscale.records.request import FigureOutcome
+from gpuscale.records.request import FigureOutcome, window_of_ranks
 from gpuscale.records.run import Run, with_measured
-from gpuscale.records.step_time import median_window_s, window_of_ranks
 
 _LOG_TAIL_LINES = 3
 _OUTPUT_TAIL_CHARS = 300

@@ -3,8 +3,8 @@
 import signal
 from collections.abc import Collection, Sequence
 
-from gpuscale.base.environment import text_of
 from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
+from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import FAULT_SIGNALS
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest

@@ -21,8 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from gpuscale.base.devices import cpus_near, gpu_numa_node
-from gpuscale.base.environment import text_of
+from gpuscale.base.host import cpus_near, gpu_numa_node, text_of
 from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_descendants
 from gpuscale.measure.evidence.node import NodeWatch
 from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter

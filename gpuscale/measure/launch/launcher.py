@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.devices import SITE
+from gpuscale.base.host import SITE
 from gpuscale.base.process_ends import RUN_S
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import process_starter, terminations_raised

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from gpuscale.base.devices import SITE, is_gpu, is_map
+from gpuscale.base.host import SITE, is_gpu, is_map
 from gpuscale.records import Environment, RunRequest
 
 HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"

@@ -12,8 +12,8 @@ from string import Formatter
 from textwrap import indent
 from typing import ClassVar, Literal
 
-from gpuscale.base.environment import text_of
 from gpuscale.base.errors import SchedulerError
+from gpuscale.base.host import text_of
 from gpuscale.base.text import visible
 
 _ANSWER_S = 60.0

@@ -9,10 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 
-from gpuscale.base.devices import cpu_numa_nodes, gpu_numa_node
-from gpuscale.base.environment import cpu_model
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.gpu_counters import Reading
+from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import host_load, read_settings
 from gpuscale.measure.telemetry.device import Device, Smi, open_smi

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from gpuscale.base.devices import is_gpu
 from gpuscale.base.errors import CaseError
+from gpuscale.base.host import is_gpu
 from gpuscale.base.process_ends import die_with_parent
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import Size, TrainingCase

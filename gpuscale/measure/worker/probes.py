@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuscale.base.devices import cpu_numa_nodes, is_gpu
+from gpuscale.base.host import cpu_numa_nodes, is_gpu
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.gpus import numa_node_of

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from gpuscale.base.devices import device_word
+from gpuscale.base.host import device_word
 from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
     CauseKind,

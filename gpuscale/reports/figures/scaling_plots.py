@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from gpuscale.analysis.scaling import published_points, scaling_points
-from gpuscale.base.devices import device_word
+from gpuscale.base.host import device_word
 from gpuscale.records import Baseline, Configuration, Estimate, ScalingPoint
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,

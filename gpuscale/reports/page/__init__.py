@@ -15,8 +15,9 @@ from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.phrases import UNKNOWN, counted
-from gpuscale.store import left_out_reason, write_report
 from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
+from gpuscale.store.files import write_report
+from gpuscale.store.results import left_out_reason
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.base.devices import device_word
 from gpuscale.base.errors import ExitCode
+from gpuscale.base.host import device_word
 from gpuscale.judge.hardware import hardware_label
 from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed

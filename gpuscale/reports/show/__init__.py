@@ -11,7 +11,7 @@ from gpuscale.analysis.scaling import (
     unchecked_training_note,
     unit_error_note,
 )
-from gpuscale.base.devices import device_word
+from gpuscale.base.host import device_word
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, significant
 from gpuscale.records import Baseline, Estimate, Results, Run, ScalingPoint

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuscale import __version__
-from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import visible
 from gpuscale.judge.hardware import hardware_label
 from gpuscale.records import Configuration, Results, ScalingPoint

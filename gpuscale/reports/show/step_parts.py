@@ -12,7 +12,7 @@ from gpuscale.analysis.efficiency_budget import (
     rank_skews,
     typical_steps,
 )
-from gpuscale.base.devices import GPU_KINDS
+from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds
 from gpuscale.records import Configuration, EntryKey, PointKey, Run
