@@ -50,7 +50,7 @@ QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
 def test_only_a_credible_number_is_advised(
     needed: int, made: int, advised: tuple[int | None, Statement | None]
 ) -> None:
-    assert required_runs(lambda runs: runs >= needed, made=made) == advised
+    assert required_runs(lambda runs: runs >= needed, made=made, after=None) == advised
 
 
 def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:

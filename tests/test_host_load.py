@@ -16,6 +16,8 @@ from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.node import host_load
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
+from gpuscale.reports.comparison import view_of
+from gpuscale.reports.comparison.text_and_markdown import text
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
@@ -114,6 +116,17 @@ def test_a_comparison_names_a_busy_host(
     recorded, after = beside(then, now)
     named = {note.code for note in compare(recorded, after).notes}
     assert {code for code in named if code.startswith("busy_host")} == codes
+
+
+def test_an_open_row_asks_for_more_runs_only_if_its_host_was_idle() -> None:
+    recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
+    for load, words in ((QUIET, "1 more run would probably settle it"), (BUSY, "host is idle")):
+        now = replace(after, runs=under(load, after.runs))
+        comparison = compare(recorded, [now])
+        shown = text(view_of(comparison, [now]))
+        assert words in shown
+        assert ("settle it" in shown) is (load is QUIET)
+        assert (comparison.entries[0].further_runs is None) is (load is BUSY)
 
 
 def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:

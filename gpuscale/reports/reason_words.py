@@ -158,6 +158,7 @@ WORDS: Mapping[str, Words] = {
         remedy="measure three runs or more of each row",
     ),
     "more_runs": Words("measure more runs", beyond_table=""),
+    "once_idle": Words(_ONCE_IDLE, beyond_table=""),
     "too_few_valid_runs": Words(_GAVE_A_NUMBER, short="too few of the runs gave a number"),
     "too_few_of_all_runs": Words(
         f"{_GAVE_A_NUMBER}; by the remaining runs, {{otherwise}}",

@@ -14,8 +14,10 @@ from gpuscale.analysis.estimates import (
     exponential,
 )
 from gpuscale.analysis.probabilities import normal_quantile
+from gpuscale.analysis.scaling import Entry
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
+from gpuscale.records.run import busy_hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,14 +262,17 @@ CREDIBLE = 3
 
 
 def required_runs(
-    settles: Callable[[int], bool], *, made: int
+    settles: Callable[[int], bool], *, made: int, after: Entry | None
 ) -> tuple[int | None, Statement | None]:
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
     Returns the number (None if unknown or too large to be trusted) and advice for the user (None if
     none of `FURTHER_RUNS` is enough). A binary search suffices: if some number of runs settles a
-    row, larger numbers almost always do.
+    row, larger numbers almost always do. If a host was busy during the current runs, `after`, the
+    advice is to measure again.
     """
+    if after is not None and busy_hosts(after.valid):
+        return None, Statement.of("once_idle")
     if not settles(FURTHER_RUNS[-1]):
         return None, None
     place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
