@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -46,11 +46,13 @@ def history_picture(measurements: Measurements) -> Picture | None:
         for row in shown
     ]
     left_out = left_out_of("row", len(ordered) - len(shown))
+    points = {row.point for row in shown}
+    rates = [_rates(night, points) for night in history.nights]
     height_in, notes = 0.9 + 1.05 * len(shown), _notes(history)
     with drawn(measurements, COLUMN_IN, height_in, notes, left_out) as figure:
         grid = figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
-            _draw(axes, row, history)
+            _draw(axes, row, rates)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
@@ -82,12 +84,12 @@ def _notes(history: History) -> Iterator[str]:
         yield f"left out: {', '.join(history.left_out)}"
 
 
-def _draw(axes: Axes, row: RowHistory, history: History) -> None:
+def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
     """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
     Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
     """
-    nights = {index: _rate(row.point, history.nights[index]) for index in row.nights}
+    nights = {index: rates[index][row.point] for index in row.nights}
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
     if not _has_too_few_nights(row):
         bounds.append(len(row.nights))
@@ -100,10 +102,13 @@ def _draw(axes: Axes, row: RowHistory, history: History) -> None:
     # With one distant night on the axis, all levels would look like one line.
     usual = [nights[index] for index in row.nights if index not in row.outlying]
     low, high = _axis_ends(usual or [*nights.values()])
-    for index, night in nights.items():
-        if night.low is not None and night.high is not None:
-            ends = max(low, night.low), min(high, night.high)
-            axes.vlines(index, *ends, color=_COLOR, linewidth=0.8)
+    bars = [
+        (index, max(low, night.low), min(high, night.high))
+        for index, night in nights.items()
+        if night.low is not None and night.high is not None
+    ]
+    if bars:
+        axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
     for label, face, indices in (
         ("night", _COLOR, [index for index in row.nights if index not in row.outlying]),
         ("outlying night", SURFACE, row.outlying),
@@ -137,13 +142,15 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
     return max(0, lowest - room), highest + 2 * room
 
 
-def _rate(point: PointKey, night: Night) -> Estimate:
-    """Return a row's mean samples/s in a night, or the mean of the metric judged instead."""
-    costs = [run.log_cost for run in night.runs if PointKey.of(run) == point]
-    level = level_of(point, geometric_mean(log_sample(costs)))
-    shown = level.value or level.samples_per_s
-    assert shown is not None, "a level has one of the two"
-    return shown
+def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
+    """Return the mean samples/s of each point in a night, or of the metric judged instead."""
+    costs: dict[PointKey, list[float]] = {}
+    for run in night.runs:
+        if (point := PointKey.of(run)) in points:
+            costs.setdefault(point, []).append(run.log_cost)
+    levels = (level_of(point, geometric_mean(log_sample(logs))) for point, logs in costs.items())
+    rates = ((level.value or level.samples_per_s) for level in levels)
+    return {point: rate for point, rate in zip(costs, rates, strict=True) if rate is not None}
 
 
 def _moment(row: RowHistory, change: RowChange) -> float:
