@@ -89,25 +89,32 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
     )
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
-    phase = None if clocks or inside else _most_slowed_phase(phases, change.noise_s)
+    phase, is_uneven = (None, False) if clocks or inside else _most_slowed_phase(phases, change)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
         includes=inside,
         phase=phase,
         evidence=(*phases, *clocks),
-        remedy=Remedy("script") if phase else look_at_devices(row, row.hosts),
+        remedy=Remedy("script") if is_uneven else look_at_devices(row, row.hosts),
     )
 
 
-def _most_slowed_phase(phases: Sequence[PhaseChange], noise_s: float) -> str | None:
-    """Return the phase with most of the loss; None if an even slowdown could look like this."""
+def _most_slowed_phase(
+    phases: Sequence[PhaseChange], change: PartChange
+) -> tuple[str | None, bool]:
+    """Return the phase with most of the loss, and whether an even slowdown cannot look like this.
+
+    The phase is None if the loss is spread. An even slowdown costs each phase in proportion, and
+    its size is at least the loss without the noise.
+    """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
     lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
     others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
-    is_uneven = (others_s + noise_s) * before_s < lost_s * (before_s - most.before_s)
-    return most.name if is_uneven and others_s <= _OTHER_PHASES * lost_s else None
+    if others_s > _OTHER_PHASES * lost_s:
+        return None, False
+    return most.name, others_s * before_s < (lost_s - change.noise_s) * (before_s - most.before_s)
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
