@@ -14,7 +14,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import EnvironmentChange, NodeEvidence, Results, Run
-from gpuscale.records.environment_diff import environment_text, library_changes
+from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.evidence import Library
 from gpuscale.records.record import to_json
 from gpuscale.store.file_formats import encode_header
@@ -123,13 +123,15 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
 def test_libraries_that_differ_on_some_nodes_are_named_with_them() -> None:
     old, new = library("2.27.7"), library()
     before = [node("n1", old), node("n2", old)]
-    (change,) = library_changes(before, [node("n1", old), node("n2", new)])
+    here = [OLD.environment]
+    (change,) = environment_changes(here, here, before, [node("n1", old), node("n2", new)])
     assert environment_text(change) == "NCCL loaded 2.27.7 → 2.28.3 on n2"
     plugin = Library(name="NCCL network plugin", path="/opt/libnccl-net-ofi.so")
-    (change,) = library_changes([node("n1", old)], [node("n1", old, plugin)])
+    after = [node("n1", old, plugin)]
+    (change,) = environment_changes(here, here, [node("n1", old)], after)
     assert environment_text(change) == "NCCL network plugin loaded none → libnccl-net-ofi.so"
     # Nothing is known of old results.
-    assert not [*library_changes([node("n1")], [node("n1", new)])]
+    assert environment_changes(here, here, [node("n1")], [node("n1", new)]) == ()
 
 
 def test_a_loss_beside_which_another_nccl_was_loaded_says_so() -> None:

@@ -90,13 +90,8 @@ class DecodeError(GpuscaleError):
         self.rows = rows
 
 
-class FieldError(ValueError):
-    """Raised if a record has an invalid field; the message gives the field and the problem."""
-
-    def __init__(self, place: str, problem: str) -> None:
-        super().__init__(f"{place}: {problem}" if place else problem)
-        self.place = place
-        self.problem = problem
+class FieldError(DecodeError, ValueError):
+    """Raised if a record has an invalid field; msgspec adds the place of the record to it."""
 
 
 class CaseError(GpuscaleError):

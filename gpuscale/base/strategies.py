@@ -6,7 +6,7 @@ name strategies of other tools, so code that reads records must use `STRATEGIES.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +25,15 @@ class Demands:
     """Communication that is skipped in steps without synchronisation."""
     not_on_cpu: str | None = None
     """Reason why CPU ranks cannot stand in for GPUs; None if they can."""
-    not_compiled: str | None = None
-    """Reason why --compile does not work with the strategy; None if it does."""
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    """Options that do not work with the strategy, each with the reason: --compile, --accumulate,
+    or --precision fp16."""
     oldest_torch: tuple[int, int] = (2, 6)
     """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
     """Reason why versions before `oldest_torch` fail; None if all of gpuscale needs it."""
     options: tuple[str, ...] = ()
     """Keys allowed in the `strategy_options` of a case."""
-    not_accumulated: str | None = None
-    """Reason why --accumulate does not work with the strategy; None if it does."""
-    not_fp16: str | None = None
-    """Reason why --precision fp16 does not work with the strategy; None if it does."""
     micro_batches: bool = False
     """True if the strategy splits batches into micro-batches that GPUs process concurrently."""
     below_table: str | None = None
@@ -68,9 +65,10 @@ STRATEGIES: Mapping[str, Demands] = {
         ranks_agree=True,
         inside_computing="scatter, replicate and gather",
         not_on_cpu="DataParallel has no CPU counterpart",
-        not_compiled=(
-            "torch compiles no replica of DataParallel, so T(1) would be compiled and T(n) not"
-        ),
+        conflicts={
+            "--compile": "torch compiles no replica of DataParallel, so T(1) would be compiled and "
+            "T(n) not"
+        },
     ),
     "ddp": Demands(
         implementation=(
@@ -102,9 +100,11 @@ STRATEGIES: Mapping[str, Demands] = {
     "pipeline": Demands(
         implementation="gpuscale.measure.worker.strategies.pipeline:PipelineStrategy",
         ranks_agree=False,
-        not_compiled="stages are not compiled, so T(1) would be and T(n) not",
-        not_accumulated="its micro-batches are accumulated already",
-        not_fp16="a loss scaler would have to agree with all stages on every step",
+        conflicts={
+            "--compile": "stages are not compiled, so T(1) would be and T(n) not",
+            "--accumulate": "its micro-batches are accumulated already",
+            "--precision fp16": "a loss scaler would have to agree with all stages on every step",
+        },
         micro_batches=True,
         below_table="T(1) is the whole batch at once, without a pipeline",
     ),
@@ -114,7 +114,7 @@ STRATEGIES: Mapping[str, Demands] = {
         ranks_agree=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",
-        not_compiled="graphs over several GPUs have not been tried",
+        conflicts={"--compile": "graphs over several GPUs have not been tried"},
         below_table=(
             "one GPU computes at a time, so a speedup of up to 1 is expected; what it saves is "
             "memory on each"

@@ -237,7 +237,7 @@ OPTIONS: Mapping[str, Option] = {
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
     """Parse the values that argparse collected; raise UsageError if any are wrong or conflict."""
-    from gpuscale.workload.injections import parse_injections
+    from gpuscale.workload.injections import parse_injection
 
     # A timeout of 0 disables that of pytest-timeout; for gpuscale, it means the default.
     collected = {name: given.get(option.dest) for name, option in OPTIONS.items()}
@@ -247,7 +247,8 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
         if isinstance(text, str) or text
     }
     options = MeasureOptions(**values)
-    parse_injections(options.injections)
+    for text in options.injections:
+        parse_injection(text)
     for problem in _contradictions(options):
         raise UsageError(problem)
     return options

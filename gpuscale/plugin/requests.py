@@ -157,18 +157,18 @@ def _conflict_with_options(
         flag = next(refused, None)
         return flag and f"a command cannot be given {flag}: it trains as it does by itself"
     demands = STRATEGIES[plan.strategy]
-    conflicts = {
-        "--compile": options.compiled and demands.not_compiled,
-        "--accumulate": options.accumulate > 1 and demands.not_accumulated,
-        "--precision fp16": options.precision == "fp16" and demands.not_fp16,
+    given = {
+        "--compile": options.compiled,
+        "--accumulate": options.accumulate > 1,
+        "--precision fp16": options.precision == "fp16",
     }
+    conflicts = {flag: why for flag, why in demands.conflicts.items() if given[flag]}
     on_gpu = is_gpu(environment.device)
     shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
     if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
         # Gloo would pass a device address to the operating system, which would reject it.
         conflicts["--oversubscribe"] = "gloo sends nothing that lies on a GPU"
-    reasons = (f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items() if why)
-    return next(reasons, None)
+    return next((f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items()), None)
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:

@@ -157,14 +157,20 @@ def environment_changes(
         )
         if old and field.words is not None:
             changes += _new_values(field.name, old, new)
-    sides = ([*map(_facts_of, side)] for side in (nodes_before, nodes_after))
-    changes += (*node_changes(*sides), *library_changes(nodes_before, nodes_after))
+    libraries = {lib.name for node in (*nodes_before, *nodes_after) for lib in node.libraries}
+    sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
+    changes += node_changes(*sides)
     return (*changes, *_new_gpus(before, after), *variable_changes(before, after))
 
 
-def _facts_of(node: NodeEvidence) -> tuple[str, Mapping[str, str]]:
-    cpus = {"CPUs of ranks": " | ".join(node.cpus)} if node.cpus else {}
-    return node.host, {**node.settings, **cpus}
+def _facts_of(node: NodeEvidence, libraries: Collection[str]) -> tuple[str, Mapping[str, str]]:
+    """Return a node's host, and the known facts of the node: settings, CPUs, library versions."""
+    facts = dict(node.settings)
+    if node.cpus:
+        facts["CPUs of ranks"] = " | ".join(node.cpus)
+    if node.libraries:
+        facts |= {f"{name} loaded": loaded(node, name) for name in sorted(libraries)}
+    return node.host, facts
 
 
 def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
@@ -189,20 +195,6 @@ def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChang
                 nodes=() if having == hosts else tuple(sorted(having)),
                 of_nodes=len(hosts),
             )
-
-
-def library_changes(
-    before: Collection[NodeEvidence], after: Collection[NodeEvidence]
-) -> Iterator[EnvironmentChange]:
-    """Yield a change for each loaded version of a library that no node had loaded before."""
-    known = [[node for node in side if node.libraries] for side in (before, after)]
-    names = sorted({library.name for side in known for node in side for library in node.libraries})
-    yield from node_changes(
-        *(
-            [(node.host, {f"{name} loaded": loaded(node, name) for name in names}) for node in side]
-            for side in known
-        )
-    )
 
 
 def loaded(node: NodeEvidence, name: str) -> str:

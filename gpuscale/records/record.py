@@ -122,10 +122,13 @@ def from_json(kind: type[T], text: str) -> T:
         raise DecodeError("", "nested too deeply; no gpuscale file is") from None
 
 
-def from_builtins(kind: type[T], value: object) -> T:
-    """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid."""
+def from_builtins(kind: type[T], value: object, *, strict: bool = True) -> T:
+    """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid.
+
+    Unless `strict`, numbers may be texts.
+    """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _problem(error) from None
 

@@ -221,12 +221,7 @@ def with_measured(run: Run) -> Run:
 
 def without_windows(run: Run) -> Run:
     """Return a copy of the run without windows, for storage in a baseline."""
-    return msgspec.structs.replace(
-        run,
-        steps_per_window=None,
-        windows=(),
-        unsynced_windows=(),
-    )
+    return msgspec.structs.replace(run, steps_per_window=None, windows=(), unsynced_windows=())
 
 
 def _problems(run: Run) -> Iterator[FieldError]:

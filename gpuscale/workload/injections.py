@@ -1,7 +1,7 @@
 """Faults injected on purpose, to test whether gpuscale detects them: the values of `--inject`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuscale.base.errors import UsageError
@@ -56,11 +56,6 @@ def parse_injection(text: str) -> Injection:
         f"and up to {_MOST_SECONDS:g} s, a factor above 1 and up to {_MOST_FACTOR:g}, or a step "
         "from 1"
     )
-
-
-def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """Parse several faults, whose effects add up; raise a UsageError if one is invalid."""
-    return tuple(map(parse_injection, texts))
 
 
 def _is_within_limits(injection: Injection) -> bool:

@@ -17,7 +17,7 @@ from gpuscale.measure.worker.phases import Phase, PhaseClock
 from gpuscale.measure.worker.precision import autocast_for, set_fp32_mode, validate_precision
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.injections import parse_injections
+from gpuscale.workload.injections import parse_injection
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Training:
         self._scheduler = case.scheduler(self.optimizer)
         # After the case's own code, which often allows TF32.
         set_fp32_mode(asked.precision)
-        injections = parse_injections(request.injections)
+        injections = [parse_injection(text) for text in request.injections]
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
         self.autocast = autocast_for(asked.precision, self._device.type)
         # The scaler does nothing in other precisions.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.records.record import from_json
+from gpuscale.records.record import from_builtins, from_json
 from gpuscale.store.imports.session import Defaults, RecordedValue, Reference, Session
 from gpuscale.workload.printed_figures import positive
 
@@ -163,24 +163,15 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
     for row in csv.DictReader(lines, delimiter="|"):
         fields = {name: value for name, value in row.items() if value not in _NONE}
         names = map(fields.get, ("display_name", "name", "check_name"))
-        tasks, tasks_per_node, gpus_per_node = (
-            int(positive(fields.get(f"num_{what}")) or 0)
-            for what in ("tasks", "tasks_per_node", "gpus_per_node")
-        )
-        yield _Case(
-            name=next(filter(None, names), path.stem),
-            result=fields.get("result", "pass"),
-            environ=fields.get("environ"),
-            # The folders that contain a log are named after the system and the partition.
-            system=fields.get("system", path.parent.parent.name),
-            partition=fields.get("partition", path.parent.name),
-            perfvalues=_logged_values(fields),
-            num_tasks=tasks,
-            num_tasks_per_node=tasks_per_node,
-            num_gpus_per_node=gpus_per_node,
-            nodes=[*filter(None, re.split(r"[,\s]+", fields.get("job_nodelist", "")))],
-            ended_s=_ended_s(fields),
-        )
+        derived = {
+            "name": next(filter(None, names), path.stem),
+            "perfvalues": _logged_values(fields),
+            "job_nodelist": [*filter(None, re.split(r"[,\s]+", fields.get("job_nodelist", "")))],
+            "job_completion_time_unix": _ended_s(fields),
+        }
+        # The folders that contain a log are named after the system and the partition.
+        places = {"system": path.parent.parent.name, "partition": path.parent.name}
+        yield from_builtins(_Case, {**places, **fields, **derived}, strict=False)
 
 
 def _logged_values(fields: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpuscale.base.errors import DecodeError, FieldError
+from gpuscale.base.errors import DecodeError
 from gpuscale.base.text import counted, shown, text_problem
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import (
@@ -103,10 +103,10 @@ class Problems:
 
     @contextmanager
     def on(self, line: int, *, place: str = "") -> Iterator[None]:
-        """Catch a DecodeError or FieldError in the context; add it as a problem on this line."""
+        """Catch a DecodeError in the context; add it as a problem on this line."""
         try:
             yield
-        except (DecodeError, FieldError) as error:
+        except DecodeError as error:
             self.found.append(DecodeError(place, error.problem, line=line))
 
     def raise_all(self) -> None:
