@@ -77,11 +77,7 @@ with report() as step_done:
 
 
 def profile_of(
-    scheduler: str,
-    *,
-    node: str = "gpus = 2\ncores = 2",
-    gpu_option: str = "",
-    options: str = "",
+    scheduler: str, *, node: str = "gpus = 2\ncores = 2", gpu_option: str = "", options: str = ""
 ) -> str:
     """The profile of a cluster of two hosts, whose jobs measure the tiny case."""
     return PROFILE.format(scheduler=scheduler, node=node, gpu_option=gpu_option, options=options)

@@ -88,11 +88,7 @@ def slurm_cluster(
 
 
 def _configure(
-    cluster: Cluster,
-    nodes: Mapping[str, str],
-    gpus: int,
-    partitions: Sequence[str],
-    common: str,
+    cluster: Cluster, nodes: Mapping[str, str], gpus: int, partitions: Sequence[str], common: str
 ) -> None:
     directory = cluster.directory
     (directory / "state").mkdir()

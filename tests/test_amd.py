@@ -174,11 +174,7 @@ def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_t
 ) -> None:
     links = {"total_links": 8, **{f"status.{n}": 1 for n in range(6)}, "status.6": 0, "status.7": 2}
     fleet(
-        mi300x(
-            0xC1,
-            amdsmi_gpu_xgmi_error_status={"": 1},
-            amdsmi_get_gpu_xgmi_link_status=links,
-        ),
+        mi300x(0xC1, amdsmi_gpu_xgmi_error_status={"": 1}, amdsmi_get_gpu_xgmi_link_status=links),
         mi300x(0xC6),
     )
     (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries

@@ -100,10 +100,7 @@ def test_ranks_on_one_node_run_on_the_cpus_of_a_map(tmp_path: Path) -> None:
     assert session.exit_code == 0, session.output
     results = session.results
     assert results.environment.cpu_bind == binding
-    assert [run.nodes[0].cpus for run in results.runs] == [
-        (str(LAST),),
-        (str(LAST), str(FIRST)),
-    ]
+    assert [run.nodes[0].cpus for run in results.runs] == [(str(LAST),), (str(LAST), str(FIRST))]
 
 
 def test_changed_cpus_and_another_binding_are_named() -> None:
@@ -161,7 +158,4 @@ def test_ranks_are_bound_as_the_site_binds_tasks_or_by_a_map(tmp_path: Path) -> 
             assert session.returncode == 0, session.stdout
             found[binding] = [run.nodes[0].cpus for run in read_results(file).runs]
     assert steps.splitlines() == ["1 False 0", "1 True 0", "2 False 0-1 0-1", "2 True 0 1"]
-    assert found == {
-        "site": [("0", "1")],
-        "map_cpu:1,0": [("1", "0")],
-    }
+    assert found == {"site": [("0", "1")], "map_cpu:1,0": [("1", "0")]}

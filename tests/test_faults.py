@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 from hosts import within_limit
-from measuring import (
-    TIMEOUT_S,
-    Session,
-    heed_interrupts,
-    pytest_command,
-    run_pytest,
-    write_case,
-)
+from measuring import TIMEOUT_S, Session, heed_interrupts, pytest_command, run_pytest, write_case
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 

@@ -13,12 +13,7 @@ from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, NodeEvidence, Phases, RankReport, Run, Window
 from gpuscale.records.environment import without_software
 from gpuscale.records.evidence import Library, ProcessSoftware
-from gpuscale.records.request import (
-    CommandOutcome,
-    Measurement,
-    RankOutcome,
-    RankWindow,
-)
+from gpuscale.records.request import CommandOutcome, Measurement, RankOutcome, RankWindow
 from gpuscale.store.results import read_results
 
 
@@ -91,11 +86,7 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
     directory.launched.write(started)
     windows = tuple(Window(started_at_s=1e9 + n, time_s=1.0, busy_s=()) for n in range(10))
     told = CommandOutcome(
-        batch_per_gpu=8,
-        warmup_steps=2,
-        warmup_s=0.1,
-        steps_per_window=10,
-        windows=windows,
+        batch_per_gpu=8, warmup_steps=2, warmup_s=0.1, steps_per_window=10, windows=windows
     )
     directory.command_outcome(0).write(told)
     made = collect_run(

@@ -80,9 +80,7 @@ def test_what_is_damaged_is_named_and_loses_nothing(tmp_path: Path) -> None:
     assert replace(environment(), packages=found).packages == found
 
 
-def test_the_results_of_a_command_carry_the_software_of_its_own_environment(
-    tmp_path: Path,
-) -> None:
+def test_the_results_of_a_command_carry_the_software_of_its_own_environment(tmp_path: Path) -> None:
     packages = other_environment(tmp_path / "other")
     (tmp_path / "train.py").write_text(PRELUDE + MAPPING + "steps(range(10**6))\n")
     # By a name in a path that only the command has.

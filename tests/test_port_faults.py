@@ -39,12 +39,7 @@ UNPLUGGED = replace(ETHERNET, state="down", rate_gbit_s=None)
 def node(
     host: str, *ports: Port, gpus: Sequence[int | None] = (), cpus: tuple[int, ...] = ()
 ) -> NodeProbe:
-    return NodeProbe(
-        host=host,
-        ports=ports,
-        gpu_numa_nodes=tuple(gpus),
-        cpu_numa_nodes=cpus,
-    )
+    return NodeProbe(host=host, ports=ports, gpu_numa_nodes=tuple(gpus), cpu_numa_nodes=cpus)
 
 
 def row_of(*ports: Port) -> list[Port]:

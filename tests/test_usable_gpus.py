@@ -41,11 +41,7 @@ def test_a_gpu_with_kernels_is_measured(capability: tuple[int, int], built_for: 
 
 @pytest.mark.parametrize(
     ("capability", "built_for"),
-    [
-        ((7, 0), CUDA_13),
-        ((11, 0), CUDA_12_6),
-        ((10, 0), ["sm_90a", "sm_100a"]),
-    ],
+    [((7, 0), CUDA_13), ((11, 0), CUDA_12_6), ((10, 0), ["sm_90a", "sm_100a"])],
 )
 def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
     capability: tuple[int, int], built_for: list[str]
@@ -93,11 +89,7 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
         tmp_path,
         # The machine is looked at before tests are collected.
         *("--gpus", "1", "--runs", "1", "--strategy", "ddp", "--collect-only", *options),
-        environment=(
-            f"LD_LIBRARY_PATH={driver}",
-            "CUDA_VISIBLE_DEVICES=0",
-            "FAKE_NVML_FLEET=0,1",
-        ),
+        environment=(f"LD_LIBRARY_PATH={driver}", "CUDA_VISIBLE_DEVICES=0", "FAKE_NVML_FLEET=0,1"),
     )
     assert ("cannot use the 2 GPUs here" in session.output) is is_refused
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
