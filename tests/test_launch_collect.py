@@ -28,6 +28,7 @@ def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: flo
     return RankOutcome(
         report=report,
         joined_at_s=1.7e9 + 1,
+        software=ProcessSoftware(host=report.host),
         measurement=Measurement(
             warmup_steps=2,
             warmup_s=0.4,

@@ -91,10 +91,10 @@ def of_name(node: NodeEvidence, name: str, folder: Path) -> Library:
 
 ASK = """
 import ctypes, sys
-from gpuscale.measure.evidence.software import own_libraries
+from gpuscale.measure.evidence.software import own_software
 for name in sys.argv[1:]:
     ctypes.CDLL(name)
-for library in own_libraries():
+for library in own_software().libraries:
     print(library.name, library.path, library.version, sep="\\t")
 """
 

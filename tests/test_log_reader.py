@@ -31,7 +31,7 @@ def reader_of(
         batch_from_output=False,
     )
     asked = request(command=command, timing=TIMING, gpus=gpus)
-    reader = LogReader(asked, shared_pipe=False)
+    reader = LogReader(asked)
     reader.take([Line("the command", text, at_s) for at_s, text in lines])
     return reader
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuscale.base.host import UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, RowMixin
-from gpuscale.records.evidence import Failure, Library, Phases, RankReport, Window
+from gpuscale.records.evidence import Failure, Phases, ProcessSoftware, RankReport, Window
 from gpuscale.records.metrics import OpenMetric, metric_from_name
 
 Launch = Literal["per-rank", "per-node", "once"]
@@ -227,9 +227,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     joined_at_s: float
     """Unix time at which the rank joined the process group."""
     measurement: Measurement
-    libraries: tuple[Library, ...] = ()
-    cpus: str = ""
-    """CPUs on which the rank may run, such as `0-7,64-71`; empty if unknown."""
+    software: ProcessSoftware
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,14 +128,17 @@ def mapped_files(process: int | None = None, *, root: Path = Path("/")) -> list[
     return [path for path in dict.fromkeys(paths) if path.startswith("/")]
 
 
-def own_libraries() -> tuple[Library, ...]:
-    """Return the known libraries that this process has loaded, with the versions they report."""
-    try:
+def own_software() -> ProcessSoftware:
+    """Return this process's libraries, with the versions that they report, and its CPUs."""
+    files: list[str] = []
+    # There is no /proc in some containers.
+    with suppress(OSError):
         files = mapped_files()
-    except OSError:
-        # No /proc, as in some containers.
-        return ()
-    return libraries_among(files, are_own=True)
+    return ProcessSoftware(
+        host=socket.gethostname(),
+        libraries=libraries_among(files, are_own=True),
+        cpus=(allowed_cpus("self"),),
+    )
 
 
 def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Library, ...]:

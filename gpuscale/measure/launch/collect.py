@@ -58,10 +58,6 @@ def collect_run(
     outcomes = failure or left_by_ranks(request, directory.outcomes)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
-    loaded = [
-        ProcessSoftware(host=each.report.host, libraries=each.libraries, cpus=(each.cpus,))
-        for each in outcomes
-    ]
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
     # The other ranks wait for the slowest one.
@@ -79,7 +75,7 @@ def collect_run(
         windows=tuple(windows[True]),
         unsynced_windows=tuple(windows[False]),
         ranks=reports,
-        nodes=_with_processes(empty.nodes, loaded),
+        nodes=_with_processes(empty.nodes, [outcome.software for outcome in outcomes]),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
         # Unknown if the wall clock was set back during start-up.

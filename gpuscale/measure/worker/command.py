@@ -119,11 +119,8 @@ class _Watch:
     def __init__(self, place: Place, pipes: Path | None) -> None:
         self._place, self._request, self._directory = place, place.request, place.directory
         self._output = Output()
-        several = self._request.gpus > 1 and place.rank is None
-        self._reader = LogReader(self._request, shared_pipe=several)
-        self._figures: FigureReader | None = None
-        if place.command.figure is not None:
-            self._reader = self._figures = FigureReader(self._request)
+        self._figures = None if place.command.figure is None else FigureReader(self._request)
+        self._reader = self._figures or LogReader(self._request)
         # Ranks of a benchmark are not validated: it may have ended when its output arrives.
         self._has_valid_ranks = place.rank is not None or self._figures is not None
         self._has_software = False

@@ -19,7 +19,7 @@ from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
 from gpuscale.base.host import allowed_cpus
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.evidence.software import own_libraries
+from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import SAMPLER_VARIABLE, R, RecordFile, RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
@@ -170,8 +170,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         report=report,
         joined_at_s=joined_at_s,
         measurement=measurement,
-        libraries=own_libraries(),
-        cpus=allowed_cpus("self"),
+        software=own_software(),
     )
     _leave(outcome, files.directory.outcomes, training)
 
@@ -234,7 +233,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     began_s = time.monotonic()
     # Time the calls with which a rank of an ordinary run collects evidence.
-    own_libraries(), allowed_cpus("self")
+    own_software()
     outcome = OverheadOutcome(
         steps_per_window=steps, pairs=tuple(pairs), evidence_s=time.monotonic() - began_s
     )

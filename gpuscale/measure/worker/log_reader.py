@@ -40,11 +40,12 @@ _SAME_BATCH = 1.5
 class LogReader:
     """Reads the output lines of a command, and divides the reported steps into timed windows."""
 
-    def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
-        """`shared_pipe` is True if several ranks may print into one pipe."""
+    def __init__(self, request: RunRequest) -> None:
         command = request.command
         assert command is not None
-        self._request, self._command, self._shared = request, command, shared_pipe
+        self._request, self._command = request, command
+        self._shared = request.gpus > 1 and request.launch != "per-rank"
+        """True if several ranks may print into one pipe."""
         self._latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
@@ -258,7 +259,7 @@ class FigureReader(LogReader):
     """Reads the metrics that a command prints (`--figure`), without timing the command's steps."""
 
     def __init__(self, request: RunRequest) -> None:
-        super().__init__(request, shared_pipe=False)
+        super().__init__(request)
         figure = self._command.figure
         assert figure is not None
         self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
