@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.measure.evidence.nccl_log import connections_in, log_variables, read_logs
+from gpuscale.measure.evidence.network import connections_in, log_variables, read_logs
 
 OTHERS = (
     "Bootstrap : Using ib0:10.0.0.1<0>",

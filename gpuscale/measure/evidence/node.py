@@ -19,8 +19,7 @@ from uuid import UUID
 from msgspec import json
 
 from gpuscale.base.process_ends import die_with_parent
-from gpuscale.measure.evidence.nccl_log import log_variables, read_logs
-from gpuscale.measure.evidence.network import NetworkMeter
+from gpuscale.measure.evidence.network import NetworkMeter, log_variables, read_logs
 from gpuscale.measure.run_directory import SAMPLER_VARIABLE, RecordFile, RunDirectory
 from gpuscale.measure.telemetry.sampler import serve
 from gpuscale.records import HostLoad, NodeEvidence

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
-from gpuscale.base.host import allowed_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import SAMPLER_VARIABLE, R, RecordFile, RunDirectory
