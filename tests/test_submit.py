@@ -15,8 +15,8 @@ from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
 from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli import submit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
-from gpuscale.measure.schedulers.lsf_pbs_sge import Sge
 from gpuscale.measure.schedulers.scheduler import JobState
+from gpuscale.measure.schedulers.sge import Sge
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",

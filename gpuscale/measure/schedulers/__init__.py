@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from shutil import which
 
-from gpuscale.measure.schedulers.lsf_pbs_sge import Lsf, Pbs, Sge
+from gpuscale.measure.schedulers.lsf import Lsf
+from gpuscale.measure.schedulers.pbs import Pbs
 from gpuscale.measure.schedulers.scheduler import Scheduler
+from gpuscale.measure.schedulers.sge import Sge
 from gpuscale.measure.schedulers.slurm import Slurm
 
 SCHEDULERS: Mapping[str, Scheduler] = {
