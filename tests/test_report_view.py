@@ -12,7 +12,14 @@ from changing import replace
 from wcwidth import wcswidth
 
 import gpuscale
-from gpuscale.records import EntryVerdict, EnvironmentChange, Verdict
+from gpuscale.records import (
+    EntryVerdict,
+    EnvironmentChange,
+    Estimate,
+    QuantityName,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.cause import (
     CauseKind,
     CountOf,
@@ -57,6 +64,25 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
     assert subject.endswith("case_2/ddp on 4 GPUs and 6 more rows")
     # The first line says why.
     assert subjects(*missing, entry(Verdict.OK, gpus=8)) == []
+
+
+def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None:
+    open_rows = [entry(Verdict.INCONCLUSIVE, gpus=gpus) for gpus in (1, 2, 4)]
+    said = "more runs would probably settle it"
+    text = text_of(view(comparison(*open_rows, entry(Verdict.OK, gpus=8))))
+    assert text.count(said) == 1
+    assert f"mnist_cnn/ddp on 1, 2 and 4 GPUs: about 3 {said}" in text
+    alone = text_of(view(comparison(open_rows[0], entry(Verdict.OK, gpus=8))))
+    assert f"; about 3 {said}" in alone
+    # What disturbs T(1) and S(n) is one sentence too.
+    uneven = Statement.of("baseline_runs_differ", deviation=0.05)
+    small = Estimate(value=-0.03, low=-0.08, high=0.02)
+    reasons = [
+        Statement.of("loss_not_excluded", quantity=name, change=small, ok_bound=0.05, remedy=uneven)
+        for name in (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
+    ]
+    rows = [replace(row, reason=why) for row, why in zip(open_rows, reasons, strict=False)]
+    assert text_of(view(comparison(*rows))).count("the baseline's runs differ") == 1
 
 
 def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> None:

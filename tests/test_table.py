@@ -1,5 +1,7 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
+from collections.abc import Sequence
+
 import pytest
 from builders import CNN, baseline, gpu_summary, measured, results, run, shown_text, with_values
 from changing import replace
@@ -7,6 +9,8 @@ from changing import replace
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
 from gpuscale.records import Run
+from gpuscale.reports.comparison import view_of
+from gpuscale.reports.comparison.text_and_markdown import text
 from gpuscale.reports.show import scaling_lines, scaling_table, table_notes
 
 
@@ -103,3 +107,25 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_facto
     for time_s, is_open in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
         assert (" ?" in text and "factor of two" in text) == is_open
+
+
+@pytest.mark.parametrize(
+    ("times_s", "named"),
+    [
+        ((0.1, 0.101, 0.14), "run 3 stands out: 140 ms, the others 100 ms to 101 ms"),
+        ((0.1, 0.08, 0.1), "run 2 stands out: 80.0 ms, the others 100 ms"),
+        ((0.1, 0.101, 0.105), ""),
+        ((0.1, 0.12, 0.14), ""),
+        ((0.1, 0.1, 0.14, 0.14), ""),
+        ((0.1, 0.14), ""),
+    ],
+)
+def test_a_run_that_stands_out_is_named_in_the_session_and_beside_an_open_row(
+    times_s: Sequence[float], named: str
+) -> None:
+    made = results(*(run(1, time_s, index=i) for i, time_s in enumerate(times_s, 1)))
+    noted = [line for line in scaling_lines(made, 200) if "stands out" in line]
+    assert noted == ([f"mnist_cnn/ddp on 1 GPU: {named}"] if named else [])
+    compared = text(view_of(compare(baseline({1: [0.099, 0.1, 0.101]}), [made]), [made]))
+    assert (named or "run") in " ".join(compared.split())
+    assert ("stands out" in compared) is bool(named)

@@ -30,6 +30,8 @@ _OUTLYING_FAR = 7.0
 _OUTLYING_NEAREST = 0.02
 DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
+_ODD_FAR, _ODD_RANGES = 0.1, 3.0
+"""Smallest distance of an odd value from the nearest other one, absolute and in their ranges."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
@@ -276,3 +278,15 @@ def far_apart(values: Sequence[float]) -> dict[int, float]:
 def are_few(outlying: Sized, values: Sized) -> bool:
     """Return True if outliers are few enough to be left out; a larger group is a new level."""
     return len(outlying) <= _MOST_EXCLUDED * len(values)
+
+
+def odd_one(values: Sequence[float]) -> int | None:
+    """Return the index of the one value far from all others, which agree; None if there is none."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    for odd, others in ((order[:1], order[1:]), (order[-1:], order[:-1])):
+        if len(others) > 1:
+            low, high = values[others[0]], values[others[-1]]
+            apart = max(low - values[odd[0]], values[odd[0]] - high)
+            if apart > max(_ODD_FAR, _ODD_RANGES * (high - low)):
+                return odd[0]
+    return None

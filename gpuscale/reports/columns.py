@@ -8,13 +8,16 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from gpuscale.analysis.estimates import exponential, odd_one
+from gpuscale.analysis.scaling import level_of
 from gpuscale.base.text import format_seconds, significant
-from gpuscale.records import Configuration, Estimate, Scaling
+from gpuscale.records import Configuration, Estimate, PointKey, Run, Scaling
 from gpuscale.reports.phrases import (
     OPEN,
     UNKNOWN,
     amount_text,
     bounds_text,
+    format_range,
     is_uncertain,
     spread_text,
 )
@@ -116,6 +119,20 @@ def renamed(rows: Sequence[Mapping[str, Cell]], names: Mapping[str, str]) -> lis
 def level_text(level: Scaling) -> str:
     """Return a step time with its spread, or a metric's value if it replaces the step time."""
     return (STEP_TIME if level.value is None else VALUE).cell(level).line
+
+
+def odd_run_text(runs: Iterable[Run]) -> str:
+    """Name the run of a row that is far from all others, `run 3: 140 ms, the others 110 ms`."""
+    by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
+    place = odd_one([run.log_cost for run in by_cost])
+    if place is None:
+        return ""
+    odd = by_cost.pop(place)
+    levels = [
+        level_text(level_of(PointKey.of(run), Estimate(value=exponential(run.log_cost))))
+        for run in (odd, by_cost[0], by_cost[-1])
+    ]
+    return f"run {odd.index} stands out: {levels[0]}, the others {format_range(levels[1:])}"
 
 
 def text_table(

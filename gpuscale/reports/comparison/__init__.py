@@ -154,8 +154,7 @@ def _row_group_key(row: Row) -> object:
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on
     # one GPU. If each GPU is slower, details of the reason must not separate the rows.
-    of_speedup = any(QuantityName.EFFICIENCY in part.facts.values() for part in parts)
-    what = (*(part.code for part in parts), of_speedup)
+    what = (*(part.code for part in parts), "E(" in row.explanation)
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         what = ()
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)

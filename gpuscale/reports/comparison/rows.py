@@ -25,7 +25,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
-from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns
+from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import (
     parts_of,
@@ -133,6 +133,7 @@ def _row(
         name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
         for name, column in columns.items()
     }
+    odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(UNKNOWN, UNKNOWN)
     return Row(
@@ -143,7 +144,7 @@ def _row(
         verdict=phrases.verdict_word(entry.verdict),
         reason=reason_text(entry),
         explanation=text_beyond_table(entry),
-        short_reason=_short_reason(entry),
+        short_reason="; ".join(filter(None, (_short_reason(entry), odd))),
         change=entry.change if decided is None else decided.change,
         moved=moved,
         numbers=numbers,

@@ -1,11 +1,11 @@
 """A comparison for people: text for the terminal, and Markdown for a merge request."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from gpuscale.reports.columns import device_headers
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found
+from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found, subject_of
 from gpuscale.reports.phrases import UNKNOWN, counted
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
@@ -31,10 +31,12 @@ def _lines(view: View) -> Iterator[str]:
         yield view.screen.bold(view.warning)
     yield from _headline(view)
     if rows:
+        shared = _shared_reasons(rows)
         yield ""
-        yield from _table(rows, view.screen)
+        yield from _table(rows, view.screen, shared)
         yield ""
-        yield from wrapped(_legend(rows), columns)
+        for line in (_legend(rows), *(f"{subject}: {text}" for text, subject in shared.items())):
+            yield from wrapped(line, columns)
     for number, each in enumerate(view.explanations):
         yield from [""] if number == 0 else []
         yield from wrapped(": ".join(filter(None, (each.subject, each.reason))), columns)
@@ -58,10 +60,21 @@ def _headline(view: View) -> Iterator[str]:
         yield from (first, *rest)
 
 
-def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
+def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the reasons that several open rows, or several passes, share, each with its rows."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.entry.finding is None and not row.causes:
+            groups.setdefault((row.verdict, row.short_reason), []).append(row)
+    found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
+    return {text: subject_of(group, rows) for text, group in found.items()}
+
+
+def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Numbers whose columns do not fit on the screen are shown with the change and the reason.
+    Numbers whose columns do not fit on the screen are shown with the change and the reason, unless
+    the reason is in `said`.
     """
     shown = [*rows[0].numbers]
     count = device_headers(row.entry.device for row in rows)["GPUs"]
@@ -87,7 +100,8 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
             _WITHOUT_COLUMN[name].format(texts[name]) for name in row.numbers if name not in shown
         )
         left = (text for text in spare if text != f"E {UNKNOWN}")
-        behind = "; ".join(filter(None, (*left, row.moved.line, row.short_reason)))
+        reason = "" if row.short_reason in said else row.short_reason
+        behind = "; ".join(filter(None, (*left, row.moved.line, reason)))
         fits = width_of(line) + len(_GAP) + len(behind) <= screen.columns
         start = line.rstrip()[: -len(row.verdict)]
         line = start + screen.of_verdict(row.entry.verdict, row.verdict)

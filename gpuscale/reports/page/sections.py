@@ -34,7 +34,7 @@ from gpuscale.reports.page import (
 )
 from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, ranks
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.show import failures, scaling_cells, table_notes
+from gpuscale.reports.show import failures, odd_runs, scaling_cells, table_notes
 
 
 def causes(subject: Subject) -> Section | None:
@@ -123,7 +123,8 @@ def _measured(runs: Sequence[Run]) -> Section:
         caption="Means over runs, and in small type their 95 % intervals",
         rows=without_unknown(scaling_cells(points, with_epoch=True)),
     )
-    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *failures(runs)])
+    notes = [*table_notes(points), *odd_runs(runs), *failures(runs)]
+    return Section(title="Rows", tables=[table], notes=notes)
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})

@@ -14,7 +14,7 @@ from gpuscale.analysis.scaling import (
 from gpuscale.base.host import device_word
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, significant
-from gpuscale.records import Baseline, Estimate, Results, Run, ScalingPoint
+from gpuscale.records import Baseline, Estimate, PointKey, Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import (
@@ -23,6 +23,7 @@ from gpuscale.reports.columns import (
     Column,
     device_headers,
     level_columns,
+    odd_run_text,
     renamed,
     text_table,
 )
@@ -118,6 +119,7 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
     yield ""
     lines = [
         *table_notes(points),
+        *odd_runs(runs),
         *_printed_metrics(runs),
         *_unused_batch_sizes(runs),
         *budget_lines(runs),
@@ -260,6 +262,16 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
             f"{run.label}: the command has no {{batch}}, so check that its batch on each "
             f"{device_word(configuration.device)} is {run.batch_per_gpu}, as given"
         )
+
+
+def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a line for each row of which one run is far from all others."""
+    rows: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(PointKey.of(run), []).append(run)
+    for row in rows.values():
+        if text := odd_run_text(row):
+            yield f"{row[0].label}: {text}"
 
 
 def failures(runs: Sequence[Run]) -> Iterator[str]:
