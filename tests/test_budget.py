@@ -9,11 +9,7 @@ from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscale.analysis.efficiency_budget import (
-    EfficiencyBudget,
-    efficiency_budgets,
-    rank_skews,
-)
+from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets, rank_skews
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import EntryKey, Estimate, Phases, Run
 from gpuscale.records.configuration import DataKind

@@ -28,13 +28,7 @@ from changing import replace
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
-from gpuscale.records import (
-    Environment,
-    EnvironmentChange,
-    GpuDevice,
-    GpuSummary,
-    Run,
-)
+from gpuscale.records import Environment, EnvironmentChange, GpuDevice, GpuSummary, Run
 from gpuscale.records.cause import Cause, CauseKind, ComparedWith, CountOf, DeviceSymptom, Remedy
 
 

@@ -5,14 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from builders import (
-    CNN,
-    environment,
-    gpu_summary,
-    phases,
-    run,
-    with_values,
-)
+from builders import CNN, environment, gpu_summary, phases, run, with_values
 from builders.causes import row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
 from changing import replace

@@ -32,12 +32,7 @@ def results_with(
 ) -> Results:
     configuration = Configuration(case="site", strategy=metric.name, device="cuda", metric=metric)
     runs = (
-        Run(
-            configuration=configuration,
-            gpus=gpus,
-            index=index,
-            measured={metric.name: value},
-        )
+        Run(configuration=configuration, gpus=gpus, index=index, measured={metric.name: value})
         for gpus, of_gpus in values.items()
         for index, value in enumerate(of_gpus, start=1)
     )

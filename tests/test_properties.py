@@ -20,8 +20,7 @@ SECONDS = st.floats(0, 1e9)
 STEPS = st.floats(1e-9, 1e9)
 SUMMARIES = st.builds(
     lambda clock, share: replace(
-        with_values(gpu_summary(0.5), sm_clock_mean_mhz=clock),
-        clock_event_reasons={"x": share},
+        with_values(gpu_summary(0.5), sm_clock_mean_mhz=clock), clock_event_reasons={"x": share}
     ),
     st.none() | st.floats(0, 1e5),
     st.floats(0, 1),

@@ -9,11 +9,7 @@ import pytest
 import scipy
 
 from gpuscale.analysis.estimates import Term, difference
-from gpuscale.analysis.probabilities import (
-    benjamini_hochberg,
-    crossing_probability,
-    nominal_error,
-)
+from gpuscale.analysis.probabilities import benjamini_hochberg, crossing_probability, nominal_error
 
 
 def test_benjamini_hochberg_agrees_with_scipy() -> None:

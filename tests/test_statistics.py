@@ -16,13 +16,7 @@ from gpuscale.analysis.estimates import (
     grouped_log_sample,
     log_sample,
 )
-from gpuscale.analysis.moderation import (
-    Moderated,
-    moderated_term,
-    not_above,
-    not_below,
-    priors_of,
-)
+from gpuscale.analysis.moderation import Moderated, moderated_term, not_above, not_below, priors_of
 from gpuscale.records import Estimate
 
 

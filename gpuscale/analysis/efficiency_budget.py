@@ -15,13 +15,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import (
-    Entry,
-    References,
-    grouped,
-    known_mean,
-    valid_by_point,
-)
+from gpuscale.analysis.scaling import Entry, References, grouped, known_mean, valid_by_point
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import Configuration, EntryKey, Estimate, Phases, PointKey, RankReport, Run
 

@@ -104,9 +104,7 @@ def noisy_run(
         clock_mhz = seen.values["sm_clock_mean_mhz"] * float(np.exp(rng.normal(0, 0.003)))
         summaries.append(devices(with_values(seen, sm_clock_mean_mhz=clock_mhz)))
     return replace(
-        made,
-        unsynced_windows=unsynced,
-        gpu_summaries=tuple(summaries) if telemetry else (),
+        made, unsynced_windows=unsynced, gpu_summaries=tuple(summaries) if telemetry else ()
     )
 
 

@@ -8,12 +8,7 @@ from dataclasses import replace
 from gpuscale.analysis.estimates import exponential, outlying_allocations
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
-from gpuscale.judge.compare.matching import (
-    MatchedRow,
-    first_failure,
-    outlying_runs,
-    usual_logs,
-)
+from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_logs
 from gpuscale.judge.sides import Sides
 from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Run, Statement, Verdict
 from gpuscale.records.configuration import several_units

@@ -15,12 +15,7 @@ from gpuscale.analysis.estimates import (
     log_sample,
     outlying_allocations,
 )
-from gpuscale.analysis.moderation import (
-    MINIMUM_ALLOCATIONS,
-    Moderated,
-    RunSample,
-    moderated_term,
-)
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
 from gpuscale.records import Statement
 
 DECLARED_DF = 2.0

@@ -6,13 +6,7 @@ from dataclasses import replace
 from gpuscale.judge.diagnose.causes import CAUSES, OF_OPEN_ROWS, published_figures
 from gpuscale.judge.diagnose.evidence import RowEvidence, confirmed, points_of
 from gpuscale.judge.sides import Sides
-from gpuscale.records import (
-    Cause,
-    Comparison,
-    EntryVerdict,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import Cause, Comparison, EntryVerdict, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom
 from gpuscale.records.environment import gpu_places
 

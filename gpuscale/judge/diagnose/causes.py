@@ -26,11 +26,7 @@ from gpuscale.records.cause import (
     PortSymptom,
     Remedy,
 )
-from gpuscale.records.environment_diff import (
-    environment_changes,
-    host_changes,
-    node_changes,
-)
+from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
 
 _ENOUGH_RUNS = 3
 _OTHER_PHASES = 0.2
@@ -54,11 +50,7 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
         kind=kind,
         code="communication",
         includes=demands.paused if demands else None,
-        evidence=(
-            *links,
-            *ports,
-            *_connection_changes(row),
-        ),
+        evidence=(*links, *ports, *_connection_changes(row)),
         remedy=Remedy("ports", hosts) if kind is CauseKind.FABRIC else _look_at_links(row),
     )
 
