@@ -8,8 +8,7 @@ from statements import known
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.hardware import machine_mismatch, same_gpu_model
-from gpuscale.judge.sides import side_of_results
+from gpuscale.judge.sides import machine_mismatch, same_gpu_model, side_of_results
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline

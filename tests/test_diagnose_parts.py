@@ -9,8 +9,15 @@ from changing import replace
 
 from gpuscale.judge.diagnose.causes import stragglers
 from gpuscale.judge.diagnose.evidence import PointEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, changes_of, step_of
-from gpuscale.judge.diagnose.stragglers import stragglers_of
+from gpuscale.judge.diagnose.step_parts import (
+    Part,
+    PartChange,
+    Rank,
+    Step,
+    changes_of,
+    step_of,
+    stragglers_of,
+)
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, Onset

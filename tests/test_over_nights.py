@@ -23,7 +23,7 @@ from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
 from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
-from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
+from gpuscale.judge.compare import earlier_nights, with_levels
 from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import Environment, GpuDevice, Results, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements

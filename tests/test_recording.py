@@ -10,8 +10,8 @@ from changing import replace
 from format_page import example
 
 from gpuscale.base.errors import UsageError
-from gpuscale.cli.baseline_update import additions
-from gpuscale.judge.baseline import accepted, baseline_from_results, entries_of, proposals, revised
+from gpuscale.cli.baseline_update import accepted, additions
+from gpuscale.judge.baseline import baseline_from_results, entries_of, proposals, revised
 from gpuscale.records import Baseline, Configuration, GpuDevice, Results, Run
 from gpuscale.store.file_formats import decode_baseline, decode_results, encode_baseline
 
@@ -90,7 +90,7 @@ def test_every_entry_that_is_short_is_named() -> None:
     assert "needs 6 of each: mnist_cnn/ddp on 2 CPU ranks (size smoke) has 5; " in message
     assert "mnist_cnn/ddp on 2 CPU ranks (size full) has 2; " in message
     assert "mnist_cnn/ddp on 8 CPU ranks has 0; give the results of all nights together" in message
-    assert "with '--runs 6 --resume FILE', which makes what FILE lacks" in message
+    assert "with '--runs 3 --resume FILE', which makes what FILE lacks" in message
     assert "on 4 GPUs" not in message
 
 

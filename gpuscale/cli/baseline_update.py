@@ -15,19 +15,16 @@ from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, counted, rough_percent
 from gpuscale.cli.inputs import each_run_once, read_all_results
 from gpuscale.judge.baseline import (
-    EVERYTHING,
+    HOW_TO_MEASURE_MORE,
     TOO_WEAK,
     EntryId,
     Proposal,
-    accepted,
     entries_of,
-    how_to_measure_more,
     proposals,
     revised,
 )
 from gpuscale.judge.compare import compare
-from gpuscale.judge.hardware import machine_mismatch
-from gpuscale.judge.sides import results_of
+from gpuscale.judge.sides import machine_mismatch, results_of
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
@@ -38,6 +35,8 @@ from gpuscale.reports.show.baseline_text import runs_text, step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
 _MOST_NAMED = 5
+_EVERYTHING = "all"
+"""Selector that chooses every proposal that can be accepted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = dict.fromkeys(
             proposal.selectors[0] for proposal in proposed if not proposal.obstacle
         )
-        how = how_to_measure_more()
+        how = HOW_TO_MEASURE_MORE
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
         sys.stdout.write(f"{path}: nothing was written; {how}\n")
@@ -100,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{strength}\n")
     else:
         _note_older_references(proposed, chosen)
-    by_all = arguments.add or EVERYTHING in (arguments.accept or ())
+    by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
 
@@ -180,6 +179,25 @@ def _approved(
         chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs
     return chosen, reason
+
+
+def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
+    """Return the selected proposals; `all` skips those that cannot be accepted.
+
+    Raise UsageError if any other selector names no proposal, or one that cannot be accepted.
+    """
+    chosen = []
+    for selector in selectors:
+        named = [p for p in found if selector in (_EVERYTHING, *p.selectors)]
+        refused = [proposal for proposal in named if proposal.obstacle]
+        if selector != _EVERYTHING and not named:
+            choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
+            raise UsageError(f"--accept {selector}: no such change; there is {choice}")
+        if selector != _EVERYTHING and refused:
+            why = f"{refused[0].label} {refused[0].obstacle}"
+            raise UsageError(f"--accept {selector}: {why}; nothing was written")
+        chosen += [proposal for proposal in named if not proposal.obstacle]
+    return tuple(proposal for proposal in found if proposal in chosen)
 
 
 def _change_lines(proposal: Proposal, verdicts: Mapping[EntryId, EntryVerdict]) -> Iterator[str]:

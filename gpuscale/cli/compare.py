@@ -22,9 +22,9 @@ from gpuscale.cli.inputs import (
     validate_sides,
     without_collecting,
 )
-from gpuscale.judge.compare import Choice, compare_sides
+from gpuscale.judge.compare import compare_sides, earlier_nights, last_night, with_levels
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.compare.over_nights import earlier_nights, last_night, with_levels
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, baseline_of_results, sides_of
 from gpuscale.records import Baseline, Comparison, Results

@@ -20,8 +20,7 @@ from gpuscale.cli.inputs import (
     remark,
     validate_output,
 )
-from gpuscale.judge.hardware import hardware_label
-from gpuscale.judge.sides import as_baseline
+from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.phrases import UNKNOWN, format_range
@@ -112,7 +111,7 @@ def _origin(content: Results | Baseline) -> str:
         machine = ", ".join(filter(None, (where.host, where.hardware_label)))
         return f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
     dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
-    machine = hardware_label(content.cluster, content.hardware)
+    machine = machine_label(content)
     return f"baseline {content.name}: {format_range(dates)}, {machine}"
 
 

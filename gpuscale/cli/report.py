@@ -21,7 +21,7 @@ from gpuscale.cli.inputs import (
     validate_sides,
     without_collecting,
 )
-from gpuscale.judge.compare.over_nights import last_night
+from gpuscale.judge.compare import last_night
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html

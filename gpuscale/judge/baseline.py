@@ -10,18 +10,19 @@ from msgspec.structs import replace
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import UsageError
 from gpuscale.base.text import counted
-from gpuscale.judge.hardware import common_hardware
-from gpuscale.records import Configuration, Environment, Results, Run
+from gpuscale.records import Configuration, Environment, Hardware, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange
 from gpuscale.records.configuration import RowMixin
 from gpuscale.records.run import without_windows
 
 MINIMUM_RUNS = 3
 """Minimum number of valid runs of each entry in a baseline file."""
+HOW_TO_MEASURE_MORE = (
+    f"give the results of all nights together, or measure as before with '--runs {MINIMUM_RUNS} "
+    "--resume FILE', which makes what FILE lacks, runs that were not steady included"
+)
 TOO_WEAK = 0.2
 """Smallest detectable loss, as a fraction, above which a baseline or a history is too weak."""
-EVERYTHING = "all"
-"""Selector that chooses every proposal that can be accepted."""
 _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",
@@ -62,7 +63,7 @@ def baseline_from_results(
     valid = entries_of(_valid_runs(results))
     if not valid:
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
-    hardware = common_hardware([result.environment for result in results])
+    hardware = _common_hardware([result.environment for result in results])
     measured = entries_of(run for result in results for run in result.runs)
     entries = _chosen({entry: valid.get(entry, []) for entry in measured}, cases, gpus)
     short = [
@@ -73,7 +74,7 @@ def baseline_from_results(
     if short:
         raise UsageError(
             f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
-            f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
+            f"{'; '.join(short)}; {HOW_TO_MEASURE_MORE}"
         )
     for entry, runs in entries.items():
         _validate_workload(entry, runs, entries)
@@ -87,15 +88,6 @@ def baseline_from_results(
         recorded_at=max((each.created_at for each in results), key=datetime.fromisoformat),
         gpuscale_version=", ".join(dict.fromkeys(each.gpuscale_version for each in results)),
         probes=tuple(probe for result in results for probe in result.probes),
-    )
-
-
-def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """Return advice for an error message about entries with too few valid runs."""
-    return (
-        "give the results of all nights together, or measure as before with '--runs "
-        f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "
-        "included"
     )
 
 
@@ -146,32 +138,11 @@ def proposals(
         new = (*(old if add else ()), *entries[entry])
         _validate_workload(entry, new, entries)
         if _identities(old) != _identities(new):
-            label, obstacle = _entry_label(entry, {**entries, **known}), ""
-            if len(new) < MINIMUM_RUNS:
-                obstacle = (
-                    f"has {counted(len(new), 'valid run')}, and an entry needs {MINIMUM_RUNS}"
-                )
+            label = _entry_label(entry, {**entries, **known})
+            short = f"has {counted(len(new), 'valid run')}, and an entry needs {MINIMUM_RUNS}"
+            obstacle = short if len(new) < MINIMUM_RUNS else ""
             found.append(Proposal(label=label, entry=entry, old=old, new=new, obstacle=obstacle))
     return tuple(found)
-
-
-def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
-    """Return the selected proposals; `all` skips those that cannot be accepted.
-
-    Raise UsageError if any other selector names no proposal, or one that cannot be accepted.
-    """
-    chosen = []
-    for selector in selectors:
-        named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
-        refused = [proposal for proposal in named if proposal.obstacle]
-        if selector != EVERYTHING and not named:
-            choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
-            raise UsageError(f"--accept {selector}: no such change; there is {choice}")
-        if selector != EVERYTHING and refused:
-            why = f"{refused[0].label} {refused[0].obstacle}"
-            raise UsageError(f"--accept {selector}: {why}; nothing was written")
-        chosen += [proposal for proposal in named if not proposal.obstacle]
-    return tuple(proposal for proposal in found if proposal in chosen)
 
 
 def revised(
@@ -186,11 +157,14 @@ def revised(
     """Return the baseline with these proposals applied; replaced runs move to its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for made in entries.values() for run in made)
-    gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
-    replaced = tuple(run for change in gone_from for run in change.old)
-    kept = [Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced]
+    replaced = tuple(
+        Run(**{name: getattr(run, name) for name in _IN_HISTORY})
+        for change in changes
+        if change.new[: len(change.old)] != change.old
+        for run in change.old
+    )
     added = tuple(change.label for change in changes if not change.old)
-    change = BaselineChange(at=at, reason=reason, by=by, replaced=tuple(kept), added=added)
+    change = BaselineChange(at=at, reason=reason, by=by, replaced=replaced, added=added)
     used = {run.allocation for run in runs}
     left = {name: where for name, where in baseline.environments.items() if name in used}
     known = (baseline.gpuscale_version or "").split(", ")
@@ -263,8 +237,7 @@ def _validate_workload(entry: EntryId, runs: Sequence[Run], entries: Collection[
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
     """Return the entry's name, with the options that distinguish it from entries of that name."""
-    alike = (other for other in entries if other.gpus == entry.gpus)
-    namesakes = [other.configuration for other in alike if other.key == entry.key]
+    namesakes = [other.configuration for other in entries if other.key == entry.key]
     apart = [
         f"{name} {getattr(entry.configuration, name)}"
         for name in Configuration.__struct_fields__
@@ -290,3 +263,28 @@ def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, 
 
 def _identities(runs: Sequence[Run]) -> Counter[object]:
     return Counter((r.log_cost, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)
+
+
+def _common_hardware(environments: Sequence[Environment]) -> Hardware:
+    """Return the hardware that all environments share; raise UsageError if it differs."""
+    devices = {environment.device for environment in environments}
+    cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
+    systems = {e.system for e in environments if e.system is not None}
+    gpu_names: set[str] = set()
+    if devices != {"cpu"}:
+        gpu_names.update(name for environment in environments for name in environment.gpu_names)
+    for found in (devices, gpu_names, cpu_models, systems):
+        if len(found) > 1:
+            raise UsageError(
+                f"the results come from different hardware ({', '.join(sorted(found))}); "
+                "make one baseline for each"
+            )
+    # A job may see fewer GPUs than its node has, never more.
+    most = max(len(environment.gpus) for environment in environments)
+    return Hardware(
+        device=devices.pop(),
+        cpu_model=next(iter(cpu_models), None),
+        system=next(iter(systems), None),
+        gpu_name=next(iter(gpu_names), None),
+        gpus_per_node=most if gpu_names else None,
+    )

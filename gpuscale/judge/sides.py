@@ -1,5 +1,6 @@
-"""The two sides of a comparison (baseline and results): their runs by entry, and their origins."""
+"""The two sides of a comparison (baseline and results): runs by entry, origins, and machines."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from gpuscale.records import (
     EntryKey,
     Environment,
     GpuDevice,
+    Hardware,
     NodeEvidence,
     Origin,
     PointKey,
@@ -20,9 +22,29 @@ from gpuscale.records import (
     Results,
     Run,
     ScalingPoint,
+    Statement,
 )
-from gpuscale.records.environment import UNKNOWN_HOST
+from gpuscale.records.environment import UNKNOWN_HOST, UNRECORDED
 from gpuscale.records.run import deduplicated, nodes_of
+
+_SPELLINGS = (
+    (r"^\s*\d+\s*[X×]\s+", ""),
+    # Power limit, clock and PCIe generation (`300W`, `1410 MHz`, `Gen4`) do not identify a model.
+    (r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b", ""),
+    (r"\bMIG\s+(\d+)G\.(\d+)GB\b", r"MIG\1X\2"),
+    (r"\b(\d+)\s*(?:GB|GIB|G)\b", r"\1GB"),
+    (r"\bPCI-?E\d*\b", "PCIE"),
+    (r"\b(SXM|HBM)\d*\b", r"\1"),
+)
+"""Regular expressions that unify the spelling of GPU names, each with its replacement."""
+_FORMS = frozenset({"SXM", "PCIE", "NVL"})
+_VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
+# Words that distinguish models of the same number: an RTX 3090 is not an RTX 3090 Ti.
+_QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
+_VENDOR = frozenset(
+    {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "RADEON", "GPU", "GPUS", "CORE"}
+    | {"TENSOR", "GENERATION", "GRAPHICS"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +82,8 @@ class Side:
                 began[name] = min([began.get(name, float("inf")), *starts])
         # If no run is valid, only the side's files show where it was measured.
         ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
-        known = [where for name in ordered if (where := self.by_allocation.get(name)) is not None]
+        found = {name: where for name in ordered if (where := self.by_allocation.get(name))}
+        known = [*found.values()]
         written_at = self.written_at
         zone = None if written_at is None else datetime.fromisoformat(written_at).tzinfo
         times = [
@@ -68,14 +91,9 @@ class Side:
             for start in sorted(began.values())
             if start < float("inf") and zone is not None
         ] or ([written_at] if written_at is not None and counts else [])
-        jobs = (
-            name
-            for name in ordered
-            if name in self.by_allocation and self.by_allocation[name].job_id is not None
-        )
         return Origin(
             hosts=tuple(hosts) or tuple(dict.fromkeys(where.host for where in known if where.host)),
-            jobs=tuple(jobs),
+            jobs=tuple(name for name, where in found.items() if where.job_id is not None),
             began_at=times[0] if times else None,
             last_at=times[-1] if times else None,
             fewest_runs=min(counts, default=None),
@@ -197,3 +215,81 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
         )
         for name, made in runs.items()
     )
+
+
+def same_gpu_model(one: str, other: str) -> bool:
+    """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
+
+    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory (`SXM4`,
+    `40GB`) must not conflict: the more specific name must include all that the other name states.
+    Thus `H100` matches both `H100 PCIe` and `H100 80GB HBM3`, which do not match each other.
+    """
+    model, variant = _parsed(one)
+    other_model, other_variant = _parsed(other)
+    return model == other_model and (variant <= other_variant or other_variant <= variant)
+
+
+def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    text = name.upper()
+    for spelling, plain in _SPELLINGS:
+        text = re.sub(spelling, plain, text)
+    words = frozenset(re.findall(r"[A-Z0-9]+", text)) - _VENDOR
+    variant = frozenset(word for word in words if _VARIANT.fullmatch(word))
+    numbered = frozenset(w for w in words - variant if w in _QUALIFIERS or re.search(r"\d", w))
+    model = numbered or words - variant
+    if "HBM" in variant:
+        # Drivers name an `H100 SXM5` by its memory: `H100 80GB HBM3`.
+        variant = variant - {"HBM"} | (variant & _FORMS or {"SXM"})
+    return model, variant
+
+
+def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
+    """Return the reason why results cannot be compared with the baseline; None if they can.
+
+    Unknown properties do not count as different.
+    """
+    for environment in environments:
+        if other := _other_machine(baseline, environment):
+            return Statement.of("other_machine", now=other[0], before=other[1])
+    names = [name for environment in environments for name in environment.gpu_names]
+    for name in names[1:]:
+        if not same_gpu_model(names[0], name):
+            return Statement.of("mixed_machines", one=names[0], other=name)
+    return None
+
+
+def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
+    """Return the names of differing hardware, current then baseline; None if nothing differs."""
+    if environment.system != baseline.system:
+        return environment.system or environment.hardware_label, baseline.system or baseline.device
+    if environment.device != baseline.device:
+        return environment.device, baseline.device
+    if baseline.device == "cpu":
+        now, then = environment.cpu_model, baseline.cpu_model
+        names = [name.casefold().split() for name in (then, now) if name is not None]
+        if len(names) == 2 and names[0] != names[1]:
+            return str(now), str(then)
+    elif baseline.gpu_name is not None:
+        for name in environment.gpu_names:
+            if not same_gpu_model(baseline.gpu_name, name):
+                return name, baseline.gpu_name
+    return None
+
+
+def machine_label(baseline: Baseline) -> str:
+    """Describe the baseline's machine, such as `ARC4, 4× V100 per node`."""
+    cluster, hardware = baseline.cluster, baseline.hardware
+    if hardware.system is not None:
+        machine = hardware.system
+    elif hardware.device == "cpu":
+        machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
+    elif hardware.device == UNRECORDED:
+        machine = ""
+    elif hardware.gpu_name is None:
+        machine = "GPUs of unknown model"
+    elif hardware.gpus_per_node is None:
+        machine = hardware.gpu_name
+    else:
+        machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
+    known = "" if cluster == UNKNOWN_HOST else cluster
+    return ", ".join(filter(None, (known, machine)))

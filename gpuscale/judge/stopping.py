@@ -17,8 +17,8 @@ from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.analysis.probabilities import nominal_error
 from gpuscale.analysis.scaling import References, point_keys
 from gpuscale.base.text import counted
-from gpuscale.judge.compare import Choice, assess, comparison_of
-from gpuscale.judge.compare.matching import MatchedRow, too_few_valid_runs
+from gpuscale.judge.compare import assess, comparison_of
+from gpuscale.judge.compare.matching import Choice, MatchedRow, too_few_valid_runs
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement
 from gpuscale.judge.sides import Sides, side_of_results, sides_of
 from gpuscale.records import (

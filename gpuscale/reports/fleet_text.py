@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError
 from gpuscale.base.text import counted, format_percent
-from gpuscale.judge.compare import Choice, compare_sides
+from gpuscale.judge.compare import compare_sides
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Results, Run

@@ -1,12 +1,13 @@
-"""Match the entries of both sides into rows, and find the rows that cannot be judged."""
+"""Choose rows, match the entries of both sides into them, and find rows that cannot be judged."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
 from gpuscale.analysis.estimates import outlying_allocations
 from gpuscale.analysis.scaling import Entry
+from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -28,6 +29,49 @@ FEWEST_VALID_RUNS = 2
 runs must be valid too.
 """
 _LONGEST_MESSAGE = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Selection of the rows to judge; None selects all."""
+
+    cases: Collection[str] | None = None
+    """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
+    gpus: Collection[int] | None = None
+
+    def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
+        """Return the chosen keys, grouped by case and sorted by number of GPUs.
+
+        If neither side has a chosen case on any chosen number of GPUs, keys for these numbers are
+        added, so that their rows are reported as missing.
+        """
+        cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
+        chosen = [
+            key
+            for key in keys
+            if key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
+        ]
+        left = [name for name in self.cases or () if not any(key.is_of((name,)) for key in chosen)]
+        absent = (
+            key._replace(gpus=count) for key in keys if key.is_of(left) for count in self.gpus or ()
+        )
+        return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
+
+    def validate(self, keys: Collection[EntryKey]) -> None:
+        """Raise UsageError for a case or number of GPUs that neither side has.
+
+        Without this check, a comparison of the remaining rows could pass.
+        """
+        for name in self.cases or ():
+            if not any(key.is_of((name,)) for key in keys):
+                known = ", ".join(dict.fromkeys(key.name for key in keys))
+                problem = f"the case '{name}' is neither in the baseline nor in the results"
+                raise UsageError(f"{problem}; there are {known}")
+        counts = {key.gpus for key in keys if key.is_of(self.cases)}
+        for count in sorted(set(self.gpus or ()) - counts):
+            known = ", ".join(map(str, sorted(counts)))
+            problem = "neither the baseline nor the results have such a row"
+            raise UsageError(f"--gpus {count}: {problem}; there are {known}")
 
 
 def first_failure(entry: Entry) -> str | None:

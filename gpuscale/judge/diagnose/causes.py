@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step
-from gpuscale.judge.diagnose.stragglers import stragglers_of
+from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import (

@@ -6,7 +6,7 @@ from datetime import datetime
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.host import device_word
-from gpuscale.judge.hardware import hardware_label
+from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports import phrases
@@ -140,7 +140,7 @@ def machines(subject: Subject) -> Section:
     ]
     sides = {"now": _facts(here[0].hardware_label, begun, jobs, here)}
     if (before := subject.baseline) is not None:
-        machine = hardware_label(before.cluster, before.hardware)
+        machine = machine_label(before)
         begun = [before.recorded_at] if before.recorded_at else []
         there = [*before.environments.values()]
         jobs = [environment.job_id for environment in there]

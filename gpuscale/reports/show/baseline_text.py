@@ -7,8 +7,7 @@ from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
 from gpuscale.base.text import format_seconds, significant
 from gpuscale.judge.baseline import entries_of
-from gpuscale.judge.hardware import hardware_label
-from gpuscale.judge.sides import side_of_baseline
+from gpuscale.judge.sides import machine_label, side_of_baseline
 from gpuscale.records import (
     Baseline,
     BaselineChange,
@@ -54,7 +53,7 @@ def baseline_text(
 
 
 def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
-    yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
+    yield f"baseline  {baseline.name}: {machine_label(baseline)}"
     if baseline.source is not None:
         parts = [baseline.source.title, baseline.source.published, baseline.source.url]
         yield f"source    {', '.join(part for part in parts if part)}"

@@ -10,7 +10,7 @@ import msgspec
 from gpuscale import __version__
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import visible
-from gpuscale.judge.hardware import hardware_label
+from gpuscale.judge.sides import machine_label
 from gpuscale.records import Configuration, Results, ScalingPoint
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.record import document_text
@@ -165,7 +165,7 @@ def _caption(shown: Shown) -> str:
     if isinstance(content, Results):
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
     else:
-        where = hardware_label(content.cluster, content.hardware)
+        where = machine_label(content)
         if content.source is not None:
             where += f"; published figures from {content.source.title}"
     warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
