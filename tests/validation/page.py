@@ -7,7 +7,6 @@ surely is not, and 3 otherwise.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode
-from validation.rule_comparison import Validation, choose, validate
+from validation.rule_comparison import (
+    choice_scenarios,
+    compared,
+    judge_at_each_significance,
+    judge_by_every_rule,
+    validation_scenarios,
+)
 from validation.simulated_machine import LossKind
-from validation.simulation import Simulation, Standing, simulate
+from validation.simulation import Outcome, Simulation, Standing, simulate
 from validation.tables import (
     choice_table,
     figures_table,
@@ -33,6 +38,8 @@ COMPARISONS_BY_EVERY_RULE = 2
 """For each comparison without a loss of the simulation."""
 COMPARISONS_PER_CHOICE = 3
 """Comparisons without a loss of the simulation for each one at every significance."""
+STREAM = 1_000_000
+"""Keeps the random streams of the three simulations of one seed apart."""
 TEMPLATE = Path(__file__).with_name("template.md")
 
 
@@ -47,23 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.comparisons < 1 or asked.seed < 0:
         parser.error("at least one comparison and no negative seed are needed")
-    processes = len(os.sched_getaffinity(0))
     simulation = simulate(
-        comparisons=asked.comparisons,
-        seed=asked.seed,
-        processes=processes,
-        progress=_told("comparison"),
+        comparisons=asked.comparisons, seed=asked.seed, progress=_told("comparison")
     )
-    validation = validate(
+    validation = compared(
+        judge_by_every_rule,
+        validation_scenarios(),
         comparisons=COMPARISONS_BY_EVERY_RULE * asked.comparisons,
-        seed=asked.seed,
-        processes=processes,
+        seed=asked.seed + STREAM,
         progress=_told("comparison by every rule"),
     )
-    choice = choose(
+    choice = compared(
+        judge_at_each_significance,
+        choice_scenarios(),
         comparisons=asked.comparisons // COMPARISONS_PER_CHOICE,
-        seed=asked.seed,
-        processes=processes,
+        seed=asked.seed + 2 * STREAM,
         progress=_told("comparison at each significance"),
     )
     command = (
@@ -78,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def validation_page(
     simulation: Simulation,
-    validation: Validation,
-    choice: Validation,
+    validation: Sequence[Outcome],
+    choice: Sequence[Outcome],
     *,
     command: str,
 ) -> str:
@@ -106,8 +111,8 @@ def validation_page(
         every=lossy_table(simulation, LossKind.EVERY_N),
         largest=lossy_table(simulation, LossKind.LARGEST_N),
         choice=choice_table(choice),
-        choices=f"{choice.comparisons:,}",
-        each=f"{validation.comparisons:,}",
+        choices=f"{choice[0].comparisons:,}",
+        each=f"{validation[0].comparisons:,}",
         rules=rule_tables(validation),
     )
 

@@ -5,19 +5,19 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from multiprocessing.connection import wait
-from typing import TypeVar
 
 import numpy as np
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import Comparison, EntryVerdict, Finding, Verdict
+from gpuscale.records import Comparison, EntryKey, Finding, Verdict
 from validation.rates import Rate, rate_of
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
 from validation.simulated_machine import LossKind, Scenario, recorded, simulated_nights
 
+OWN_RULE = "gpuscale"
 CHUNK = 20
 """Comparisons that a process makes at a time; about 0.1 s."""
 _QUIET_WEIGHT, _LOSSY_WEIGHT = 4, 10
@@ -27,7 +27,6 @@ _FINDINGS = {
     LossKind.LARGEST_N: Finding.SCALING_LOSS,
 }
 
-Judged = TypeVar("Judged")
 Progress = Callable[[int, int], None]
 """Called with the number of comparisons done and their total."""
 
@@ -40,12 +39,13 @@ class Tally:
     """Without a loss."""
     alarms: int
     """Regressed rows among them."""
-    passed: int
     struck_rows: int
     """Rows with a loss."""
     found: int
     """Regressed rows among them."""
-    named: int
+    passed: int = 0
+    """Rows without a loss that were ok or improved."""
+    named: int = 0
     """Found rows with the right finding."""
 
 
@@ -60,10 +60,15 @@ class Chunk:
     count: int
 
 
+Judge = Callable[[Chunk], list[Mapping[str, Tally]]]
+"""Function that judges the comparisons of a chunk, each by several rules with these names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of the judgement in one scenario."""
+    """The results of one rule in one scenario."""
 
+    rule: str
     scenario: Scenario
     comparisons: int
     false_alarms: Rate
@@ -122,13 +127,12 @@ class Simulation:
     figures: tuple[Figure, ...]
 
 
-def simulate(*, comparisons: int, seed: int, processes: int, progress: Progress) -> Simulation:
+def simulate(*, comparisons: int, seed: int, progress: Progress) -> Simulation:
     """Judge random nights in every scenario, and say whether the promised figures hold.
 
     Args:
         comparisons: nights without a loss; as many with one come on top.
         seed: two simulations of one seed and size give the same, on any number of processes.
-        processes: 1 is this one alone.
         progress: is told how many comparisons of how many are done.
     """
     promised = promises()
@@ -138,27 +142,23 @@ def simulate(*, comparisons: int, seed: int, processes: int, progress: Progress)
         **shares(quiet_scenarios(), alarms, _QUIET_WEIGHT, comparisons),
         **shares(lossy_scenarios(), power, _LOSSY_WEIGHT, comparisons),
     }
-    tallies = judged_in_chunks(judge_chunk, counts, seed, processes, progress)
-    outcomes = [outcome_of(scenario, tallies[scenario]) for scenario in counts]
+    judged = judged_in_chunks(judge_by_gpuscale, counts, seed, progress)
+    outcomes = outcomes_of(judged)
     return Simulation(
         seed=seed,
         quiet=tuple(outcome for outcome in outcomes if outcome.scenario.loss is None),
         lossy=tuple(outcome for outcome in outcomes if outcome.scenario.loss is not None),
-        figures=tuple(_figure(promise, tallies) for promise in promised),
+        figures=tuple(_figure(promise, judged) for promise in promised),
     )
 
 
 def judged_in_chunks(
-    judge: Callable[[Chunk], list[Judged]],
-    counts: Mapping[Scenario, int],
-    seed: int,
-    processes: int,
-    progress: Progress,
-) -> dict[Scenario, list[Judged]]:
+    judge: Judge, counts: Mapping[Scenario, int], seed: int, progress: Progress
+) -> dict[Scenario, list[Mapping[str, Tally]]]:
     """Apply `judge`, a function of a module, to the comparisons of each scenario."""
-    judged: dict[Scenario, list[Judged]] = {scenario: [] for scenario in counts}
+    judged: dict[Scenario, list[Mapping[str, Tally]]] = {scenario: [] for scenario in counts}
     done, total = 0, sum(counts.values())
-    chunks = chunks_of(counts, seed)
+    chunks, processes = chunks_of(counts, seed), len(os.sched_getaffinity(0))
     # Spawned, not forked: numpy's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_end_with_parent) as pool:
@@ -197,19 +197,28 @@ def random_streams(chunk: Chunk) -> Iterable[np.random.Generator]:
         yield np.random.default_rng((*chunk.seed, index))
 
 
-def judge_chunk(chunk: Chunk) -> list[Tally]:
-    """Judge the comparisons of a chunk."""
-    tallies = []
+def judge_by_gpuscale(chunk: Chunk) -> list[Mapping[str, Tally]]:
+    """Judge the comparisons of a chunk by gpuscale's rule alone."""
+    found: list[Mapping[str, Tally]] = []
     for rng in random_streams(chunk):
         nights, tonight = simulated_nights(rng, chunk.scenario)
         comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
-        tallies.append(_tally(comparison, chunk.scenario))
-    return tallies
+        found.append({OWN_RULE: tally_of(comparison, chunk.scenario)})
+    return found
 
 
-def outcome_of(scenario: Scenario, tallies: Sequence[Tally]) -> Outcome:
-    """The rates of one scenario."""
+def outcomes_of(judged: Mapping[Scenario, Sequence[Mapping[str, Tally]]]) -> tuple[Outcome, ...]:
+    """The rates of each rule in each scenario."""
+    return tuple(
+        _outcome(rule, scenario, [tallies[rule] for tallies in comparisons])
+        for scenario, comparisons in judged.items()
+        for rule in comparisons[0]
+    )
+
+
+def _outcome(rule: str, scenario: Scenario, tallies: Sequence[Tally]) -> Outcome:
     return Outcome(
+        rule=rule,
         scenario=scenario,
         comparisons=len(tallies),
         false_alarms=rate_of((tally.alarms, tally.quiet_rows) for tally in tallies),
@@ -224,30 +233,41 @@ def outcome_of(scenario: Scenario, tallies: Sequence[Tally]) -> Outcome:
     )
 
 
-def _tally(comparison: Comparison, scenario: Scenario) -> Tally:
-    struck: list[EntryVerdict] = []
-    quiet: list[EntryVerdict] = []
-    for entry in comparison.entries:
-        rows = struck if scenario.strikes(entry.key.case, entry.key.gpus) else quiet
-        rows.append(entry)
-    found = [entry for entry in struck if entry.verdict is Verdict.REGRESSED]
+def alarms_of(alarms: Mapping[EntryKey, bool], scenario: Scenario) -> Tally:
+    """Count the rows that a rule calls worse; rows without the scenario's loss apart."""
+    struck = [row for row in alarms if scenario.strikes(row.case, row.gpus)]
+    found = sum(alarms[row] for row in struck)
     return Tally(
-        quiet_rows=len(quiet),
-        alarms=sum(entry.verdict is Verdict.REGRESSED for entry in quiet),
-        passed=sum(entry.verdict.is_pass for entry in quiet),
+        quiet_rows=len(alarms) - len(struck),
+        alarms=sum(alarms.values()) - found,
         struck_rows=len(struck),
-        found=len(found),
+        found=found,
+    )
+
+
+def tally_of(comparison: Comparison, scenario: Scenario) -> Tally:
+    """Count gpuscale's verdicts."""
+    entries = comparison.entries
+    counted = alarms_of(
+        {entry.key: entry.verdict is Verdict.REGRESSED for entry in entries}, scenario
+    )
+    struck = [each for each in entries if scenario.strikes(each.key.case, each.key.gpus)]
+    return replace(
+        counted,
+        passed=sum(entry.verdict.is_pass for entry in entries if entry not in struck),
         named=sum(
-            scenario.loss is not None and entry.finding is _FINDINGS[scenario.loss.kind]
-            for entry in found
+            entry.verdict is Verdict.REGRESSED
+            and scenario.loss is not None
+            and entry.finding is _FINDINGS[scenario.loss.kind]
+            for entry in struck
         ),
     )
 
 
-def _figure(promise: Promise, tallies: Mapping[Scenario, list[Tally]]) -> Figure:
-    judged = [tally for scenario in promise.scenarios for tally in tallies[scenario]]
+def _figure(promise: Promise, judged: Mapping[Scenario, Sequence[Mapping[str, Tally]]]) -> Figure:
+    tallies = [each[OWN_RULE] for scenario in promise.scenarios for each in judged[scenario]]
     found = rate_of(
         (tally.alarms, tally.quiet_rows) if promise.at_most else (tally.found, tally.struck_rows)
-        for tally in judged
+        for tally in tallies
     )
     return Figure(promise=promise, found=found)

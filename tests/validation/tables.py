@@ -7,7 +7,6 @@ from tabulate import tabulate
 from gpuscale.base.text import format_percent
 from gpuscale.reports.phrases import UNKNOWN
 from validation.rates import Rate, coarse_rate_text
-from validation.rule_comparison import RuleOutcome, Validation
 from validation.simulated_machine import Loss, LossKind, SimulatedMachine
 from validation.simulation import Outcome, Simulation
 
@@ -60,26 +59,26 @@ def lossy_table(simulation: Simulation, kind: LossKind) -> str:
     return _markdown(rows, [*headers, "named rightly", "alarms elsewhere"])
 
 
-def rule_tables(validation: Validation) -> str:
+def rule_tables(outcomes: Sequence[Outcome]) -> str:
     """The results of each rule, with a heading and a table for each machine."""
-    machines = dict.fromkeys(outcome.scenario.machine for outcome in validation.outcomes)
+    machines = dict.fromkeys(outcome.scenario.machine for outcome in outcomes)
     return "\n\n".join(
         f"### {machine_text(machine)}, {machine.allocation_deviation * 100:.2g}% between "
         f"allocations, baseline of {machine.baseline.value}\n\n"
-        + _rules_table([o for o in validation.outcomes if o.scenario.machine == machine])
+        + _rules_table([o for o in outcomes if o.scenario.machine == machine])
         for machine in machines
     )
 
 
-def choice_table(choice: Validation) -> str:
+def choice_table(outcomes: Sequence[Outcome]) -> str:
     """The losses found in noisy runs at each significance that a site may choose."""
     cells: dict[tuple[str, str], list[str]] = {}
     headers = ["noise", "significance"]
-    for outcome in choice.outcomes:
+    for outcome in outcomes:
         scenario, loss = outcome.scenario, outcome.scenario.loss
         noise = f"{scenario.machine.run_deviation * 100:.2g} %"
         row = cells.setdefault((noise, outcome.rule), [])
-        row.append(_rate(outcome.alarms) if loss is None else coarse_rate_text(outcome.alarms))
+        row.append(_rate(outcome.false_alarms) if loss is None else _found(outcome.found))
         headers.append("false alarms" if loss is None else f"loss {loss.size:.0%}")
     return _markdown([[*key, *row] for key, row in cells.items()], [*dict.fromkeys(headers)])
 
@@ -89,9 +88,9 @@ def machine_text(machine: SimulatedMachine) -> str:
     return f"{machine.peculiarity}: {machine.run_deviation * 100:.2g}% between runs"
 
 
-def _rules_table(outcomes: Sequence[RuleOutcome]) -> str:
+def _rules_table(outcomes: Sequence[Outcome]) -> str:
     losses = [loss for loss in dict.fromkeys(o.scenario.loss for o in outcomes) if loss is not None]
-    found: dict[tuple[int, str], dict[Loss | None, RuleOutcome]] = {}
+    found: dict[tuple[int, str], dict[Loss | None, Outcome]] = {}
     for outcome in outcomes:
         key = (outcome.scenario.current_runs, outcome.rule)
         found.setdefault(key, {})[outcome.scenario.loss] = outcome
@@ -99,9 +98,9 @@ def _rules_table(outcomes: Sequence[RuleOutcome]) -> str:
         [
             f"{runs} : 6",
             rule,
-            _rate(by_loss[None].alarms),
-            format_percent(by_loss[None].nights.rate.value),
-            *(coarse_rate_text(by_loss[loss].alarms) for loss in losses),
+            _rate(by_loss[None].false_alarms),
+            format_percent(by_loss[None].false_alarm_comparisons.rate.value),
+            *(_found(by_loss[loss].found) for loss in losses),
         ]
         for (runs, rule), by_loss in found.items()
     ]

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,6 @@ from validation.page import main, validation_page
 from validation.rates import Rate, rate_of
 from validation.rule_comparison import (
     CHOICES,
-    OWN_RULE,
-    RuleOutcome,
-    Validation,
     choice_scenarios,
     judge_at_each_significance,
     judge_by_every_rule,
@@ -25,13 +21,14 @@ from validation.rule_comparison import (
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios
 from validation.simulated_machine import Loss, LossKind, Scenario, SimulatedMachine
 from validation.simulation import (
+    OWN_RULE,
     Figure,
     Outcome,
     Simulation,
     Standing,
     chunks_of,
-    judge_chunk,
-    outcome_of,
+    judge_by_gpuscale,
+    outcomes_of,
 )
 
 QUIET_GPU = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.01)
@@ -39,7 +36,9 @@ QUIET_GPU = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.01)
 
 def _outcome(scenario: Scenario, comparisons: int) -> Outcome:
     chunks = chunks_of({scenario: comparisons}, seed=4)
-    return outcome_of(scenario, [tally for chunk in chunks for tally in judge_chunk(chunk)])
+    judged = [tallies for chunk in chunks for tallies in judge_by_gpuscale(chunk)]
+    (outcome,) = outcomes_of({scenario: judged})
+    return outcome
 
 
 def test_rows_with_and_without_a_loss_are_counted_apart() -> None:
@@ -93,52 +92,39 @@ def _rate(count: int, of: int) -> Rate:
     return rate_of([(1, 1)] * count + [(0, 1)] * (of - count))
 
 
-def _simulation() -> Simulation:
-    """Every scenario with the same rates, and every promise."""
-
-    def outcome(scenario: Scenario) -> Outcome:
-        lost = scenario.loss is not None
-        return Outcome(
-            scenario=scenario,
-            comparisons=50,
-            false_alarms=_rate(1, 400),
-            false_alarm_comparisons=_rate(1, 50),
-            passed=_rate(300, 400),
-            found=_rate(40, 50) if lost else None,
-            named=_rate(20, 40) if lost else None,
-        )
-
-    return Simulation(
-        seed=2,
-        quiet=tuple(outcome(scenario) for scenario in quiet_scenarios()),
-        lossy=tuple(outcome(scenario) for scenario in lossy_scenarios()),
-        figures=tuple(Figure(promise=promise, found=_rate(1, 400)) for promise in promises()),
-    )
-
-
-def _validation(
-    scenarios: Sequence[Scenario] = validation_scenarios(), rules: Sequence[str] = rule_names()
-) -> Validation:
-    return Validation(
+def _made(rule: str, scenario: Scenario) -> Outcome:
+    """The same rates in every scenario."""
+    lost = scenario.loss is not None
+    return Outcome(
+        rule=rule,
+        scenario=scenario,
         comparisons=50,
-        outcomes=tuple(
-            RuleOutcome(rule=rule, scenario=scenario, alarms=_rate(3, 50), nights=_rate(9, 50))
-            for scenario in scenarios
-            for rule in rules
-        ),
+        false_alarms=_rate(1, 400),
+        false_alarm_comparisons=_rate(1, 50),
+        passed=_rate(300, 400),
+        found=_rate(40, 50) if lost else None,
+        named=_rate(20, 40) if lost else None,
     )
 
 
 def test_the_page_has_every_figure_scenario_and_rule() -> None:
-    simulated, validation = _simulation(), _validation()
-    choice = _validation(choice_scenarios(), [*CHOICES])
+    simulated = Simulation(
+        seed=2,
+        quiet=tuple(_made(OWN_RULE, scenario) for scenario in quiet_scenarios()),
+        lossy=tuple(_made(OWN_RULE, scenario) for scenario in lossy_scenarios()),
+        figures=tuple(Figure(promise=promise, found=_rate(1, 400)) for promise in promises()),
+    )
+    validation = [_made(rule, one) for one in validation_scenarios() for rule in rule_names()]
+    choice = [_made(name, scenario) for scenario in choice_scenarios() for name in CHOICES]
     page = validation_page(simulated, validation, choice, command="python …")
     for figure in simulated.figures:
         assert figure.promise.statement in page
     for outcome in simulated.quiet:
         assert outcome.scenario.machine.peculiarity in page
-    assert page.count("0.25 % [0.01, 1.38]") == len(simulated.quiet)
-    assert page.count("80.0 % [66, 90]") == len(simulated.lossy)
+    shown = [*simulated.quiet, *simulated.lossy, *validation, *choice]
+    without_loss = sum(outcome.scenario.loss is None for outcome in shown)
+    assert page.count("0.25 % [0.01, 1.38]") == without_loss
+    assert page.count("80.0 % [66, 90]") == len(shown) - without_loss
     for rule in rule_names():
         # For each world and number of runs.
         assert len(re.findall(rf"^\| . : 6 +\| {re.escape(rule)} ", page, re.MULTILINE)) == 9
@@ -154,10 +140,10 @@ def test_a_higher_significance_finds_no_less_in_the_same_nights() -> None:
     machine = SimulatedMachine(run_deviation=0.03, allocation_deviation=0.01)
     (chunk,) = chunks_of({Scenario(machine=machine, current_runs=3, loss=loss): 12}, seed=4)
     for counts in judge_at_each_significance(chunk):
-        found = [counts[name][3] for name in CHOICES]
+        found = [counts[name].found for name in CHOICES]
         assert found == sorted(found)
     totals = [
-        sum(counts[name][3] for counts in judge_at_each_significance(chunk)) for name in CHOICES
+        sum(counts[name].found for counts in judge_at_each_significance(chunk)) for name in CHOICES
     ]
     assert totals[0] < totals[-1]
 
@@ -168,14 +154,13 @@ def test_all_rules_judge_the_same_nights() -> None:
     scenario = Scenario(machine=QUIET_GPU, current_runs=3, loss=loss)
     (chunk,) = chunks_of({scenario: 6}, seed=4)
     judged = judge_by_every_rule(chunk)
-    tallies = judge_chunk(chunk)
-    assert [counts[OWN_RULE] for counts in judged] == [
-        (tally.quiet_rows, tally.alarms, tally.struck_rows, tally.found) for tally in tallies
-    ]
-    for counts in judged:
-        assert set(counts) == set(rule_names())
+    alone = judge_by_gpuscale(chunk)
+    assert [tallies[OWN_RULE] for tallies in judged] == [tallies[OWN_RULE] for tallies in alone]
+    for tallies in judged:
+        assert set(tallies) == set(rule_names())
         # 10% on a quiet machine: 5% is exceeded on each of the 4 rows.
-        assert counts["pytest-benchmark, median:5%"] == (4, 0, 4, 4)
+        usual = tallies["pytest-benchmark, median:5%"]
+        assert (usual.quiet_rows, usual.alarms, usual.struck_rows, usual.found) == (4, 0, 4, 4)
 
 
 @pytest.mark.thorough
