@@ -293,10 +293,7 @@ def test_the_figures_of_a_shipped_baseline_can_be_imported(name: str) -> None:
     ]
     text = "\n".join((head, *(";".join(map(str, row)) for row in rows)))
     first = baseline.published[0]
-    defaults = Defaults(
-        timed=first.timed,
-        gpus_per_node=baseline.hardware.gpus_per_node,
-    )
+    defaults = Defaults(timed=first.timed, gpus_per_node=baseline.hardware.gpus_per_node)
     unsaid = [
         replace(figure, data=None, precision=None, note=None, discard_first=0)
         for figure in baseline.published

@@ -133,10 +133,7 @@ def test_a_job_loads_the_modules_of_its_profile(checkout: Path) -> None:
     ("script", "settings"),
     [
         *((script, dict.fromkeys(SUBMITTED_FROM, "/nonexistent")) for script in SCRIPTS),
-        (
-            "juwels-booster.sbatch",
-            {"BASH_FUNC_module%%": "() { echo no such module; return 1; }"},
-        ),
+        ("juwels-booster.sbatch", {"BASH_FUNC_module%%": "() { echo no such module; return 1; }"}),
         *(
             ("arc4.sge", settings)
             for settings in (

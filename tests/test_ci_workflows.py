@@ -14,10 +14,7 @@ import pytest
 from ci_checkout import JOB, REPOSITORY, job_environment, make_checkout, run_night, write_program
 from measuring import TINY_CASE
 
-WORKFLOWS = {
-    "gitlab-ci.yml": {"CI_JOB_ID": JOB},
-    "github-actions.yml": {"NIGHT": JOB},
-}
+WORKFLOWS = {"gitlab-ci.yml": {"CI_JOB_ID": JOB}, "github-actions.yml": {"NIGHT": JOB}}
 
 
 @pytest.fixture

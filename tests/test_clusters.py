@@ -68,10 +68,7 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
     ("broken", "message"),
     [
         ("a = [", "is not TOML"),
-        (
-            SMALLEST.replace("time_limit", "timelimit"),
-            "here.toml: job.timelimit: unknown field",
-        ),
+        (SMALLEST.replace("time_limit", "timelimit"), "here.toml: job.timelimit: unknown field"),
         (
             SMALLEST.replace('"00:30:00"', '"half an hour"'),
             "here.toml: job.time_limit: expected a time such as 01:00:00",

@@ -8,10 +8,7 @@ from capture_texts import SAMPLES
 from gpuscale.base import foreign_texts
 
 OF_TORCH = json.loads(SAMPLES.read_text())
-TABLES = {
-    "lost peer": foreign_texts.LOST_PEER_LINES,
-    "out of memory": foreign_texts.OUT_OF_MEMORY,
-}
+TABLES = {"lost peer": foreign_texts.LOST_PEER_LINES, "out of memory": foreign_texts.OUT_OF_MEMORY}
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, "
 
 

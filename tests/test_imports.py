@@ -281,10 +281,7 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
             "table",
             "wiki.md",
             "|case|strategy|batch|n|img/s|\n|-|-|-|-|-|\n|cnn|ddp|8|1|9.5|\n|cnn|ddp|8|2|18|\n",
-            [
-                ("cnn, ddp/samples_per_s on 1 GPU", 9.5),
-                ("cnn, ddp/samples_per_s on 2 GPUs", 18.0),
-            ],
+            [("cnn, ddp/samples_per_s on 1 GPU", 9.5), ("cnn, ddp/samples_per_s on 2 GPUs", 18.0)],
         ),
     ],
 )

@@ -81,11 +81,7 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
             "(TFLOP/s/GPU): 68.2",
             Mark(step=50, total_steps=5000),
         ),
-        (
-            "tqdm",
-            "100%|██████████| 50/50 [03:30<00:00,  3.80s/it]",
-            Mark(step=50, total_steps=50),
-        ),
+        ("tqdm", "100%|██████████| 50/50 [03:30<00:00,  3.80s/it]", Mark(step=50, total_steps=50)),
         (
             "tqdm",
             "Epoch 3/9:  10%|█         | 5/50 [00:01<?, ?it/s]",

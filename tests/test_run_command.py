@@ -19,12 +19,7 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment, GpuDevice, Node
 from gpuscale.store.results import read_results
-from gpuscale.workload.command_case import (
-    CommandCase,
-    filled,
-    joined,
-    validate_scaling,
-)
+from gpuscale.workload.command_case import CommandCase, filled, joined, validate_scaling
 
 RANKS_OF_TORCH = (sys.executable, "-m", "torch.distributed.run")
 QUICK = ("--device", "cpu", "--run-seconds", "0.5")

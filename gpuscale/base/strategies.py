@@ -120,10 +120,7 @@ STRATEGIES: Mapping[str, Demands] = {
             "memory on each"
         ),
     ),
-    COMMAND: Demands(
-        implementation=None,
-        ranks_agree=False,
-    ),
+    COMMAND: Demands(implementation=None, ranks_agree=False),
 }
 CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
 """Strategies that a `TrainingCase` can choose."""

@@ -175,11 +175,7 @@ _FORMATS = (
             holds="CurrSamplesPerSec=",
         ),
     ),
-    LogFormat(
-        name="gpuscale",
-        example='GPUSCALE {"step": 10, "samples": 640}',
-        read=read_reported,
-    ),
+    LogFormat(name="gpuscale", example='GPUSCALE {"step": 10, "samples": 640}', read=read_reported),
     LogFormat(
         name="tqdm",
         example="Epoch 0:  50%|█████     | 25/50 [01:35<01:35,  3.80s/it, train_loss=2.30]",

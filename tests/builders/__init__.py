@@ -166,12 +166,7 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
 
 def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any) -> str:
     """The output of `gpuscale show` for results or a baseline."""
-    shown = Shown(
-        content=content,
-        path=Path("night.jsonl"),
-        columns=columns,
-        **asked,
-    )
+    shown = Shown(content=content, path=Path("night.jsonl"), columns=columns, **asked)
     return SHOWN_FORMATS["text"].render(shown)
 
 

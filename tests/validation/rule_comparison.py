@@ -78,12 +78,7 @@ def choice_scenarios() -> tuple[Scenario, ...]:
 
 
 def compared(
-    judge: Judge,
-    scenarios: Sequence[Scenario],
-    *,
-    comparisons: int,
-    seed: int,
-    progress: Progress,
+    judge: Judge, scenarios: Sequence[Scenario], *, comparisons: int, seed: int, progress: Progress
 ) -> tuple[Outcome, ...]:
     """Judge the same random nights by several rules.
 
