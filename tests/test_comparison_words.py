@@ -4,7 +4,7 @@ import math
 import random
 import re
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import pytest
 from builders import baseline, measured, phased_run, phases, results
@@ -24,7 +24,6 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Estimate,
-    Facts,
     QuantityName,
     Results,
     Statement,
@@ -130,7 +129,7 @@ def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs(
     assert code in codes_in(row.reason)
 
 
-def noisy(remedy: str, /, **facts: Unpack[Facts]) -> EntryVerdict:
+def noisy(remedy: str, /, **facts: Any) -> EntryVerdict:
     """A row that is inconclusive for that remedy."""
     change = Estimate(value=-0.03, low=-0.08, high=0.02)
     quantity, advice = QuantityName.EFFICIENCY, Statement.of(remedy, **facts)

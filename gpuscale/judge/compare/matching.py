@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any
 
 from gpuscale.analysis.estimates import outlying_allocations
 from gpuscale.analysis.scaling import Entry
@@ -164,7 +164,7 @@ class MatchedRow:
             configuration=None if shown is None else shown.key.configuration,
         )
 
-    def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
+    def blocked(self, obstacle: Verdict, code: str, **facts: Any) -> "MatchedRow":
         """Return a copy marked as impossible to judge, with the verdict `obstacle` and a reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
