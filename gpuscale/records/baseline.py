@@ -1,6 +1,6 @@
 """Reference results of one cluster, measured or published, and limits for comparisons with them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -259,37 +259,32 @@ class Baseline(Record, frozen=True, kw_only=True):
     """Measured runs, each with the name of its allocation."""
 
     def __post_init__(self) -> None:
-        if problem := next(_problems(self), None):
-            raise problem
-
-
-def _problems(baseline: Baseline) -> Iterator[FieldError]:
-    if baseline.published and baseline.source is None:
-        yield FieldError("", "published figures need a 'source'; name where they come from")
-    per_node = baseline.hardware.gpus_per_node
-    seen: set[EntryKey] = set()
-    for position, figure in enumerate(baseline.published):
-        place = f"published[{position}]"
-        if per_node is not None and figure.gpus > figure.nodes * per_node:
-            nodes = counted(figure.nodes, "node")
-            problem = f"{figure.gpus} GPUs do not fit on {nodes} of {per_node}"
-            yield FieldError(f"{place}.nodes", problem)
-        if figure.key in seen:
-            label = figure.key.label_on(baseline.hardware.device)
-            yield FieldError(place, f"{label} occurs twice; keep one, or name the cases apart")
-        seen.add(figure.key)
-    workloads: dict[object, object] = {}
-    for position, run in enumerate(baseline.runs):
-        place = f"runs[{position}]"
-        if not run.is_valid or run.allocation is None:
-            yield FieldError(place, "a baseline keeps valid runs with their 'allocation' only")
-        if run.configuration.device != baseline.hardware.device:
-            problem = (
-                f"measured on '{run.configuration.device}', but hardware says "
-                f"'{baseline.hardware.device}'; correct one of the two"
-            )
-            yield FieldError(f"{place}.configuration.device", problem)
-        workload = (run.batch_per_gpu, run.sample_shape)
-        if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
-            problem = f"{run.label} has another batch or sample shape in an earlier run"
-            yield FieldError(place, f"{problem}; make one baseline for each")
+        if self.published and self.source is None:
+            raise FieldError("", "published figures need a 'source'; name where they come from")
+        per_node = self.hardware.gpus_per_node
+        seen: set[EntryKey] = set()
+        for position, figure in enumerate(self.published):
+            place = f"published[{position}]"
+            if per_node is not None and figure.gpus > figure.nodes * per_node:
+                nodes = counted(figure.nodes, "node")
+                problem = f"{figure.gpus} GPUs do not fit on {nodes} of {per_node}"
+                raise FieldError(f"{place}.nodes", problem)
+            if figure.key in seen:
+                label = figure.key.label_on(self.hardware.device)
+                raise FieldError(place, f"{label} occurs twice; keep one, or name the cases apart")
+            seen.add(figure.key)
+        workloads: dict[object, object] = {}
+        for position, run in enumerate(self.runs):
+            place = f"runs[{position}]"
+            if not run.is_valid or run.allocation is None:
+                raise FieldError(place, "a baseline keeps valid runs with their 'allocation' only")
+            if run.configuration.device != self.hardware.device:
+                problem = (
+                    f"measured on '{run.configuration.device}', but hardware says "
+                    f"'{self.hardware.device}'; correct one of the two"
+                )
+                raise FieldError(f"{place}.configuration.device", problem)
+            workload = (run.batch_per_gpu, run.sample_shape)
+            if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
+                problem = f"{run.label} has another batch or sample shape in an earlier run"
+                raise FieldError(place, f"{problem}; make one baseline for each")

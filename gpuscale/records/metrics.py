@@ -119,20 +119,21 @@ METRICS = (
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def measured_problem(measured: Mapping[str, float], own: OpenMetric | None) -> str | None:
-    """Describe the first invalid value, or return None; `own` is the configuration's metric."""
+def validate_measured(measured: Mapping[str, float], own: OpenMetric | None) -> None:
+    """Raise a FieldError for the first invalid value; `own` is the configuration's metric."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:
-                return f"{name} is expected above 0, found {value:.12g}"
+                raise FieldError("", f"{name} is expected above 0, found {value:.12g}")
             continue
         metric = METRICS_BY_NAME.get(name)
         if metric is None:
-            return f"unknown metric '{name}'; known are {', '.join(METRICS_BY_NAME)}"
+            known = ", ".join(METRICS_BY_NAME)
+            raise FieldError("", f"unknown metric '{name}'; known are {known}")
         low, high = metric.bounds
         if not low <= value <= high:
-            return f"{name} is expected between {low:.12g} and {high:.12g}, found {value:.12g}"
-    return None
+            expected = f"between {low:.12g} and {high:.12g}"
+            raise FieldError("", f"{name} is expected {expected}, found {value:.12g}")
 
 
 _TIME = re.compile(r"([num]?s|µs|sec(onds?)?|min(utes?)?|h(ours?)?)", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Runs, each of which is one fresh start of all ranks, and results files with many runs."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -19,7 +19,7 @@ from gpuscale.records.evidence import (
     median_step_time_s,
     median_window_s,
 )
-from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
+from gpuscale.records.metrics import METRICS, STEP_TIME, validate_measured
 from gpuscale.records.probes import Probe
 from gpuscale.records.record import (
     Count,
@@ -76,8 +76,18 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     """Evidence of each node that had ranks."""
 
     def __post_init__(self) -> None:
-        if problem := next(_problems(self), None):
-            raise problem
+        validate_measured(self.measured, self.configuration.metric)
+        if STEP_TIME in self.measured and self.batch_per_gpu is None:
+            problem = "a run with a step time says how many samples a step had"
+            raise FieldError("batch_per_gpu", problem)
+        numbers = [report.rank for report in self.ranks]
+        if len(set(numbers)) < len(numbers):
+            raise FieldError("ranks", f"each rank is expected once, found {numbers[:20]}")
+        if self.windows and self.steps_per_window is None:
+            problem = "a run with windows says how many steps each had"
+            raise FieldError("steps_per_window", problem)
+        if self.failure is None and self.ranks:
+            _validate_training(self)
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -224,24 +234,8 @@ def without_windows(run: Run) -> Run:
     return msgspec.structs.replace(run, steps_per_window=None, windows=(), unsynced_windows=())
 
 
-def _problems(run: Run) -> Iterator[FieldError]:
-    if problem := measured_problem(run.measured, run.configuration.metric):
-        yield FieldError("", problem)
-    if STEP_TIME in run.measured and run.batch_per_gpu is None:
-        problem = "a run with a step time says how many samples a step had"
-        yield FieldError("batch_per_gpu", problem)
-    numbers = [report.rank for report in run.ranks]
-    if len(set(numbers)) < len(numbers):
-        yield FieldError("ranks", f"each rank is expected once, found {numbers[:20]}")
-    if run.windows and run.steps_per_window is None:
-        problem = "a run with windows says how many steps each had"
-        yield FieldError("steps_per_window", problem)
-    if run.failure is None and run.ranks:
-        yield from _training_problems(run)
-
-
-def _training_problems(run: Run) -> Iterator[FieldError]:
-    """Yield inconsistencies in a run without failure: missing busy times or differing models."""
+def _validate_training(run: Run) -> None:
+    """Raise a FieldError if a run without failure lacks busy times, or if its models differ."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
@@ -249,7 +243,7 @@ def _training_problems(run: Run) -> Iterator[FieldError]:
             if len(window.busy_s) not in (fewest, len(run.ranks)):
                 count = f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
                 problem = f"expected a number for each of {count}"
-                yield FieldError(f"{name}[{position}].busy_s", problem)
+                raise FieldError(f"{name}[{position}].busy_s", problem)
     demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:
@@ -257,4 +251,4 @@ def _training_problems(run: Run) -> Iterator[FieldError]:
             "their parameter_digest differ, so the ranks did not train together; such a run has a "
             "'failure' of kind 'invalid'"
         )
-        yield FieldError("ranks", problem)
+        raise FieldError("ranks", problem)

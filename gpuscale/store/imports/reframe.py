@@ -60,13 +60,14 @@ class _Case(
         """Yield all values of the test that are finite and above 0."""
         with_environment = f"{self.name} +{self.environ}"
         is_plain = (self.environ or "") in _PLAIN_ENVIRONMENTS
-        for variable, value, expected, lower, upper, unit in self._variables():
+        for key, entry in (self.perfvalues or {}).items():
+            value, expected, lower, upper, unit = [*entry, None, None, None, None, None][:5]
             if found := positive(value):
                 # A test that has only a lower threshold must not fall below it.
                 is_one_sided = (lower is None) != (upper is None)
                 yield RecordedValue(
                     case=self.name if is_plain else with_environment,
-                    metric=variable,
+                    metric=key.rpartition(":")[2],
                     value=found,
                     unit=unit or "",
                     more_is_better=upper is None if is_one_sided else None,
@@ -75,12 +76,6 @@ class _Case(
                     at_s=self.ended_s,
                     published=_reference(expected, lower, upper),
                 )
-
-    def _variables(self) -> Iterator[tuple[str, Any, Any, Any, Any, str | None]]:
-        """Yield name, value, reference, thresholds and unit of each performance variable."""
-        for key, entry in (self.perfvalues or {}).items():
-            value, expected, lower, upper, unit = [*entry, None, None, None, None, None][:5]
-            yield key.rpartition(":")[2], value, expected, lower, upper, unit
 
 
 def _reference(expected: Any, lower: Any, upper: Any) -> Reference | None:
