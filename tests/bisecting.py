@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuscale.analysis.estimates import Difference, Term
-from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied
+from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.search import Search
+from gpuscale.campaigns.bisection.trials import AlternatingTrials
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records.campaigns import Bisection, BisectionFinding
 

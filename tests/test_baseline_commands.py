@@ -224,21 +224,3 @@ def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> No
     assert "; only losses above 20 % would be found in 19 of 20" in answer.stderr
     assert path.read_bytes() == before
     assert shell(*added(*names), *accepted, "--weak").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("later", "said"),
-    [
-        (1.5, "all runs of the later half are slower, by 50 %, so the host changed and more runs"),
-        (1.0, "add runs (--runs 8 --resume FILE)"),
-    ],
-)
-def test_more_runs_are_advised_only_if_the_host_stayed_as_it_was(
-    shell: Shell, later: float, said: str
-) -> None:
-    result = measured(dict.fromkeys((1, 2), (0.9, 1.0, later * 1.0, later * 0.9)))
-    runs = tuple(replace(run, started_at_s=1.7e9 + 60 * run.index) for run in result.runs)
-    (shell.folder / "halves.jsonl").write_text(results_text(replace(result, runs=runs)))
-    answer = shell("baseline", "record", "halves.jsonl", "--cluster", "Here", "-o", "h.json")
-    assert answer.returncode == 2
-    assert said in answer.stderr

@@ -17,8 +17,9 @@ from bisecting import (
     truth,
 )
 
-from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied, OutOfBudgetError
+from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.search import Search
+from gpuscale.campaigns.bisection.trials import AlternatingTrials, OutOfBudgetError
 from gpuscale.records.campaigns import BisectionFinding
 
 NOISE = 0.01
@@ -132,10 +133,7 @@ def test_groups_are_split_last() -> None:
     turns = AlternatingTrials(machine({2: 0.1}).make_run, PLAN)
     groups = (0, 0, 1, 1, 1, 1)
     Search(
-        turns=turns,
-        groups=groups,
-        most_trials=50,
-        tell=lambda _, sides, __: tried.append(sides[1]),
+        turns=turns, groups=groups, most_trials=50, tell=lambda _, sides, __: tried.append(sides[1])
     ).run()
     # The first halves are groups, although the middle lies inside of one.
     assert tried[1] == {0, 1}

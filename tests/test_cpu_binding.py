@@ -13,7 +13,8 @@ from slurm_cluster import slurm_cluster
 
 from gpuscale.base.errors import DecodeError, UsageError
 from gpuscale.base.host import allowed_cpus, bound_cpus, cpus_near, is_map
-from gpuscale.campaigns.cluster_profile import Measured, pytest_arguments
+from gpuscale.campaigns.cluster_profile import Measured, find_profile
+from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment, NodeEvidence
 from gpuscale.records.environment_diff import environment_changes, environment_text
@@ -118,8 +119,11 @@ def test_changed_cpus_and_another_binding_are_named() -> None:
 
 def test_a_profile_hands_its_binding_to_pytest() -> None:
     masks = "mask_cpu:fe,fe00"
-    assert f"--cpu-bind {masks}" in pytest_arguments(Measured(cpu_bind=masks))
-    assert not [word for word in pytest_arguments(Measured()) if "--cpu-bind" in word]
+    profile = find_profile("juwels-booster")
+    for binding in (masks, None):
+        measure = replace(profile.measure, cpu_bind=binding, gpus=(1,))
+        script = job_script(JobRequest(profile=replace(profile, measure=measure)))
+        assert (f"--cpu-bind {masks}" in script) == ("--cpu-bind" in script) == (binding == masks)
 
 
 STEPS = """

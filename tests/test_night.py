@@ -15,7 +15,6 @@ from gpuscale.campaigns.night.attempt import (
     night_exit,
     night_meaning,
     read_items,
-    read_machine_faults,
     report_to_night,
 )
 from gpuscale.measure.launch.collect import joined
@@ -25,7 +24,7 @@ from gpuscale.records.evidence import FailureKind
 from gpuscale.store.campaign_folders import NightRecord, read_night, record_files
 
 ALL_ITEMS = Items(count=3)
-GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))
+GPUS_ARE_GONE = Items(count=3, left_out={"a reason": "GPUs missing"})
 
 
 def failed(
@@ -40,7 +39,7 @@ def attempt(
     exit_code: int = 1,
     items: Items = ALL_ITEMS,
     stopped_by: int | None = None,
-    machine: tuple[str, ...] = (),
+    machine: str | None = None,
 ) -> Attempt:
     return Attempt(
         exit_code=exit_code,
@@ -60,7 +59,7 @@ def attempt(
         attempt(failed("system")),
         attempt(exit_code=74),
         attempt(exit_code=0, items=GPUS_ARE_GONE),
-        attempt(exit_code=4, machine=("no GPUs here",)),
+        attempt(exit_code=4, machine="no GPUs here"),
     ],
 )
 def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
@@ -74,7 +73,7 @@ def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
         # Words do not decide.
         attempt(failed("raised", "rank 1 raised ValueError: no uncorrectable ECC error")),
         attempt(failed("invalid")),
-        attempt(failed("unsteady"), exit_code=0, items=Items(count=3, left_out=("not steady",))),
+        attempt(failed("unsteady"), exit_code=0, items=Items(count=3, left_out={"not steady": ""})),
         attempt(exit_code=5, items=Items(count=0)),
         attempt(exit_code=4),
         # All that was asked for was measured all the same.
@@ -124,8 +123,7 @@ def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
     path.write_text(ITEMS)
     assert read_items(path) == Items(
         count=6,
-        left_out=("3 GPUs here", "skipped by itself"),
-        gpus_missing=("3 GPUs here",),
+        left_out={"3 GPUs here": "GPUs missing", "skipped by itself": ""},
         uncollected=("test_x",),
     )
 
@@ -136,10 +134,9 @@ def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -
         joined({"n1": there, "n2": bare, "n3": bare}, "cuda")
     told = tmp_path / "fault.txt"
     report_to_night(UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(told)})
-    assert read_machine_faults(told) == ()
+    assert not told.exists()
     report_to_night(raised.value, {FAULT_FILE: str(told)})
-    (fault,) = read_machine_faults(told)
-    assert fault.startswith("nothing could be started: torch sees no GPU on n2, n3")
+    assert told.read_text().startswith("nothing could be started: torch sees no GPU on n2, n3")
 
 
 WELL = attempt(make.run(2, 0.1), exit_code=0)
@@ -148,7 +145,7 @@ NODE_FAILED = attempt(make.run(2, 0.1), failed("killed", index=2))
 NOTHING = attempt(exit_code=1)
 NOT_UNDERSTOOD = attempt(exit_code=4)
 NOT_COLLECTED = attempt(exit_code=2, items=Items(count=1, uncollected=("test_x",)))
-NO_GPUS = attempt(exit_code=4, machine=("no GPUs",))
+NO_GPUS = attempt(exit_code=4, machine="no GPUs")
 BROKEN_ITSELF = attempt(exit_code=3)
 INTERRUPTED = attempt(exit_code=2)
 ONLY_FAILED = attempt(failed("raised"))

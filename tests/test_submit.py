@@ -11,7 +11,7 @@ from command_line import gpuscale
 
 from gpuscale.base.errors import SchedulerError, UsageError
 from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile, with_options
-from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
+from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli import submit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
@@ -26,20 +26,11 @@ CI_SCRIPTS = {
 }
 
 
-def profile(name: str) -> ClusterProfile:
-    return find_profile(name)
-
-
-def request(known: ClusterProfile | str, gpus: Sequence[int], **options: str) -> JobRequest:
-    known = profile(known) if isinstance(known, str) else known
+def request(known: ClusterProfile | str, gpus: Sequence[int], **options: object) -> JobRequest:
+    known = find_profile(known) if isinstance(known, str) else known
     given = {"--time": "01:00:00"} | {f"--{name}": value for name, value in options.items()}
     known = with_options(known, given)
-    return JobRequest(
-        profile=known,
-        demand=job_demand(known, tuple(gpus)),
-        gpus=tuple(gpus),
-        judged_gpus=tuple(gpus),
-    )
+    return JobRequest(profile=replace(known, measure=replace(known.measure, gpus=tuple(gpus))))
 
 
 def directives(script: str) -> list[str]:
@@ -82,15 +73,14 @@ def test_the_largest_number_of_gpus_decides_the_allocation(
 
 def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(UsageError, match="ask for at most 4"):
-        job_demand(profile("arc4"), (1, 8))
-    known = profile("juwels-booster")
+        assert request("arc4", (1, 8)).demand
+    known = find_profile("juwels-booster")
     boxed = replace(known, job=replace(known.job, container="apptainer exec here.sif"))
     with pytest.raises(UsageError, match="a job in a container stays within one; ask for at"):
-        job_demand(boxed, (1, 8))
+        assert request(boxed, (1, 8)).demand
     with pytest.raises(UsageError, match="add --gpus-per-node N"):
-        job_demand(profile("generic-slurm"), (1, 2))
-    demand = job_demand(with_options(profile("generic-slurm"), {"--gpus-per-node": 8}), (1, 2))
-    assert demand.gpus_per_node == 8
+        assert request("generic-slurm", (1, 2)).demand
+    assert request("generic-slurm", (1, 2), **{"gpus-per-node": 8}).demand.gpus_per_node == 8
 
 
 def test_a_short_job_of_slurm_is_not_signalled() -> None:
@@ -100,7 +90,7 @@ def test_a_short_job_of_slurm_is_not_signalled() -> None:
 
 
 def test_pbs_is_asked_for_whole_nodes_or_none_of_its_gpus() -> None:
-    known = profile("generic-pbs")
+    known = find_profile("generic-pbs")
     alone = replace(known, node=GpuNodes(gpus=4, whole=True))
     found = directives(job_script(request(alone, (1, 2))))
     assert {"-l select=1:ncpus=4:ngpus=4:mpiprocs=1", "-l place=scatter:excl"} <= set(found)
@@ -109,14 +99,14 @@ def test_pbs_is_asked_for_whole_nodes_or_none_of_its_gpus() -> None:
 
 
 def test_a_job_without_gpus_to_ask_for_asks_for_none() -> None:
-    known = profile("generic-slurm")
+    known = find_profile("generic-slurm")
     cpu = replace(known, node=GpuNodes(gpus=2), job=replace(known.job, gpu_option=""))
     assert not [line for line in directives(job_script(request(cpu, (1, 2)))) if "gpu:" in line]
 
 
 def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> None:
     nasty = "a b\"$(touch broken)'c"
-    known = profile("generic-slurm")
+    known = find_profile("generic-slurm")
     job = replace(known.job, variables={"NASTY": nasty})
     script = job_script(request(replace(known, node=GpuNodes(gpus=1), job=job), (1,)))
     (line,) = re.findall(r"^export NASTY=.*$", script, re.MULTILINE)
@@ -389,4 +379,4 @@ def test_a_job_is_pinned_to_nodes_under_slurm_and_refused_elsewhere() -> None:
     assert f"--nodelist={nodes}" in directives(pinned)
     assert "--nodelist" not in job_script(request("juwels-booster", (1, 2)))
     with pytest.raises(UsageError, match=r"--nodelist: .* to Slurm only"):
-        request("arc4", (1, 2), nodelist=nodes)
+        assert request("arc4", (1, 2), nodelist=nodes).demand

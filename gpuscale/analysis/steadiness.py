@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscale.records import Run
-
 _Kind = Literal["drift", "level", "two levels"]
 
 SHORTEST_JUDGED_S = 0.12
@@ -148,18 +146,3 @@ def _described(shape: _Shape, count: int) -> str:
     if shape.kind == "level":
         return f"second level, {amount} from window {shape.second[0] + 1}"
     return f"two levels, {amount} in {len(shape.second)} of {count} windows than in the others"
-
-
-def step_midway(runs: Sequence[Run]) -> float | None:
-    """Return the step time of the later half of a row's runs, relative to the earlier half.
-
-    Return None for fewer than 4 runs, an unknown start time, or halves whose step times overlap.
-    """
-    timed = sorted(runs, key=lambda run: run.started_at_s or 0.0)
-    earlier, later = timed[: len(timed) // 2], timed[-(len(timed) // 2) :]
-    if len(earlier) < 2 or any(run.started_at_s is None for run in runs):
-        return None
-    before, after = ([run.log_cost for run in half] for half in (earlier, later))
-    if max(before) > min(after) and max(after) > min(before):
-        return None
-    return math.exp(statistics.fmean(after) - statistics.fmean(before))

@@ -2,9 +2,8 @@
 
 import os
 import re
-import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -169,27 +168,6 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
         "node", "gpus", "N", "GPUs of each node, for profiles such as generic-slurm", int
     ),
 }
-_PYTEST_OPTIONS = {
-    "strategies": "--strategy",
-    "gpus": "--gpus",
-    "device": "--device",
-    "cpu_bind": "--cpu-bind",
-    "size": "--size",
-    "run_seconds": "--run-seconds",
-}
-"""Pytest options that set the values of `Measured`, keyed by field name."""
-
-
-def pytest_arguments(measured: Measured) -> Iterator[str]:
-    """Yield the cases and options for pytest, quoted for a shell."""
-    yield from measured.cases
-    for name, option in _PYTEST_OPTIONS.items():
-        value = getattr(measured, name)
-        if value is not None:
-            several = value if isinstance(value, tuple) else (value,)
-            words = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
-            yield f"{option} {words}"
-    yield from (shlex.quote(option) for option in measured.options)
 
 
 def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:

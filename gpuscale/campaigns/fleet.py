@@ -18,12 +18,7 @@ from gpuscale.base.errors import FileError, SchedulerError
 from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, answer_of
-from gpuscale.measure.schedulers.slurm import (
-    ClusterNode,
-    QueuedJob,
-    cluster_nodes,
-    queued_jobs,
-)
+from gpuscale.measure.schedulers.slurm import ClusterNode, QueuedJob, cluster_nodes, queued_jobs
 from gpuscale.records.record import to_json
 from gpuscale.store.campaign_folders import (
     SWEEP_JSON,

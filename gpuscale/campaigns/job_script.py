@@ -1,14 +1,12 @@
 """Write job scripts from cluster profiles: directives, then commands that start a nightly run."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from msgspec.structs import replace
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.text import counted
-from gpuscale.campaigns.cluster_profile import ClusterProfile, pytest_arguments
+from gpuscale.campaigns.cluster_profile import ClusterProfile
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Demand, Scheduler
 
@@ -26,11 +24,7 @@ class JobRequest:
     """A job to submit: the resources it needs, what it measures, and what it is judged against."""
 
     profile: ClusterProfile
-    """The profile, with command-line options applied."""
-    demand: Demand
-    gpus: tuple[int, ...]
-    judged_gpus: tuple[int, ...]
-    """Numbers of GPUs to judge if there is a baseline."""
+    """The profile, with command-line options applied and the numbers of GPUs to measure."""
     results: str | None = None
     """Shell word for the results file of a job that only measures; None for a nightly run."""
 
@@ -44,44 +38,44 @@ class JobRequest:
         """Launcher that starts the ranks: `local` on a single node, else the scheduler's own."""
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
+    @property
+    def demand(self) -> Demand:
+        """Resources of the smallest job that can measure on the largest number of GPUs.
 
-def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
-    """Return the resources of the smallest job that can measure on the largest number of GPUs.
-
-    Within a node one task gets all cores and starts the ranks itself; across nodes there is a task
-    for each GPU. Raise a UsageError if the cluster cannot run such a job.
-    """
-    per_node = profile.node.gpus
-    if per_node is None:
-        problem = "does not know how many GPUs a node has; add --gpus-per-node N"
-        raise UsageError(f"the profile {profile.name} {problem}")
-    largest, scheduler = max(gpus), SCHEDULERS[profile.scheduler]
-    if largest > per_node and (scheduler.launcher is None or profile.job.container):
-        stays = "a job in a container stays"
-        stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
-        raise UsageError(
-            f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
-            f"{stays} within one; ask for at most {per_node}"
+        Within a node one task gets all cores and starts the ranks itself; across nodes there is a
+        task for each GPU. Raise a UsageError if the cluster cannot run such a job.
+        """
+        profile, scheduler = self.profile, self.scheduler
+        per_node, largest = profile.node.gpus, max(profile.measure.gpus)
+        if per_node is None:
+            problem = "does not know how many GPUs a node has; add --gpus-per-node N"
+            raise UsageError(f"the profile {profile.name} {problem}")
+        if largest > per_node and (scheduler.launcher is None or profile.job.container):
+            stays = "a job in a container stays"
+            stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
+            raise UsageError(
+                f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, "
+                f"and {stays} within one; ask for at most {per_node}"
+            )
+        if profile.job.nodelist and not any("{nodelist}" in option for option in scheduler.options):
+            problem = f"gpuscale names nodes to Slurm only, not to {scheduler.title}"
+            raise UsageError(f"--nodelist: {problem}; leave it out")
+        on_each = per_node if profile.node.whole or largest > per_node else largest
+        tasks = 1 if largest <= per_node else per_node
+        cores = profile.node.cores
+        return Demand(
+            job_name=f"gpuscale-{profile.name}",
+            nodes=-(-largest // per_node),
+            whole_nodes=profile.node.whole,
+            gpus_per_node=on_each,
+            tasks_per_node=tasks,
+            cores_per_task=None if cores is None else max(1, cores * on_each // tasks // per_node),
+            gpu_option=profile.job.gpu_option,
+            partition=profile.job.partition,
+            account=profile.job.account,
+            nodelist=profile.job.nodelist,
+            time_limit=profile.job.time_limit,
         )
-    if profile.job.nodelist and not any("{nodelist}" in option for option in scheduler.options):
-        problem = f"gpuscale names nodes to Slurm only, not to {scheduler.title}"
-        raise UsageError(f"--nodelist: {problem}; leave it out")
-    on_each = per_node if profile.node.whole or largest > per_node else largest
-    tasks = 1 if largest <= per_node else per_node
-    cores = profile.node.cores
-    return Demand(
-        job_name=f"gpuscale-{profile.name}",
-        nodes=-(-largest // per_node),
-        whole_nodes=profile.node.whole,
-        gpus_per_node=on_each,
-        tasks_per_node=tasks,
-        cores_per_task=None if cores is None else max(1, cores * on_each // tasks // per_node),
-        gpu_option=profile.job.gpu_option,
-        partition=profile.job.partition,
-        account=profile.job.account,
-        nodelist=profile.job.nodelist,
-        time_limit=profile.job.time_limit,
-    )
 
 
 def numbers_text(gpus: tuple[int, ...]) -> str:
@@ -97,7 +91,7 @@ def job_script(request: JobRequest) -> str:
 def _head(request: JobRequest) -> str:
     """Return comments on the origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
-    gpus = numbers_text(request.gpus)
+    gpus = numbers_text(request.profile.measure.gpus)
     asked = [*scheduler.options_of(demand), *profile.job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
     return f"""\
@@ -146,21 +140,14 @@ def _night(request: JobRequest) -> str:
     if profile.job.container:
         where, inside = "", f"{profile.job.container} \\\n    "
         remedy = "in the container; choose an image that has it"
-    measure = [*pytest_arguments(replace(profile.measure, gpus=request.gpus))]
-    if request.demand.nodes > 1:
-        after = measure.index(f"--gpus {numbers_text(request.gpus)}") + 1
-        measure.insert(after, f"--launcher {request.launcher}")
-    measure += [
-        f"--runs {profile.measure.runs}",
-        '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
-    ]
+    measure = [*_pytest_words(request)]
     number = _in_job(request, request.scheduler.job_variable)
     if request.results is None:
         program = f'gpuscale night {profile.name} "{number}"'
         words = _wrapped("measure", measure)
         if (judge := profile.judge).baseline is not None:
             cases = (f"--case {case}" for case in judge.cases)
-            judged = (judge.baseline, *cases, f"--gpus {numbers_text(request.judged_gpus)}")
+            judged = (judge.baseline, *cases, f"--gpus {numbers_text(judge.gpus)}")
             words += f" \\\n{_wrapped('compare', judged)}"
     else:
         program, words = "pytest", _wrapped(f"--results {request.results}", measure)
@@ -174,6 +161,25 @@ def _night(request: JobRequest) -> str:
 exec {inside}{program} \\
 {words}
 """
+
+
+def _pytest_words(request: JobRequest) -> Iterator[str]:
+    """Yield the cases and options for pytest, quoted for a shell."""
+    measured = request.profile.measure
+    yield from measured.cases
+    options = {
+        "--strategy": ",".join(measured.strategies),
+        "--gpus": numbers_text(measured.gpus),
+        "--launcher": request.launcher if request.demand.nodes > 1 else None,
+        "--device": measured.device,
+        "--cpu-bind": measured.cpu_bind,
+        "--size": measured.size,
+        "--run-seconds": measured.run_seconds and f"{measured.run_seconds:g}",
+    }
+    yield from (f"{name} {value}" for name, value in options.items() if value is not None)
+    yield from map(shlex.quote, measured.options)
+    yield f"--runs {measured.runs}"
+    yield '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}'
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:

@@ -1,44 +1,25 @@
 """`gpuscale baseline`: make a baseline from results or a table, show it, or update it."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.steadiness import step_midway
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import counted, escaped, rough_percent
 from gpuscale.cli import baseline_update, show
-from gpuscale.cli.baseline_update import (
-    login_name,
-    range_text,
-    smallest_losses,
-    validate_strength,
-)
-from gpuscale.cli.import_ import (
-    add_recorded,
-    defaults_of,
-    directions_of,
-    paths_of,
-    sessions_in,
-)
-from gpuscale.cli.inputs import add_selection, read_all_results
-from gpuscale.judge.baseline import (
-    MINIMUM_RUNS,
-    TOO_WEAK,
-    baseline_from_results,
-    entries_of,
-)
-from gpuscale.records import Baseline, Hardware, Run, Source
+from gpuscale.cli.baseline_update import login_name, range_text, smallest_losses, validate_strength
+from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
+from gpuscale.cli.inputs import add_selection, read_all_results, say
+from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
+from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.reports.phrases import format_range
 from gpuscale.reports.show.baseline_text import runs_text
 from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, metric_of, published
@@ -48,7 +29,6 @@ _TABLE = "table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands of `gpuscale baseline`, with their arguments, to the parser."""
     parser.description = "Make a baseline, show it, and keep it true."
     actions: Any = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
@@ -63,13 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand that the arguments name, and return its exit code."""
-    actions = {
-        "record": _record,
-        "show": show.run,
-        "update": baseline_update.run,
-        "import": _import,
-    }
-    return actions[arguments.action](arguments)
+    runs = {"record": _record, "show": show.run, "update": baseline_update.run, "import": _import}
+    return runs[arguments.action](arguments)
 
 
 def _add_record(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +52,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         f"Make a baseline from measured results: at least {MINIMUM_RUNS} runs of each entry; "
         "six or more find smaller losses."
     )
-    parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="+", help="results files")
     _add_output(parser)
     add_selection(parser, "take")
     text = f"write the baseline even if it finds no loss below {rough_percent(TOO_WEAK)}%"
@@ -86,11 +61,10 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 
 def _record(arguments: argparse.Namespace) -> int:
     """Write a baseline of measured results, and print a summary."""
-    output = _new_file(arguments.output)
-    results = read_all_results([Path(text) for text in arguments.results])
+    results = read_all_results(arguments.results)
     baseline = baseline_from_results(
         results,
-        name=output.stem,
+        name=arguments.output.stem,
         cluster=arguments.cluster,
         cases=arguments.case,
         gpus=arguments.gpus,
@@ -98,31 +72,15 @@ def _record(arguments: argparse.Namespace) -> int:
     baseline = replace(baseline, recorded_by=login_name())
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
     if not arguments.weak:
-        validate_strength(losses, _how_to_strengthen([*entries.values()]), {})
-    _write_new(output, baseline)
+        more = 2 * max(map(len, entries.values()))
+        remedy = f"add runs (--runs {more} --resume FILE) while nothing else runs, or longer ones "
+        validate_strength(losses, f"{remedy}(--run-seconds), or take it with --weak", {})
+    _write_new(arguments.output, baseline)
     runs = runs_text(len(baseline.runs), len({run.allocation for run in baseline.runs}))
-    sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}\n")
+    say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs}")
     text = range_text(losses)
-    sys.stdout.write(f"the smallest loss that as many runs again would find: {text}\n")
+    say(f"the smallest loss that as many runs again would find: {text}")
     return ExitCode.OK
-
-
-def _how_to_strengthen(entries: Sequence[Sequence[Run]]) -> str:
-    """Return advice on strengthening a baseline: add runs, or replace all if the host changed."""
-    factors = [factor for runs in entries if (factor := step_midway(runs)) is not None]
-    if len(factors) == len(entries) and (min(factors) > 1 or max(factors) < 1):
-        later = "slower" if factors[0] > 1 else "faster"
-        ends = sorted(rough_percent(abs(1 - factor)) for factor in factors)
-        return (
-            f"all runs of the later half are {later}, by {format_range(ends)}, so the host changed "
-            "and more runs would not help; measure anew while nothing else runs, or take it with "
-            "--weak"
-        )
-    more = 2 * max(map(len, entries))
-    return (
-        f"add runs (--runs {more} --resume FILE) while nothing else runs, or longer ones "
-        "(--run-seconds), or take it with --weak"
-    )
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +104,6 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 def _import(arguments: argparse.Namespace) -> int:
     """Write a baseline of published figures, and print a summary."""
-    output = _new_file(arguments.output)
     tool, *files = arguments.files
     if tool not in SOURCES or not files:
         tool, files = _TABLE, arguments.files
@@ -164,7 +121,7 @@ def _import(arguments: argparse.Namespace) -> int:
     limits = tuple(limit for _, limit in figures.values() if limit is not None)
     try:
         baseline = Baseline(
-            name=output.stem,
+            name=arguments.output.stem,
             cluster=arguments.cluster,
             hardware=Hardware(
                 device=arguments.device if tool == _TABLE else UNRECORDED,
@@ -179,15 +136,15 @@ def _import(arguments: argparse.Namespace) -> int:
         )
     except ValueError as refusal:
         raise UsageError(str(refusal)) from None
-    _write_new(output, baseline)
-    sys.stdout.write(f"{output}: {counted(len(figures), 'published figure')}\n")
+    _write_new(arguments.output, baseline)
+    say(f"{arguments.output}: {counted(len(figures), 'published figure')}")
     if limits:
-        sys.stdout.write(
+        say(
             f"note: {len(limits)} with a threshold to the worse, by which they are judged, since "
-            "nothing tells how much runs differ\n"
+            "nothing tells how much runs differ"
         )
-    without = dict.fromkeys(text for each in sessions for text in each.without_value)
-    sys.stdout.writelines(f"note: left out {escaped(text)}\n" for text in without)
+    for text in dict.fromkeys(text for each in sessions for text in each.without_value):
+        say(f"note: left out {escaped(text)}")
     return ExitCode.OK
 
 
@@ -208,7 +165,7 @@ def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) ->
 def _add_output(parser: argparse.ArgumentParser) -> None:
     """Add the options for a new baseline's file and machine."""
     text = "the baseline file to write"
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
+    parser.add_argument("-o", "--output", metavar="FILE", type=_new_file, required=True, help=text)
     parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
 
 

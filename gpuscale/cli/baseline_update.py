@@ -3,7 +3,6 @@
 import argparse
 import getpass
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, counted, rough_percent
-from gpuscale.cli.inputs import each_run_once, read_all_results
+from gpuscale.cli.inputs import each_run_once, read_all_results, say
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
     TOO_WEAK,
@@ -48,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 written as approved, or nothing would change; 2 usage, unreadable "
         "input or another machine; 3 nothing was approved, or not all could be written."
     )
-    parser.add_argument("baseline", metavar="BASELINE", help="the baseline file to change")
-    parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    parser.add_argument(
+        "baseline", metavar="BASELINE", type=Path, help="the baseline file to change"
+    )
+    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="+", help="results files")
     text = (
         "add the runs to those of the baseline instead of replacing them; only rows that "
         "regressed or improved, or are new, must be approved"
@@ -64,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show all changes, write the approved ones; return 3 if a requested change is not written."""
-    path = Path(arguments.baseline)
-    baseline = read_baseline(path)
-    results = read_all_results([Path(text) for text in arguments.results])
+    path = arguments.baseline
+    baseline, results = read_baseline(path), read_all_results(arguments.results)
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch is not None:
         raise UsageError(
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = each_run_once([*known, *results])[len(known) :]
     proposed = proposals(baseline, results, add=arguments.add)
     if not proposed:
-        sys.stdout.write("nothing would change\n")
+        say("nothing would change")
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, proposed, results)
     if not chosen or not reason:
@@ -88,15 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
         how = HOW_TO_MEASURE_MORE
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
-        sys.stdout.write(f"{path}: nothing was written; {how}\n")
+        say(f"{path}: nothing was written; {how}")
         return ExitCode.INCONCLUSIVE
     now = datetime.now(UTC).isoformat(timespec="seconds")
     after = revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
     strength = _strength(baseline, after, weak=arguments.weak) if arguments.add else ""
     write_baseline(path, after)
-    sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written\n")
+    say(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written")
     if arguments.add:
-        sys.stdout.write(f"{strength}\n")
+        say(strength)
     else:
         _note_older_references(proposed, chosen)
     by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
@@ -120,7 +120,7 @@ def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Propos
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
-            sys.stdout.write(f"note: {left.label} {why}\n")
+            say(f"note: {left.label} {why}")
 
 
 def additions(
@@ -149,7 +149,7 @@ def additions(
                 changed[entry] = f"{row.label} {row.verdict} in {night}"
     if left := [changed[p.entry] for p in proposed if p.entry in changed and p not in approved]:
         why = "added, it would hide or bless what changed"
-        sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
+        say(f"{listed(left, _MOST_NAMED)}: {why}")
         return (), ""
     chosen = tuple(p for p in proposed if not p.obstacle and (p.old or p in approved))
     count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
@@ -174,7 +174,7 @@ def _approved(
         if row.configuration is not None
     }
     blocks = ["\n".join(_change_lines(proposal, verdicts)) for proposal in proposed]
-    sys.stdout.write("\n\n".join(blocks) + "\n\n")
+    say("\n\n".join(blocks), end="\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs

@@ -1,9 +1,9 @@
 """`gpuscale batch`: find the largest batch of a case that fits into the memory of GPUs."""
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 from msgspec.structs import replace
 
@@ -11,19 +11,19 @@ from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.base.foreign_texts import NO_ENGINE
 from gpuscale.base.host import is_gpu
 from gpuscale.base.text import format_bytes
-from gpuscale.cli.inputs import add_device, say
+from gpuscale.cli.inputs import say
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.items import ItemPlan
-from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.option_types import parse_count
+from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
-from gpuscale.records import Run, RunRequest, TimingPlan
-from gpuscale.records.configuration import Precision
+from gpuscale.records import Environment, Run, RunRequest, TimingPlan
 from gpuscale.reports.phrases import configuration_text, devices_text
 from gpuscale.workload.cases import TrainingCase, case_class
 from gpuscale.workload.run_defaults import default_strategy
 
 _FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
-_OF_PYTEST = ("strategy", "size", "precision", "device")
+_OPTIONS = [OPTIONS[name] for name in ("strategies", "size", "precision", "device")]
 """Options that have the same names and meanings as the options that gpuscale adds to pytest."""
 
 
@@ -35,22 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit codes: 0 found, 2 usage, or the case fails for another reason."
     add = parser.add_argument
     add("case", metavar="FILE[::CLASS]", help="the case; with its class if the file has several")
-    add("--gpus", metavar="N", type=int, default=1, help="number of GPUs (default: 1)")
-    add("--strategy", metavar="S", help="one of the case's (default: one with a rank for each GPU)")
-    add("--size", metavar="NAME", help="full (default), smoke or one of the case")
-    add("--precision", choices=get_args(Precision), default="fp32", help="default: fp32")
-    add_device(parser)
+    add("--gpus", metavar="N", type=parse_count, default=1, help="number of GPUs (default: 1)")
+    for option in _OPTIONS:
+        add(option.flag, **option.settings())
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search for the largest batch that fits, and print a line for each attempt."""
     case = case_class(arguments.case)
-    launcher = Launcher(device=arguments.device, folder=Path.cwd())
-    first = _request(arguments, case, launcher, None)
-    say(f"{first.label}: {configuration_text(first.configuration)}")
+    options = parse_options({option.dest: vars(arguments)[option.dest] for option in _OPTIONS})
+    launcher = Launcher(device=options.device, folder=Path.cwd())
+    environment = launcher.environment
+    plan = _plan(case, arguments.gpus, options, environment)
+
+    def request(batch: int | None) -> RunRequest:
+        asked = run_request(dataclasses.replace(plan, batch=batch), environment, options)
+        return replace(asked, timing=_FEW_STEPS)
 
     def does_fit(batch: int, fitted: int) -> bool:
-        made = launcher.run(_request(arguments, case, launcher, batch))
+        made = launcher.run(request(batch))
         fits = has_fitted(made, batch, fitted)
         outcome = "out of memory"
         if fits:
@@ -59,48 +62,41 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"batch {batch:>6}  {outcome}")
         return fits
 
-    strong, gpus = case.scaling == "strong", arguments.gpus
+    first = request(None)
+    say(f"{first.label}: {configuration_text(first.configuration)}")
+    strong = case.scaling == "strong"
     largest = largest_batch(
         does_fit,
         first=case().named_size(first.configuration.size).batch,
-        unit=gpus if strong else 1,
-        most=case.training_samples if strong else case.training_samples // gpus,
+        unit=plan.gpus if strong else 1,
+        most=case.training_samples if strong else case.training_samples // plan.gpus,
     )
     if not largest:
         raise UsageError(f"{first.label}: not even the smallest batch fits into memory")
-    devices, span = (
-        devices_text(first.configuration.device, gpus),
-        "over all" if strong else "on each",
-    )
+    devices = devices_text(first.configuration.device, plan.gpus)
     say(
-        f"the largest batch that fits on {devices} is {largest} {span}; "
-        f"measure at it with --batch {largest}"
+        f"the largest batch that fits on {devices} is {largest} "
+        f"{'over all' if strong else 'on each'}; measure at it with --batch {largest}"
     )
     return ExitCode.OK
 
 
-def _request(
-    arguments: argparse.Namespace,
-    case: type[TrainingCase],
-    launcher: Launcher,
-    batch: int | None,
-) -> RunRequest:
-    """Return the request for one attempt; raise a UsageError if the options rule it out."""
-    environment = launcher.environment
+def _plan(
+    case: type[TrainingCase], gpus: int, options: MeasureOptions, environment: Environment
+) -> ItemPlan:
+    """Return what to measure; raise a UsageError if the options rule it out."""
     if not is_gpu(environment.device):
         # CPU ranks would fill the host's memory, so the kernel might kill other processes.
         raise UsageError("gpuscale batch fills the memory of GPUs, and there are none to use here")
-    given = vars(arguments)
-    options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
     validate_precision(options, environment)
     if options.strategies and not set(options.strategies) <= set(case.strategies):
         known = ", ".join(case.strategies)
-        raise UsageError(f"--strategy {arguments.strategy}: {case.name()} has {known}")
-    (gpus,), (strategy, *_) = options.gpus, options.strategies or (default_strategy(case),)
-    plan = ItemPlan(case=case, strategy=strategy, gpus=gpus, run=1, batch=batch)
+        raise UsageError(f"--strategy {','.join(options.strategies)}: {case.name()} has {known}")
+    strategy, *_ = options.strategies or (default_strategy(case),)
+    plan = ItemPlan(case=case, strategy=strategy, gpus=gpus, run=1)
     if reason := skip_reason(plan, environment, options):
         raise UsageError(reason.removesuffix(" (--oversubscribe measures all the same)"))
-    return replace(run_request(plan, environment, options), timing=_FEW_STEPS)
+    return plan
 
 
 def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int, most: int) -> int:

@@ -15,9 +15,7 @@ from typing import Any
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
-from gpuscale.campaigns.bisection import Kind, TrialRunner
-from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.decision import AlternatingTrials, Applied, SpeedDifference
+from gpuscale.campaigns.bisection.kinds import Applied, Commits, Kind, Variables
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
@@ -26,11 +24,11 @@ from gpuscale.campaigns.bisection.sides import (
     uv_program,
     validate_sides,
 )
-from gpuscale.campaigns.bisection.variables import Variables
+from gpuscale.campaigns.bisection.trials import AlternatingTrials, SpeedDifference, TrialRunner
 from gpuscale.cli.inputs import remark, validate_output
-from gpuscale.cli.run import given_words
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder
+from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records import Estimate
 from gpuscale.records.campaigns import Bisection, BisectionFinding
@@ -40,8 +38,9 @@ from gpuscale.reports.phrases import software_text
 from gpuscale.store.files import file_errors, sole_use, write_report
 
 _FOLDER = Path(".gpuscale") / "bisect"
-_OWN = ("--results", "--resume", "--baseline", "--inject", "--runs")
-"""Options of pytest that a bisection ignores or uses in its own way."""
+_OWN = ("results", "resume", "baseline", "injections", "runs")
+_OPTIONS = [option for name, option in OPTIONS.items() if name not in _OWN]
+"""Options of pytest, without those that a bisection ignores or uses in its own way."""
 _EXIT_CODES = {
     BisectionFinding.FOUND: ExitCode.OK,
     BisectionFinding.SUSPECTED: ExitCode.INCONCLUSIVE,
@@ -82,9 +81,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     text = "runs of each environment in a trial: at least MIN, until it is decided (default: 3:8)"
     add("--runs", metavar="MIN:MAX", help=text)
     add("--report", metavar="FILE.md", type=Path, help="write the result as Markdown, for an issue")
-    for option in OPTIONS.values():
-        if option.flag not in _OWN:
-            add(option.flag, **option.settings())
+    for option in _OPTIONS:
+        add(option.flag, **option.settings())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -247,12 +245,7 @@ def _validated(
         raise UsageError(f"{problem}; write {name}, which is that of the trial")
     if arguments.report is not None:
         validate_output(arguments.report, [*map(Path, sides)], "--report")
-    words = [
-        word
-        for option in OPTIONS.values()
-        if option.flag not in _OWN
-        for word in given_words(option, vars(arguments)[option.dest])
-    ]
+    words = words_for_pytest(_OPTIONS, vars(arguments))
     return SequentialPlan(fewest_runs=fewest, most_runs=most), words
 
 

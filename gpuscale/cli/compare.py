@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
@@ -17,6 +16,7 @@ from gpuscale.cli.inputs import (
     read_content,
     read_nights,
     remark,
+    say,
     say_left_out,
     validate_output,
     validate_sides,
@@ -35,13 +35,8 @@ from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import file_errors, write_report
 
-
-class RequestedFormat(NamedTuple):
-    """A value of `--format`: an output format, and the file to write."""
-
-    format: str
-    path: Path | None
-    """Output file; None for standard output."""
+RequestedFormat = tuple[str, Path | None]
+"""A value of `--format`: an output format, and the file to write (None: standard output)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history the folder's last night)"
     )
     # Without a default, argparse's error message would call the files required.
-    parser.add_argument("files", metavar="BEFORE RESULTS", nargs="*", default=(), help=text)
+    parser.add_argument(
+        "files", metavar="BEFORE RESULTS", type=Path, nargs="*", default=(), help=text
+    )
     text = "judge against the earlier nights whose results lie below this folder"
-    parser.add_argument("--history", metavar="DIR", help=text)
+    parser.add_argument("--history", metavar="DIR", type=Path, help=text)
     add_selection(parser, "judge")
     *names, last = COMPARISON_FORMATS
     text = (
@@ -73,33 +70,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdict in every requested format, and return the exit code of the verdict."""
-    outputs = outputs_of(arguments.format)
-    files = [Path(text) for text in arguments.files]
-    if arguments.history is None and not files:
+    outputs, files, folder = outputs_of(arguments.format), arguments.files, arguments.history
+    if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
-    before = files.pop(0) if arguments.history is None else Path(arguments.history)
+    before = folder or files.pop(0)
     if not files:
         # Checked before the search for results, whose error would hide that of the named file.
         with file_errors(before):
             before.stat()
-    paths = files or ([] if arguments.history else [newest_input()])
+    paths = files or ([] if folder else [newest_input()])
     validate_outputs(outputs, [before, *paths])
     validate_sides(before, paths)
-    read = [] if arguments.history is None else read_nights([before])
+    read = read_nights([before]) if folder else []
     say_left_out(read)
     results = read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:
         remark(f"judged: the last night below {visible(str(before))}, as no results are given")
-    nights = None if arguments.history is None else earlier_nights(read, results)
-    if nights and nights.later:
-        later = counted(nights.later, "night")
-        remark(f"--history: left out: {later} that began after these results")
-    kind: BaselineKind = "nights"
-    if nights:
+    history: History | None = None
+    if folder:
+        nights = earlier_nights(read, results)
+        if nights.later:
+            later = counted(nights.later, "night")
+            remark(f"--history: left out: {later} that began after these results")
+        kind: BaselineKind = "nights"
         baseline = baseline_of_results(nights.last, name=str(before))
+        history = nights.history
     else:
         baseline, kind = read_before(before, results)
-    history = nights.history if nights else None
     comparison = judged(baseline, results, arguments, (before, paths), kind, history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
@@ -144,34 +141,33 @@ def judged(
     )
 
 
-def outputs_of(options: Sequence[str] | None) -> tuple[RequestedFormat, ...]:
+def outputs_of(options: Sequence[str] | None) -> list[RequestedFormat]:
     """Parse the values of `--format`, of which only one may be printed; if none is, print text."""
     outputs = [_output(option) for option in options or ()]
-    printed = [output.format for output in outputs if output.path is None]
+    printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:
         first, second, *_ = printed
         raise UsageError(
             f"--format: {first} and {second} cannot both go to standard output; "
             f"give one a file, such as {second}=FILE"
         )
-    return (*([] if printed else [RequestedFormat(format="text", path=None)]), *outputs)
+    return outputs if printed else [("text", None), *outputs]
 
 
 def _output(option: str) -> RequestedFormat:
     name, separator, path = option.partition("=")
     if name not in COMPARISON_FORMATS:
-        raise UsageError(
-            f"--format: '{visible(name)}' is not one of {', '.join(COMPARISON_FORMATS)}"
-        )
+        known = ", ".join(COMPARISON_FORMATS)
+        raise UsageError(f"--format: '{visible(name)}' is not one of {known}")
     if separator and not path:
         raise UsageError(f"--format: no file after '{name}='; give {name} or {name}=FILE")
-    return RequestedFormat(format=name, path=Path(path) if separator else None)
+    return name, Path(path) if separator else None
 
 
 def validate_outputs(outputs: Iterable[RequestedFormat], inputs: Sequence[Path]) -> None:
     """Raise a UsageError if an output would replace an input or another output."""
     others = [*inputs]
-    for path in (output.path for output in outputs if output.path is not None):
+    for path in (path for _, path in outputs if path is not None):
         validate_output(path, others, "--format")
         others.append(path)
 
@@ -180,17 +176,17 @@ def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
     """Write the verdict in every format; if any file failed, then raise the first error."""
     problems: list[FileError] = []
     printed = ""
-    for output in outputs:
-        shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
-        text = f"{COMPARISON_FORMATS[output.format].render(shown)}\n"
-        if output.path is None:
+    for name, path in outputs:
+        shown = view if path else replace(view, screen=Screen.of(sys.stdout))
+        text = f"{COMPARISON_FORMATS[name].render(shown)}\n"
+        if path is None:
             printed = text
             continue
         try:
-            write_report(output.path, text)
+            write_report(path, text)
         except FileError as problem:
             problems.append(problem)
     # Printed last, since a reader such as `head` may close the pipe.
-    sys.stdout.write(printed)
+    say(printed, end="")
     if problems:
         raise problems[0]

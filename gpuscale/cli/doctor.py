@@ -1,14 +1,13 @@
 """`gpuscale doctor`: show telemetry, links and faults of this machine or of a job's nodes."""
 
 import argparse
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from gpuscale.base.errors import require_packages
-from gpuscale.cli.inputs import add_device, add_text_or_json
+from gpuscale.cli.inputs import add_device, add_text_or_json, say
 from gpuscale.cli.probe import probe_nodes
 from gpuscale.judge.diagnose.slow_links import find_slow
 from gpuscale.judge.diagnose.symptoms import find_port_faults
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the state of the machine or nodes; return 1 if a problem was found, else 0."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
-    sys.stdout.write(f"{document if arguments.format == 'json' else text}\n")
+    say(document if arguments.format == "json" else text)
     return 1 if has_problems else 0
 
 

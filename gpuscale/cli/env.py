@@ -1,13 +1,12 @@
 """`gpuscale env`: show the software of measurements, or what differs between two of them."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, read_nights
+from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, read_nights, say
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
 from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         if is_json:
             environments, libraries = sides[0].environments, sides[0].libraries
             text = document_text("gpuscale-env", environments=environments, libraries=libraries)
-    sys.stdout.write(f"{text}\n")
+    say(text)
     return ExitCode.OK
 
 

@@ -10,18 +10,18 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds, visible
-from gpuscale.campaigns.cluster_profile import (
-    JOB_OPTIONS,
-    ClusterProfile,
-    Measured,
-    find_profile,
-    with_options,
-)
+from gpuscale.campaigns.cluster_profile import ClusterProfile, Measured, find_profile, with_options
 from gpuscale.campaigns.fleet import Sweep
-from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
+from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.cli.inputs import say
-from gpuscale.cli.submit import SESSION_OVERHEAD_S, confirmed, job_environment, run_s
+from gpuscale.cli.submit import (
+    SESSION_OVERHEAD_S,
+    add_job_options,
+    is_confirmed,
+    job_environment,
+    run_s,
+)
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
@@ -75,16 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "most jobs in the queue at once (default: 20)"
     add("--jobs", metavar="K", type=int, default=20, help=text)
     add("--nice", metavar="N", type=int, default=0, help="lower the priority of the jobs by N")
-    for name in _JOB_OPTIONS:
-        option = JOB_OPTIONS[name]
-        text = f"{option.words} (default: the profile's)"
-        if name == "--runs":
-            text = "fresh starts on one GPU, and on all (default: each GPU once, 3 at least)"
-        add(name, metavar=option.metavar, type=option.parse, help=text, dest=name)
+    text = "fresh starts on one GPU, and on all (default: each GPU once, 3 at least)"
+    add_job_options(sweep, _JOB_OPTIONS, runs=text)
     text = "go on with the sweep in DIR (default: the newest), and measure what it has not"
     add("--resume", metavar="DIR", nargs="?", type=Path, const=Path(), help=text)
-    add("--print", action="store_true", help="print the script of a job and submit nothing")
-    add("--yes", action="store_true", help="do not ask before submitting")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,9 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(script.rstrip())
         return ExitCode.OK
     record = _plan(request, arguments)
-    say(_announcement(request, record, arguments.jobs))
-    if not arguments.yes and not confirmed():
-        say("nothing was submitted")
+    if not is_confirmed(_announcement(request, record, arguments.jobs), arguments.yes):
         return ExitCode.USAGE
     folder = SWEEPS / f"{record.cluster}-{datetime.now():%Y-%m-%dT%H%M%S}"
     with file_errors(folder):
@@ -138,7 +130,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
         raise UsageError(f"a sweep takes Slurm, and {profile.name} has {title}; {remedy}")
     given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name]) is not None}
     profile = with_options(profile, {**given, "--cases": [_case(profile, arguments.case)]})
-    gpus = tuple(sorted({1, job_demand(profile, (1,)).gpus_per_node, profile.node.gpus or 1}))
+    gpus = tuple(sorted({1, profile.node.gpus or 1}))
     # Each run on one GPU takes the next GPU, so that all are measured equally often.
     runs = given.get("--runs", gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1]))
     measure = replace(profile.measure, runs=runs, gpus=gpus)
@@ -146,13 +138,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     limit = given.get("--time", f"{minutes // 60:02}:{minutes % 60:02}:00")
     job = replace(profile.job, time_limit=limit, options=(*profile.job.options, "--exclusive"))
     profile = replace(profile, measure=measure, job=job, node=replace(profile.node, whole=True))
-    return JobRequest(
-        profile=profile,
-        demand=job_demand(profile, gpus),
-        gpus=gpus,
-        judged_gpus=(),
-        results=f'"${{{RESULTS}:?set by gpuscale fleet run}}"',
-    )
+    return JobRequest(profile=profile, results=f'"${{{RESULTS}:?set by gpuscale fleet run}}"')
 
 
 def _case(profile: ClusterProfile, named: str | None) -> str:
@@ -201,7 +187,7 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
         partition=partitions[0],
         nodes=tuple(node.name for node in swept),
         case=profile.measure.cases[0],
-        gpus=request.gpus,
+        gpus=profile.measure.gpus,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         on_verdict=profile.judge.on_verdict,
     )

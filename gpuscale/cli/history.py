@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
-from gpuscale.cli.inputs import add_selection, read_nights, without_collecting
+from gpuscale.cli.inputs import add_selection, read_nights, say, without_collecting
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -15,14 +15,14 @@ from gpuscale.store.results import RESULTS_FOLDER
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show when rows changed over the nights, and what else changed then."
     text = f"results files, or folders of them (default: {RESULTS_FOLDER})"
-    parser.add_argument("paths", metavar="DIR|FILE", nargs="*", default=(), help=text)
+    parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
     add_selection(parser, "show")
 
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
-    paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
-    history = history_of(read_nights(paths), cases=arguments.case, gpus=arguments.gpus)
-    sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")
+    nights = read_nights(arguments.paths or [RESULTS_FOLDER])
+    history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
+    say(render(history, Screen.of(sys.stdout)))
     return ExitCode.OK

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import counted, visible
-from gpuscale.cli.inputs import direction, files_below, is_folder, remark
+from gpuscale.cli.inputs import direction, files_below, is_folder, remark, say
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.imports.session import Defaults, ImportFolder, Session
@@ -98,15 +98,15 @@ def run(arguments: argparse.Namespace) -> int:
         there = ", ".join(sorted(systems))
         raise UsageError(f"--system: nothing is of {arguments.system}; there are {there}")
     known = f"; {counted(len(paths) - len(new), 'file')} known before" if paths != new else ""
-    sys.stdout.write(
+    say(
         f"{place}: {counted(nights, 'new night')} with {counted(values, 'value')}, "
-        f"from {counted(read, 'file')}{known}\n"
+        f"from {counted(read, 'file')}{known}"
     )
     if without:
         named = listed([f"{name}: {n} ×" for name, n in without.most_common()], _MOST_NAMED)
-        sys.stdout.write(f"left out: {named}\n")
+        say(f"left out: {named}")
     if nights:
-        sys.stdout.write(f"next: gpuscale history {place}, or gpuscale compare --history {place}\n")
+        say(f"next: gpuscale history {place}, or gpuscale compare --history {place}")
     return ExitCode.OK
 
 
@@ -135,15 +135,11 @@ def sessions_in(
 
 def paths_of(given: Sequence[str], source: ImportedTool) -> list[Path]:
     """Return the files in `given`, and matching files in its folders; raise FileError if none."""
-    paths = [path for text in given for path in _files(Path(text), source)]
+    paths = list[Path]()
+    for path in map(Path, given):
+        below = files_below(path, lambda name: name.endswith(source.endings))
+        paths += sorted(below) if is_folder(path) else [path]
     if not paths:
         named = " or ".join(source.endings)
         raise FileError(given[0], f"has no files that end in {named}")
     return paths
-
-
-def _files(path: Path, source: ImportedTool) -> Iterator[Path]:
-    if not is_folder(path):
-        yield path
-        return
-    yield from sorted(files_below(path, lambda name: name.endswith(source.endings)))

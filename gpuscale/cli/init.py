@@ -3,13 +3,12 @@
 import argparse
 import os
 import socket
-import sys
 from pathlib import Path
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.text import counted, visible
-from gpuscale.cli.inputs import remark
+from gpuscale.cli.inputs import remark, say
 from gpuscale.measure.schedulers import scheduler_here
 from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, read_baseline, write_report
@@ -63,13 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write the shipped cases, published baselines, a profile for this cluster's scheduler and "
         "a README into a folder. Nothing is overwritten."
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder, which may not exist yet")
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, help="the folder, which may not exist yet"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write all files, or none if any of them already exists."""
-    folder = Path(arguments.folder)
-    scheduler = scheduler_here()
+    folder, scheduler = arguments.folder, scheduler_here()
     profile = {} if scheduler is None else {"mysite.toml": _profile(scheduler)}
     submit = _SUBMIT if profile else ""
     shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]
@@ -84,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         with file_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_report(path, content)
-    sys.stdout.write(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}\n")
+    say(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}")
     if not profile:
         remark("no profile was written, since no scheduler's commands are here")
-    sys.stdout.write(f"next: read {visible(str(folder / 'README.md'))}\n")
+    say(f"next: read {visible(str(folder / 'README.md'))}")
     return ExitCode.OK
 
 

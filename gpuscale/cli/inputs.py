@@ -184,10 +184,10 @@ def _skip_unreadable(problem: OSError) -> None:
     remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")
 
 
-def newest_valid() -> tuple[Path, Results]:
-    """Return the path and content of the newest results with a valid run, or else of the newest.
+def newest_input() -> Path:
+    """Return the path of the newest results with a valid run, or else of the newest.
 
-    Print the names of newer files, which contain no valid run (yet), to standard error.
+    Print to standard error which they are, and the newer files without a valid run (yet).
     """
     paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):
@@ -195,21 +195,12 @@ def newest_valid() -> tuple[Path, Results]:
         if any(run.is_valid for run in results.runs):
             if newer := ", ".join(visible(str(other)) for other in paths[:number]):
                 remark(f"left out: newer, but without a valid run: {newer}")
-            return path, results
-    return paths[0], read_results(paths[0])
-
-
-def newest_input() -> Path:
-    """Return the path that `newest_valid` chooses, and print it to standard error."""
-    now = datetime.now(UTC)
-    path, results = newest_valid()
-    measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"
-    newest = f"{visible(str(path))}, measured {measured}"
-    if any(run.is_valid for run in results.runs):
-        remark(f"the newest results: {newest}")
-    else:
-        remark(f"the newest results, {newest}, have no valid run; name those that are meant")
-    return path
+            measured = f"{to_minutes(results.created_at)} UTC{age_text(results, datetime.now(UTC))}"
+            remark(f"the newest results: {visible(str(path))}, measured {measured}")
+            return path
+    shown = visible(str(paths[0]))
+    remark(f"the newest results, {shown}, have no valid run; name those that are meant")
+    return paths[0]
 
 
 def is_same(path: Path, other: Path) -> bool:

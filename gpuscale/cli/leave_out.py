@@ -1,13 +1,12 @@
 """`gpuscale leave-out`: exclude a bad nightly run from comparisons, or include it again."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, visible
-from gpuscale.cli.inputs import results_file
+from gpuscale.cli.inputs import results_file, say
 from gpuscale.store.results import leave_out, read_results
 
 
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file. The runs stay as they are."
     )
     text = "results files, or folders of one night each"
-    parser.add_argument("nights", metavar="NIGHT", nargs="+", help=text)
+    parser.add_argument("nights", metavar="NIGHT", type=Path, nargs="+", help=text)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--because", metavar="TEXT", help="why, such as 'cooling failure'")
     choice.add_argument("--undo", action="store_true", help="let them count again")
@@ -29,11 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")
-    files = [results_file(Path(text)) for text in arguments.nights]
+    files = [results_file(path) for path in arguments.nights]
     for path in files:
         read_results(path)
     for path in files:
         nights = left_out_of([leave_out(path, reason)])
         change = f"left out: {nights[0]}" if nights else "counts again"
-        sys.stdout.write(f"{visible(str(path))}: {change}\n")
+        say(f"{visible(str(path))}: {change}")
     return ExitCode.OK

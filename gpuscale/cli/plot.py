@@ -1,7 +1,6 @@
 """`gpuscale plot`: draw results for a paper, a ticket or a proposal."""
 
 import argparse
-import sys
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpuscale.cli.inputs import (
     read_content,
     read_nights,
     remark,
+    say,
     validate_output,
 )
 from gpuscale.judge.sides import as_baseline, machine_label
@@ -34,24 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results files or one baseline file; of the history, files and folders of nights "
         f"(default: the newest results in {RESULTS_FOLDER}, or all of them)"
     )
-    parser.add_argument("paths", metavar="FILE", nargs="*", default=(), help=text)
+    parser.add_argument("paths", metavar="FILE", type=Path, nargs="*", default=(), help=text)
     text = "also draw the same rows of this baseline or earlier results file"
-    parser.add_argument("--baseline", metavar="FILE", help=text)
+    parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
     parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
     add_cases(parser, "draw")
     text = f"the picture, whose name ends with .{', .'.join(KINDS)}"
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the image file, and print the title of the plot."""
-    output, paths = Path(arguments.output), [Path(text) for text in arguments.paths]
+    output, paths, before = arguments.output, arguments.paths, arguments.baseline
     shown = visible(str(output))
     kind = output.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
-    before = None if arguments.baseline is None else Path(arguments.baseline)
     validate_output(output, [*paths, before])
     if arguments.figure == "history":
         nights = read_nights(paths or [RESULTS_FOLDER])
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         problem = "the input has no data for this figure; choose another one"
         raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
     write_report(output, content_of(picture, kind))
-    sys.stdout.write(f"{shown}: {picture.title}\n")
+    say(f"{shown}: {picture.title}")
     if picture.left_out:
         left_out = ", ".join(picture.left_out)
         remark(f"not shown: {left_out}; choose with --case")

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import is_gpu
-from gpuscale.cli.inputs import add_device
+from gpuscale.cli.inputs import add_device, say
 from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch import LAUNCHERS
 from gpuscale.measure.launch.launcher import Launcher
@@ -92,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     ResultsWriter(path, head).close()
     findings = find_slow(nodes, leaf_switches())
-    sys.stdout.write(f"{probes_text(nodes, findings)}\nkept in {path}\n")
+    say(f"{probes_text(nodes, findings)}\nkept in {path}")
     return ExitCode.REGRESSED if findings else ExitCode.OK
 
 

@@ -1,7 +1,6 @@
 """`gpuscale report`: write an HTML file with results, verdict and evidence."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from gpuscale.analysis.history import history_of
@@ -16,6 +15,7 @@ from gpuscale.cli.inputs import (
     read_all_results,
     read_nights,
     remark,
+    say,
     selected,
     validate_output,
     validate_sides,
@@ -40,20 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "newest night in the folders (default: the newest results in .gpuscale/results); or the "
         "folder of a sweep, for a page of its nodes"
     )
-    parser.add_argument("paths", metavar="DIR|FILE", nargs="*", default=(), help=text)
+    parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
     text = "judge against this baseline, or against an earlier results file"
-    parser.add_argument("--baseline", metavar="FILE", help=text)
+    parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
     add_selection(parser, "judge")
-    text = "the page (default: report.html)"
-    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=text)
+    text, default = "the page (default: report.html)", Path("report.html")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=default, help=text)
 
 
 @without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the HTML page; the exit code does not depend on the verdict."""
-    output = Path(arguments.output)
-    paths = [Path(text) for text in arguments.paths] or [newest_input()]
-    baseline = None if arguments.baseline is None else Path(arguments.baseline)
+    output, baseline = arguments.output, arguments.baseline
+    paths = arguments.paths or [newest_input()]
     validate_output(output, [*paths, baseline])
     if baseline is not None:
         validate_sides(baseline, paths)
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         page = report_html(_subject(arguments, paths, baseline))
     write_report(output, page)
     size_kb = len(page.encode()) / 1000
-    sys.stdout.write(f"{visible(str(output))}: {size_kb:.0f} kB\n")
+    say(f"{visible(str(output))}: {size_kb:.0f} kB")
     return ExitCode.OK
 
 

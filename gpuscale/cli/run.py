@@ -2,13 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.cli.inputs import direction
-from gpuscale.plugin.option_types import Option
+from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
 from gpuscale.records import Environment
 from gpuscale.workload.command_case import (
@@ -70,9 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
     case = _case(arguments, options)
-    words = [
-        word for option in _OPTIONS for word in given_words(option, vars(arguments)[option.dest])
-    ]
+    words = words_for_pytest(_OPTIONS, vars(arguments))
     # Imported here, since it is slow, and mistyped options should fail at once.
     from gpuscale.plugin.items import measured_in_session
 
@@ -125,11 +123,3 @@ def name_of_command(words: Sequence[str]) -> str:
     if name == program and program in _SHELLS:
         raise UsageError(f"{program} starts no script ending in .py or .sh; give the case a --name")
     return name
-
-
-def given_words(option: Option, value: Any) -> Iterator[str]:
-    """Yield the command-line arguments that pass an option to pytest."""
-    if isinstance(value, str):
-        yield f"{option.flag}={value}"
-    elif value:
-        yield option.flag

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import sys
 
 from gpuscale.base.errors import ExitCode
+from gpuscale.cli.inputs import say
 from gpuscale.store.file_formats import BASELINE_FORMAT, RESULTS_FORMAT, schema
 
 _SCHEMAS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(f"{json.dumps(schema(_SCHEMAS[arguments.kind]), indent=2)}\n")
+    say(json.dumps(schema(_SCHEMAS[arguments.kind]), indent=2))
     return ExitCode.OK

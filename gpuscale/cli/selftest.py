@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import difference, log_sample
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.base.host import GPU_KINDS
-from gpuscale.base.text import counted, format_seconds
-from gpuscale.cli.inputs import add_device, add_text_or_json, gpu_counts, remark
+from gpuscale.base.host import GPU_KINDS, is_gpu
+from gpuscale.base.text import format_seconds
+from gpuscale.cli.inputs import add_device, add_text_or_json, gpu_counts, remark, say
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.requests import run_request
-from gpuscale.records import Environment, Estimate, Failure
+from gpuscale.records import Estimate, Failure
 from gpuscale.records.campaigns import OverheadOutcome, OverheadResult, SelfTest
 from gpuscale.records.record import document_text
 from gpuscale.reports.doctor_text import selftest_text
@@ -36,8 +36,6 @@ _DEFAULT_CASES = {
 }
 OVERHEAD_PAIRS = 40
 """Number of pairs of windows in a run: one window is timed by gpuscale, one by a bare loop."""
-
-
 _LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(GPU_KINDS, (1.005, 0.0)),
     "cpu": (1.01, 0.020),
@@ -61,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)"
     add("--case", metavar="FILE::CLASS", help=text)
-    add("--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)")
+    add(
+        "--gpus",
+        metavar="N,N,…",
+        type=gpu_counts,
+        help="numbers of GPUs, or of CPU ranks (default: 1,2)",
+    )
     add_device(parser)
     text = "fresh starts on each number of GPUs (default: 8)"
     add("--runs", metavar="N", type=int, default=8, help=text)
@@ -75,8 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
     started_s = time.monotonic()
     launcher = Launcher(device=arguments.device, folder=Path.cwd())
     here = launcher.environment
-    gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
+    most = here.gpus_per_node if is_gpu(here.device) else here.cores_per_node
+    gpus = sorted(arguments.gpus or {1, min(2, most)})
+    if gpus[-1] > most:
+        raise UsageError(f"--gpus: {gpus[-1]} is more than the {most} that are here; leave it out")
     made: dict[int, list[OverheadRun]] = {number: [] for number in gpus}
     total = arguments.runs * len(gpus)
     remark(f"{total} runs of {case.name()} on {here.hardware_label}")
@@ -100,38 +106,22 @@ def run(arguments: argparse.Namespace) -> int:
     text = selftest_text(report)
     if arguments.format == "json":
         text = document_text("gpuscale-selftest", **msgspec.to_builtins(report))
-    sys.stdout.write(f"{text}\n")
+    say(text)
     verdicts = {result.verdict for result in results}
     if "above" in verdicts:
-        return 1
+        return ExitCode.REGRESSED
     return ExitCode.INCONCLUSIVE if "not decided" in verdicts else ExitCode.OK
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
     """Return the case given as `FILE::Class`; by default, a case that suits the device."""
-    default = _DEFAULT_CASES[device]
-    file = default.partition("::")[0]
+    file = _DEFAULT_CASES[device].partition("::")[0]
     if text is None and not Path(file).is_file():
         raise UsageError(
             f"there is no {file} here; go to the folder that has bench_cases ('gpuscale init "
             "DIR' makes one), or name a case of your own with --case FILE::Class"
         )
-    return case_class(text or default)
-
-
-def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:
-    """Return the numbers of GPUs or CPU ranks to test: by default 1, and also 2 if available."""
-    on_cpu = environment.device == "cpu"
-    here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
-    if asked is None:
-        return tuple(gpus for gpus in (1, 2) if gpus <= here)
-    counts = tuple(sorted(gpu_counts(asked)))
-    if counts[-1] > here:
-        found = counted(here, "CPU core" if on_cpu else "GPU")
-        raise UsageError(
-            f"--gpus: {counts[-1]} is more than there are here ({found}); leave it out"
-        )
-    return counts
+    return case_class(text or _DEFAULT_CASES[device])
 
 
 def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:

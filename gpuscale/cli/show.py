@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import newest_valid, read_content
+from gpuscale.cli.inputs import newest_input, read_content, say
 from gpuscale.records import Results
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.show import Shown
@@ -15,7 +15,7 @@ from gpuscale.reports.show.formats import SHOWN_FORMATS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print a results or baseline file as a table."
     text = "results or baseline file (default: the newest in .gpuscale/results)"
-    parser.add_argument("file", metavar="FILE", nargs="?", help=text)
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
     text = "the phases of a step instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)
     text = ", ".join(f"{name} ({each.purpose})" for name, each in SHOWN_FORMATS.items())
@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    file = arguments.file
-    path = newest_valid()[0] if file is None else Path(file)
+    path = arguments.file or newest_input()
     content = read_content(path)
     shown = Shown(
         content=content,
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if shown.phases:
         _check_phases(shown, arguments.format)
-    sys.stdout.write(f"{SHOWN_FORMATS[arguments.format].render(shown)}\n")
+    say(SHOWN_FORMATS[arguments.format].render(shown))
     return ExitCode.OK
 
 

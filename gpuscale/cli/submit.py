@@ -4,25 +4,22 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError, SchedulerError, UsageError
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds
-from gpuscale.campaigns.cluster_profile import (
-    JOB_OPTIONS,
-    ClusterProfile,
-    Measured,
-    find_profile,
-    with_options,
-)
-from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
+from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, Measured, find_profile, with_options
+from gpuscale.campaigns.job_script import JobRequest, job_script, numbers_text
 from gpuscale.campaigns.night.attempt import job_exit
-from gpuscale.cli.inputs import gpu_counts, say
+from gpuscale.cli.inputs import gpu_counts, remark, say
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.reports.phrases import devices_text
@@ -59,33 +56,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "such as juwels-booster, or a file such as ./mysite.toml"
     add("profile", metavar="PROFILE", help=text)
-    # The destinations are the option names, which `with_options` expects as keys.
     text = "measure on these numbers of GPUs (default: the profile's)"
-    add("--gpus", metavar="N,N,…", help=text, dest="--gpus")
-    for name, option in JOB_OPTIONS.items():
-        text = f"{option.words} (default: the profile's)"
-        add(name, metavar=option.metavar, type=option.parse, help=text, dest=name)
-    add("--print", action="store_true", help="print the script and submit nothing")
+    add("--gpus", metavar="N,N,…", type=gpu_counts, help=text, dest="--gpus")
+    add_job_options(parser, JOB_OPTIONS)
     add("--wait", action="store_true", help="follow the job and end with its exit code")
+
+
+def add_job_options(parser: argparse.ArgumentParser, names: Iterable[str], runs: str = "") -> None:
+    """Add options of `JOB_OPTIONS`, and those that print or confirm; `runs` is help of `--runs`."""
+    add = parser.add_argument
+    for name in names:
+        option = JOB_OPTIONS[name]
+        text = runs if runs and name == "--runs" else f"{option.words} (default: the profile's)"
+        # The destinations are the option names, which `with_options` expects as keys.
+        add(name, metavar=option.metavar, type=option.parse, help=text, dest=name)
+    add("--print", action="store_true", help="print the script of a job and submit nothing")
     add("--yes", action="store_true", help="do not ask before submitting")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or submit the job; with `--wait`, return the job's exit code."""
-    profile = find_profile(arguments.profile)
-    request = _request(profile, arguments)
+    request = _request(arguments)
     script = job_script(request)
     problems = _problems_of_paths(request)
     if arguments.print:
         # The script may be meant for another folder, so these are warnings, not errors.
-        sys.stderr.writelines(f"gpuscale: beware: {problem}\n" for problem in problems)
-        sys.stdout.write(script)
+        for problem in problems:
+            remark(f"beware: {problem}")
+        say(script, end="")
         return ExitCode.OK
     for problem in problems:
         raise problem
-    say(_announcement(request))
-    if not arguments.yes and not confirmed():
-        say("nothing was submitted")
+    if not is_confirmed(_announcement(request), arguments.yes):
         return ExitCode.USAGE
     path = _write(request, script)
     try:
@@ -98,41 +100,29 @@ def run(arguments: argparse.Namespace) -> int:
     return _wait(request, job) if arguments.wait else ExitCode.OK
 
 
-def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
-    """Return the request for the job, from the profile and the options on the command line."""
-    given = {
+def _request(arguments: argparse.Namespace) -> JobRequest:
+    """Return the request for the job, from the profile and the options on the command line.
+
+    Raise a UsageError if no number of GPUs is given, or if the profile's baseline has none of them.
+    """
+    given: dict[str, Any] = {
         option: value
         for option, value in vars(arguments).items()
         if option.startswith("--") and value not in (None, [])
     }
-    profile = with_options(profile, given)
-    asked = gpu_counts(given["--gpus"]) if "--gpus" in given else {*profile.measure.gpus}
-    if not asked:
+    profile = with_options(find_profile(arguments.profile), given)
+    gpus = tuple(sorted(given.get("--gpus", profile.measure.gpus)))
+    if not gpus:
         problem = "does not say on how many GPUs to measure; add, for example, --gpus 1,2,4"
         raise UsageError(f"the profile {profile.name} {problem}")
-    gpus = tuple(sorted(asked))
-    return JobRequest(
-        profile=profile,
-        demand=job_demand(profile, gpus),
-        gpus=gpus,
-        judged_gpus=_judged(profile, gpus),
-    )
-
-
-def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those of `gpus` that the profile judges, which is all of them if it lists none.
-
-    Raise a UsageError if none of them can be judged against the profile's baseline.
-    """
-    if not profile.judge.gpus:
-        return gpus
-    judged = tuple(number for number in gpus if number in profile.judge.gpus)
-    if profile.judge.baseline is not None and not judged:
+    measure, judge = replace(profile.measure, gpus=gpus), profile.judge
+    judged = tuple(number for number in gpus if number in (judge.gpus or gpus))
+    if judge.baseline is not None and not judged:
         raise UsageError(
-            f"--gpus: {profile.judge.baseline} has {numbers_text(profile.judge.gpus)} GPUs only, "
+            f"--gpus: {judge.baseline} has {numbers_text(judge.gpus)} GPUs only, "
             "so nothing would be judged; include some of them, or name a --baseline of your own"
         )
-    return judged
+    return JobRequest(profile=replace(profile, measure=measure, judge=replace(judge, gpus=judged)))
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
@@ -164,12 +154,12 @@ def _announcement(request: JobRequest) -> str:
     demand, measured = request.demand, request.profile.measure
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
-    runs = _count_cases(request) * ways * len(request.gpus) * measured.runs
+    runs = _count_cases(request) * ways * len(measured.gpus) * measured.runs
     seconds = runs * run_s(measured) + SESSION_OVERHEAD_S
     judged = request.profile.judge.baseline or "nothing: it is only measured, and ends with 4"
     return (
         f"{request.profile.description}: {counted(runs, 'run')} on "
-        f"{devices_text(measured.device, *request.gpus)}, {counted(demand.nodes, 'node')} "
+        f"{devices_text(measured.device, *measured.gpus)}, {counted(demand.nodes, 'node')} "
         f"with {demand.gpus_per_node} each, launcher {request.launcher}, compared with {judged}\n"
         f"estimate: {format_seconds(seconds)} of the {format_seconds(demand.limit_s)} that the "
         "time limit allows"
@@ -188,13 +178,18 @@ def _count_cases(request: JobRequest) -> int:
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
 
-def confirmed() -> bool:
+def is_confirmed(announcement: str, yes: bool) -> bool:
+    """Print what would be submitted, and ask the user for a confirmation unless `yes` is set."""
+    say(announcement)
+    if yes:
+        return True
     if not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask on; add --yes to submit all the same")
-    try:
-        return input("submit? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+    with suppress(EOFError):
+        if input("submit? [y/N] ").strip().lower() in ("y", "yes"):
+            return True
+    say("nothing was submitted")
+    return False
 
 
 def _write(request: JobRequest, script: str) -> Path:

@@ -2,7 +2,7 @@
 
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,12 @@ class Option:
             return self.type(str(given))
         except ArgumentTypeError as error:
             raise UsageError(f"{self.flag}: {error}") from None
+
+
+def words_for_pytest(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
+    """Return the words that give pytest these options, with the values that argparse collected."""
+    values = ((option.flag, given[option.dest]) for option in options)
+    return [flag if value is True else f"{flag}={value}" for flag, value in values if value]
 
 
 def option(usage: str, meaning: str, *, default: object = None, **settings: Any) -> Any:

@@ -26,12 +26,7 @@ from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_count
 from gpuscale.workload.command_case import CommandCase, joined
 from gpuscale.workload.injections import parse_injection
-from gpuscale.workload.run_defaults import (
-    data_workers,
-    devices_of_run,
-    ranks_per_gpu,
-    timing_plan,
-)
+from gpuscale.workload.run_defaults import data_workers, devices_of_run, ranks_per_gpu, timing_plan
 
 
 def validate_precision(options: MeasureOptions, environment: Environment) -> None:

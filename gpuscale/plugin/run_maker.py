@@ -24,12 +24,7 @@ from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
-from gpuscale.plugin.results_file import (
-    Recorder,
-    is_recorded,
-    validate_environment,
-    with_printed,
-)
+from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment, with_printed
 from gpuscale.plugin.terminal import own_stream, progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome

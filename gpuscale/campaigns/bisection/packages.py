@@ -13,8 +13,14 @@ from pathlib import Path
 import gpuscale
 from gpuscale.base.errors import UsageError
 from gpuscale.base.foreign_texts import DISK_FULL, NO_INDEX
-from gpuscale.campaigns.bisection import Change, EnvironmentBuildError, Kind, Setting, last_line
-from gpuscale.campaigns.bisection.decision import Applied
+from gpuscale.campaigns.bisection.kinds import (
+    Applied,
+    Change,
+    EnvironmentBuildError,
+    Kind,
+    Setting,
+    last_line,
+)
 from gpuscale.campaigns.bisection.sides import BisectionSide, differences_elsewhere
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.evidence import normalised

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from gpuscale.analysis.estimates import Difference
-from gpuscale.campaigns.bisection.decision import (
+from gpuscale.campaigns.bisection.kinds import Applied
+from gpuscale.campaigns.bisection.trials import (
     AlternatingTrials,
-    Applied,
     OutOfBudgetError,
     SpeedDifference,
     TrialAnswer,

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
-from gpuscale.campaigns.bisection import last_line
+from gpuscale.campaigns.bisection.kinds import last_line
 from gpuscale.records import Environment, Results
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import environment_changes, environment_text

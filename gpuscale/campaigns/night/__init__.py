@@ -16,6 +16,7 @@ from subprocess import Popen, TimeoutExpired
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, FileError
+from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S
 from gpuscale.base.text import visible
 from gpuscale.campaigns.night.attempt import (
@@ -25,7 +26,6 @@ from gpuscale.campaigns.night.attempt import (
     night_exit,
     night_meaning,
     read_items,
-    read_machine_faults,
 )
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.scheduler import answer_of
@@ -59,21 +59,26 @@ class NightJob:
     def run(self, name: str) -> ExitCode:
         """Measure, retry if the infrastructure failed, judge, and record; return the exit code."""
         self.folder = self._open(name)
-        attempt, earlier = self._try(), None
-        if attempt.faults:
+        attempts = [self._try()]
+        if attempts[0].faults:
             _say("trying once more what is missing")
-            attempt, earlier = self._try(), attempt
+            attempts.append(self._try())
+        attempt = attempts[-1]
         compare_exit = self._judge()
         if compare_exit == ExitCode.REGRESSED and self._probe():
             compare_exit = self._judge()
         code = night_exit(attempt, compare_exit)
         unjudged = 0 if self._compare else len([*self.folder.parent.glob(f"*/{_RESULTS}")])
         meaning = night_meaning(code, attempt, compare_exit, unjudged=unjudged)
-        record = self._record(attempt, earlier, code, meaning, compare_exit)
+        record = self._record(attempts, compare_exit, code, meaning)
         self._report()
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
         if command := os.environ.get(ON_VERDICT):
-            self._run_on_verdict(command, record, code)
+            document = self.folder / "comparison.json"
+            problem = run_on_verdict(command, document, code=code, meaning=meaning)
+            if problem is not None:
+                _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
+            _write_record(self.folder, replace(record, on_verdict=problem or "told"))
         return code
 
     def _open(self, name: str) -> Path:
@@ -108,7 +113,7 @@ class NightJob:
             stopped_by=self._stop.number,
             items=read_items(items),
             results=found,
-            machine=read_machine_faults(fault),
+            machine=text_of(fault),
         )
         for seen in attempt.faults:
             _say(f"infrastructure: {seen}")
@@ -168,15 +173,11 @@ class NightJob:
             _say("the night has no report.html (see above)")
 
     def _record(
-        self,
-        attempt: Attempt,
-        earlier: Attempt | None,
-        code: ExitCode,
-        meaning: str,
-        compare_exit: int | None,
+        self, attempts: Sequence[Attempt], compare_exit: int | None, code: ExitCode, meaning: str
     ) -> NightRecord:
         """Record how the nightly run ended; return the record."""
-        faults = (*(earlier.faults if earlier else ()), *attempt.faults)
+        attempt = attempts[-1]
+        faults = (fault for each in attempts for fault in each.faults)
         record = NightRecord(
             night=meaning,
             exit=int(code),
@@ -184,9 +185,9 @@ class NightJob:
             compare_exit=compare_exit,
             all_measured=attempt.is_complete,
             infrastructure=tuple(dict.fromkeys(faults)),
-            left_out=attempt.items.left_out,
+            left_out=tuple(attempt.items.left_out),
             not_collected=attempt.items.uncollected,
-            attempts=1 if earlier is None else 2,
+            attempts=len(attempts),
             started=self._started.isoformat(timespec="seconds"),
             finished=datetime.now().astimezone().isoformat(timespec="seconds"),
             host=socket.gethostname(),
@@ -198,22 +199,9 @@ class NightJob:
         _write_record(self.folder, record)
         return record
 
-    def _run_on_verdict(self, command: str, record: NightRecord, code: int) -> None:
-        """Run the site's verdict command, and record how it ended; the exit code stays the same."""
-        document = self.folder / "comparison.json"
-        problem = run_on_verdict(command, document, code=code, meaning=record.night)
-        if problem is not None:
-            _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
-        _write_record(self.folder, replace(record, on_verdict=problem or "told"))
-
 
 def run_on_verdict(
-    command: str,
-    document: Path,
-    *,
-    code: int,
-    meaning: str,
-    end_s: float = ON_VERDICT_S,
+    command: str, document: Path, *, code: int, meaning: str, end_s: float = ON_VERDICT_S
 ) -> str | None:
     """Run the site's verdict command; return its failure, such as `ended with 3`, None on success.
 

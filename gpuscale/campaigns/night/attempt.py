@@ -7,7 +7,7 @@ import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import FrameType
@@ -15,7 +15,6 @@ from typing import Literal
 
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS
 from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError, UsageError
-from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import PASSED_ON_S
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Results, Run
@@ -91,10 +90,8 @@ class Items:
     """Summary of the items of one pytest invocation, one item for each requested run."""
 
     count: int
-    left_out: tuple[str, ...] = ()
-    """Distinct reasons why items skipped a run that was needed."""
-    gpus_missing: tuple[str, ...] = ()
-    """The reasons in `left_out` that report GPUs missing from a node."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Distinct reasons why items skipped a run that was needed, with the kind of each."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
@@ -109,8 +106,8 @@ class Attempt:
     """Number of the signal that requested a stop; None if no signal did."""
     items: Items
     results: Results | None
-    machine: tuple[str, ...] = ()
-    """Faults of the machine that kept the pytest session from starting."""
+    machine: str | None = None
+    """Fault of the machine that kept the pytest session from starting, from the fault file."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -146,15 +143,17 @@ class Attempt:
                 message, host = failure.message, failure.host
                 where = "" if host is None or host in message else f" (on {host})"
                 yield f"{run.label}, run {run.index}: {message}{where}"
-        for reason in self.items.gpus_missing:
-            yield f"GPUs are missing: {reason}"
+        for reason, kind in self.items.left_out.items():
+            if kind == "GPUs missing":
+                yield f"GPUs are missing: {reason}"
         if self.exit_code < 0 or self.exit_code >= 128:
             number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
             memory = " (out of memory?)" if number == signal.SIGKILL else ""
             yield f"pytest was ended by {signal_name(number)}{memory}"
         elif self.exit_code == CANNOT_WRITE:
             yield "results could not be written; see the end of pytest.log"
-        yield from self.machine
+        if self.machine:
+            yield self.machine
 
 
 def signal_name(number: int) -> str:
@@ -179,8 +178,7 @@ def read_items(path: Path) -> Items:
             reasons[skipped.get("message", "")] = marks.get(LEFT_OUT, "")
     broken = "error[@message='collection failure']"
     uncollected = tuple(case.get("name", "") for case in cases if case.find(broken) is not None)
-    missing = tuple(text for text, why in reasons.items() if why == "GPUs missing")
-    return Items(len(cases), tuple(reasons), missing, uncollected)
+    return Items(len(cases), reasons, uncollected)
 
 
 def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
@@ -189,11 +187,6 @@ def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> Non
     if path is not None and isinstance(error, MachineError):
         with suppress(OSError):
             Path(path).write_text(f"nothing could be started: {error}")
-
-
-def read_machine_faults(path: Path) -> tuple[str, ...]:
-    """Read the faults that `report_to_night` wrote; empty if there are none."""
-    return tuple(filter(None, [text_of(path)]))
 
 
 _MEANINGS: Mapping[int, str] = {

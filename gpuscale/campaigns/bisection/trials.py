@@ -1,19 +1,36 @@
-"""Compare environments by alternating runs until it is decided which of them are slower."""
+"""Execute runs in environments with some changes, in turn until some are shown to be slower."""
 
 import itertools
 import math
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 from gpuscale.analysis.estimates import Difference, Term
+from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.process_ends import signal_at_parent_death
+from gpuscale.campaigns.bisection.kinds import (
+    Applied,
+    EnvironmentBuildError,
+    Kind,
+    Setting,
+    last_line,
+)
 from gpuscale.judge.stopping import SequentialPlan
-from gpuscale.records import Estimate
+from gpuscale.records import Environment, Estimate, Run
+from gpuscale.store.files import file_errors
+from gpuscale.store.results import read_results
 
-Applied = frozenset[int]
-"""Indices of the changes that an environment applies to the good environment."""
 MakeRun = Callable[[Applied], float | None]
 """Function that executes a run in an environment; returns the log step time, None on failure."""
 
@@ -67,6 +84,114 @@ class TrialLimits:
     """An environment is not slower if its slowdown is significantly smaller than this."""
 
 
+@dataclass(slots=True, kw_only=True)
+class TrialRunner:
+    """Executes runs in the environments of trials, and keeps each run as a results file.
+
+    Valid runs that a killed bisection left in the folder are read instead of repeated.
+    Failed runs are repeated, since the reason for the failure may be gone.
+    """
+
+    kind: Kind
+    folder: Path
+    scratch: Path
+    """Folder for temporary files of the runs, which a killed torchrun does not remove itself."""
+    measured: Sequence[str]
+    """The test file to measure, or the words of the command to measure."""
+    is_command: bool
+    options: Sequence[str]
+    end_s: float
+    """Time on the monotonic clock, in seconds, after which no run is started."""
+    made_s: float = 0.0
+    """Time that this process has spent on runs, in seconds."""
+    environment: Environment | None = None
+    """The machine and software of the latest run."""
+    failure: str = ""
+    """Reason why the latest failed run has no step time."""
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def make_run(self, applied: Applied) -> float | None:
+        """Execute a run in an environment, or read its stored result; return the log step time.
+
+        Return None if the run failed; raise OutOfBudgetError if it is too late to start a run.
+        """
+        name = self.kind.name_of(applied)
+        self._counts[name] += 1
+        path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
+        log_s = self._read(path)
+        if log_s is None:
+            if time.monotonic() > self.end_s:
+                raise OutOfBudgetError("time")
+            started_s = time.monotonic()
+            with file_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                self._measure(applied, path)
+                self.made_s += time.monotonic() - started_s
+                log_s = self._read(path)
+                if log_s is None:
+                    # A full disk, which would look like a broken environment, raises an error here.
+                    probe = path.with_suffix(".probe")
+                    probe.write_bytes(bytes(2**16))
+                    probe.unlink()
+        return log_s
+
+    def _measure(self, applied: Applied, path: Path) -> None:
+        log = path.with_suffix(".log")
+        try:
+            setting = self.kind.setting(applied)
+        except EnvironmentBuildError as error:
+            log.write_text(str(error))
+            return
+        variables = {**os.environ, "TMPDIR": os.fspath(self.scratch)}
+        for name, value in setting.variables.items():
+            variables.pop(name, None)
+            if value is not None:
+                variables[name] = value
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._command(setting, path),
+                env=variables,
+                cwd=setting.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The pytest session must end if this process dies.
+                preexec_fn=lambda: signal_at_parent_death(signal.SIGTERM),
+            )
+            try:
+                process.wait()
+            finally:
+                process.terminate()
+                process.wait()
+
+    def _command(self, setting: Setting, path: Path) -> list[str]:
+        words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
+        if self.is_command:
+            return [sys.executable, "-m", "gpuscale", "run", *words, "--", *self.measured]
+        cases = ["-p", "gpuscale.plugin", "-p", "no:cacheprovider", *self.measured]
+        return [str(setting.python or sys.executable), "-m", "pytest", *cases, *words]
+
+    def _read(self, path: Path) -> float | None:
+        log = path.with_suffix(".log")
+        runs: Sequence[Run] = ()
+        with suppress(FileError):
+            results = read_results(path)
+            runs, self.environment = results.runs, results.environment
+        if not runs:
+            self.failure = last_line(log.read_text(errors="replace")) if log.exists() else ""
+            return None
+        if len(runs) != 1:
+            labels = ", ".join(sorted({run.label for run in runs}))
+            remedy = "name one test as FILE.py::test, one --strategy and one number of --gpus"
+            raise UsageError(f"a run measured {labels}; a bisection has one row: {remedy}")
+        if (failure := runs[0].failure) is not None:
+            self.failure = failure.message.splitlines()[0]
+            if failure.detail:
+                self.failure = f"{self.failure.partition(';')[0]}: {last_line(failure.detail)}"
+        return runs[0].log_cost if runs[0].is_valid else None
+
+
 @dataclass(slots=True)
 class AlternatingTrials:
     """Compares environments by alternating runs; sequential tests decide when a trial ends."""
@@ -111,9 +236,8 @@ class AlternatingTrials:
 
         The caller reverses the order (`backwards`) in every other round, to cancel a drift.
         """
-        made: dict[int, float] = {}
-        for position in sorted(range(len(sides)), reverse=backwards):
-            side = sides[position]
+        made: list[float] = []
+        for side in sides[::-1] if backwards else sides:
             if side in self.broken:
                 return None
             # The first attempt that succeeds counts.
@@ -122,8 +246,8 @@ class AlternatingTrials:
             if log_s is None:
                 self.broken.add(side)
                 return None
-            made[position] = log_s
-        return [made[position] for position in range(len(sides))]
+            made.append(log_s)
+        return made[::-1] if backwards else made
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
         """Return the differences of successive environments, with noise pooled over all trials."""
