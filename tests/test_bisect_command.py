@@ -27,7 +27,7 @@ from gpuscale.campaigns.bisection.sides import side_of, uv_program
 from gpuscale.campaigns.bisection.trials import TrialRunner
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 from gpuscale.records.record import to_json
-from gpuscale.reports.bisection_text import bisection_text
+from gpuscale.reports.campaign_text import bisection_text
 from gpuscale.store.file_formats import encode_header
 from gpuscale.store.files import sole_use
 

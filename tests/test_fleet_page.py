@@ -16,7 +16,7 @@ from gpuscale.cli import main
 from gpuscale.judge.fleet import judge
 from gpuscale.records.campaigns import NotMeasured
 from gpuscale.records.record import to_json
-from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView
+from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView
 from gpuscale.reports.page.fleet import fleet_html
 from gpuscale.store.campaign_folders import SWEEP_JSON, SweepJob
 

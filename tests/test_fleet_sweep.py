@@ -20,7 +20,7 @@ from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers.slurm import expanded, folded
 from gpuscale.records.campaigns import NodeVerdict, NodeVisit
 from gpuscale.records.record import to_json
-from gpuscale.reports.fleet_text import FLEET_FORMATS
+from gpuscale.reports.campaign_text import FLEET_FORMATS
 from gpuscale.store.campaign_folders import SWEEP_JSON, SweepJob, read_sweep
 
 NAMES = [f"n{number:02}" for number in range(20)]

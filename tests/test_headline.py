@@ -21,7 +21,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.cause_words import evidence, whole_line
-from gpuscale.reports.comparison.text_and_markdown import text as text_of
+from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"

@@ -17,7 +17,7 @@ from gpuscale.measure.evidence.node import host_load
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.text_and_markdown import text
+from gpuscale.reports.comparison.texts import text
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)

@@ -16,7 +16,7 @@ from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.text_and_markdown import text as render
+from gpuscale.reports.comparison.texts import text as render
 from gpuscale.reports.history_text import render as render_history
 from gpuscale.reports.screen import Screen
 from gpuscale.store.file_formats import decode_results

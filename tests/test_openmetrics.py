@@ -11,7 +11,7 @@ from changing import replace
 from gpuscale.judge.compare import compare
 from gpuscale.records import Verdict
 from gpuscale.reports.comparison import View, view_of
-from gpuscale.reports.comparison.openmetrics import openmetrics
+from gpuscale.reports.comparison.formats import openmetrics
 
 BF16 = replace(CNN, precision="bf16")
 

@@ -18,8 +18,7 @@ from builders.comparisons import (
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.records import Comparison, Verdict
-from gpuscale.reports.comparison.formats import junit
-from gpuscale.reports.comparison.text_and_markdown import markdown
+from gpuscale.reports.comparison.texts import junit, markdown
 
 HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"
 RED = pytest.mark.parametrize("verdict", Verdict)

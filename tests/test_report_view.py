@@ -37,7 +37,7 @@ from gpuscale.reports.cause_words import (
 )
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.comparison.rows import detail_lines
-from gpuscale.reports.comparison.text_and_markdown import text as text_of
+from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, table, wrapped
 

@@ -10,7 +10,7 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
 from gpuscale.records import Run
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.text_and_markdown import text
+from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.show import scaling_lines, scaling_table, table_notes
 
 

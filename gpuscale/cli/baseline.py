@@ -20,7 +20,7 @@ from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.reports.show.baseline_text import runs_text
+from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, metric_of, published
 from gpuscale.store.imports.sources import SOURCES

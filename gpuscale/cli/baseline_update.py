@@ -30,7 +30,7 @@ from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
 from gpuscale.reports.phrases import FOUND, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.show.baseline_text import runs_text, step_time_text
+from gpuscale.reports.show.formats import runs_text, step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
 _MOST_NAMED = 5

@@ -27,7 +27,7 @@ from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
 from gpuscale.records.campaigns import NodeState
 from gpuscale.records.record import to_json
-from gpuscale.reports.fleet_text import FLEET_FORMATS, SweepView, evidence_of
+from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.reports.phrases import devices_text
 from gpuscale.store.campaign_folders import (
     SWEEP_JSON,

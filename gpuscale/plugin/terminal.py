@@ -23,7 +23,7 @@ from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Comparison, Environment, Results, Run
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.text_and_markdown import text
+from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import counted, injection_warning, load_text
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show import failures, scaling_lines

@@ -20,6 +20,7 @@ from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
 from gpuscale.records.probes import PROBES
 from gpuscale.reports.phrases import (
+    by_key,
     devices_text,
     enumerated,
     format_range,
@@ -328,12 +329,8 @@ def probe_place(probe: Probe) -> str:
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     """Yield a text for each device or group of devices with the same symptoms."""
-    texts: dict[tuple[str, str | None], list[str]] = {}
-    for symptom in symptoms:
-        texts.setdefault((symptom.uuid, symptom.host), []).append(_symptom(symptom))
-    alike: dict[str, list[tuple[str, str | None]]] = {}
-    for device, own in texts.items():
-        alike.setdefault("; ".join(own), []).append(device)
+    texts = by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
+    alike = by_key(("; ".join(own), device) for device, own in texts.items())
     for text, devices in alike.items():
         hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
         several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
@@ -342,9 +339,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
     """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
-    facts: dict[str, list[str]] = {}
-    for symptom in symptoms:
-        facts.setdefault(f"{symptom.host} {symptom.port}", []).append(_port_fact(symptom))
+    facts = by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
     yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
     if len(facts) > _NAMED_PORTS:
         yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpuscale.analysis.estimates import exponential, odd_one
@@ -26,9 +27,18 @@ from gpuscale.reports.screen import table
 Tone = Literal["loss", "doubt", "pass", ""]
 """Meaning of a cell's colour on a page; the cell's text conveys the same meaning."""
 _Row = TypeVar("_Row")
+_Cell = TypeVar("_Cell")
+_Content = TypeVar("_Content")
 _ENDS = ("low", "high")
 # A spreadsheet evaluates text that begins with one of these.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Format(NamedTuple, Generic[_Content]):
+    """A format of a report: its purpose, and the function that renders it."""
+
+    purpose: str
+    render: Callable[[_Content], str]
 
 
 class Cell(NamedTuple):
@@ -74,6 +84,11 @@ class Column(Generic[_Row]):
         return Cell(self.form(value.value), interval)
 
 
+def fields_of(attribute: str, *names: str) -> list[Column[Any]]:
+    """Return a column for each named field of an attribute of the rows, such as `entry.key`."""
+    return [Column(name, value=attrgetter(f"{attribute}.{name}")) for name in names]
+
+
 class _ValueColumn(Column[Any]):
     """The column of values, with units, for rows that measure a metric instead of the step time."""
 
@@ -105,14 +120,9 @@ _ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-ho
 """Headers for measurements on CPU ranks, keyed by the corresponding headers for GPUs."""
 
 
-def device_headers(devices: Iterable[str]) -> Mapping[str, str]:
-    """Map headers such as `GPUs` to `CPU ranks` if all devices are `cpu`, else to themselves."""
-    on_cpu = {*devices} == {"cpu"}
-    return {of_gpus: of_ranks if on_cpu else of_gpus for of_gpus, of_ranks in _ON_CPU.items()}
-
-
-def renamed(rows: Sequence[Mapping[str, Cell]], names: Mapping[str, str]) -> list[dict[str, Cell]]:
-    """Return the rows with headers replaced as in `names`; all other headers stay unchanged."""
+def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
+    """Return the rows with headers such as `CPU ranks` for `GPUs` if all devices are `cpu`."""
+    names = _ON_CPU if {*devices} == {"cpu"} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
 
 

@@ -16,13 +16,14 @@ from gpuscale.base.text import (
 )
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
-from gpuscale.records import NodeEvidence, NodeProbe, Probe
+from gpuscale.records import NodeEvidence, NodeProbe
 from gpuscale.records.campaigns import OverheadResult, SelfTest
 from gpuscale.records.ports import Port
 from gpuscale.records.probes import PROBES
 from gpuscale.reports.cause_words import probe_place
 from gpuscale.reports.phrases import (
     UNKNOWN,
+    by_key,
     counted,
     devices_text,
     interval_text,
@@ -71,11 +72,9 @@ def _port_line(port: Port) -> str:
 
 def probes_text(nodes: Sequence[NodeProbe], findings: Sequence[NodeFinding]) -> str:
     """Return a table of probes, and a line for each finding, without a final line break."""
-    alike: dict[object, list[Probe]] = {}
-    for probe in (probe for node in nodes for probe in node.probes):
-        alike.setdefault(probe.comparison_key, []).append(probe)
+    measured = (probe for node in nodes for probe in node.probes)
     rows = []
-    for probes in alike.values():
+    for probes in by_key((probe.comparison_key, probe) for probe in measured).values():
         rates = {probe_place(probe): statistics.median(probe.rates) for probe in probes}
         slowest, usual = min(rates, key=rates.__getitem__), statistics.median(rates.values())
         first = probes[0]

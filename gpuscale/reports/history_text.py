@@ -11,14 +11,7 @@ from gpuscale.records import PointKey
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import (
-    Cell,
-    device_headers,
-    level_columns,
-    level_text,
-    renamed,
-    text_table,
-)
+from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
 from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "speed against before"
@@ -231,7 +224,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
         rows.append({header: Cell(text) for header, text in texts.items()})
         if row.stands_out:
             rows[-1][STANDING] = Cell(standing, tone="doubt")
-    return renamed(rows, device_headers(row.point.configuration.device for row in history.rows))
+    return named_on((row.point.configuration.device for row in history.rows), rows)
 
 
 def _last_nights(history: History) -> list[dict[str, Cell]]:
@@ -268,10 +261,7 @@ def _no_change_text(history: History) -> str:
 def _row_names(history: History) -> dict[PointKey, str]:
     points = [row.point for row in history.rows]
     cases = phrases.set_apart([point.configuration for point in points])
-    return {
-        each: phrases.row_text(cases[each.configuration], each.configuration, each.gpus)
-        for each in points
-    }
+    return {each: phrases.row_text(cases, each.configuration, each.gpus) for each in points}
 
 
 def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:

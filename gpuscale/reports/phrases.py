@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -18,16 +19,16 @@ from gpuscale.base.text import (
 )
 from gpuscale.records import (
     Configuration,
-    EntryVerdict,
     Environment,
     Estimate,
     HostLoad,
-    QuantityName,
     Results,
     Run,
     Verdict,
 )
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
 OPEN = "?"
@@ -58,6 +59,7 @@ def configuration_text(configuration: Configuration) -> str:
 
 
 def _words(configuration: Configuration) -> tuple[str, ...]:
+    data = configuration.data
     words = (
         "CPU ranks" if configuration.device == "cpu" else None,
         configuration.size,
@@ -68,17 +70,10 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         f"{configuration.accumulate} batches a step" if configuration.accumulate else None,
         configuration.strategy_options,
         f"micro-batches {configuration.micro_batches}" if configuration.micro_batches else None,
-        _source_text(configuration.data),
+        "synthetic data through a loader" if data == "loader" else data and f"{data} data",
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )
     return tuple(filter(None, words))
-
-
-def _source_text(data: str | None) -> str:
-    """Return the source of batches as text: `real data`; empty if unknown."""
-    if data == "loader":
-        return "synthetic data through a loader"
-    return f"{data} data" if data else ""
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
@@ -134,16 +129,22 @@ def devices_text(device: str, *counts: int) -> str:
     return f"{enumerated(counts)} {device_word(device)}{'' if counts == (1,) else 's'}"
 
 
-def row_text(name: str, configuration: Configuration, gpus: int) -> str:
+def row_text(names: Mapping[Configuration, str], configuration: Configuration, gpus: int) -> str:
     """Return a row's name: `mnist_cnn/ddp on 2 GPUs` or `mnist_cnn/ddp on 2 CPU ranks`."""
-    return f"{name} on {devices_text(configuration.device, gpus)}"
+    return f"{names[configuration]} on {devices_text(configuration.device, gpus)}"
+
+
+def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the values of the pairs that share a key, in the order in which keys appear."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def row_texts(rows: Iterable[tuple[str, int]], device: str, most: int | None = None) -> list[str]:
     """Group rows by name: `gpt/ddp on 1 and 2 GPUs`; after `most` names, count the rest."""
-    by_name: dict[str, list[int]] = {}
-    for name, gpus in rows:
-        by_name.setdefault(name, []).append(gpus)
+    by_name = by_key(rows)
     texts = [f"{name} on {devices_text(device, *sorted(gpus))}" for name, gpus in by_name.items()]
     more = sum(map(len, [*by_name.values()][most:])) if most else 0
     return [*texts[:most], *([counted(more, "more row")] if more else [])]
@@ -203,7 +204,7 @@ def known_text(value: float | None, form: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else form(value)
 
 
-def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.2f}".format) -> str:
+def interval_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
     """Format an estimate, `1.86 [1.80, 1.93]`, or its value if it has no interval; `–` for None."""
     if estimate is None:
         return UNKNOWN
@@ -235,13 +236,6 @@ def amount_text(value: float, unit: str) -> str:
     if unit == "s":
         return format_seconds(value)
     return format_bytes(value) if unit == "bytes" else f"{significant(value)} {unit}"
-
-
-def quantity_text(quantity: QuantityName, entry: EntryVerdict) -> str:
-    """Return a quantity's name: `throughput on 1 GPU`, `performance on 4 GPUs` or `E(4)`."""
-    if quantity is QuantityName.EFFICIENCY:
-        return f"E({entry.key.gpus})"
-    return f"{rate_word(entry.configuration)} on {devices_text(entry.device, entry.key.gpus)}"
 
 
 def rate_word(configuration: Configuration | None) -> str:

@@ -27,7 +27,6 @@ from gpuscale.reports.phrases import (
     devices_text,
     load_text,
     percent_text,
-    quantity_text,
     rate_word,
     row_texts,
     to_minutes,
@@ -265,14 +264,10 @@ WORDS: Mapping[str, Words] = {
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
     "busy_hosts": Words(
-        "a host was busy on both sides: {before} before, {now} now",
-        caution=_ONCE_IDLE,
+        "a host was busy on both sides: {before} before, {now} now", caution=_ONCE_IDLE
     ),
     "busy_side": Words("in {busy} of {made} ({on}: {load})"),
-    "busy_host": Words(
-        "a host was busy in {busy} of {made} ({on}: {load})",
-        caution=_ONCE_IDLE,
-    ),
+    "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=_ONCE_IDLE),
     "busy_host_before": Words(
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
     ),
@@ -462,7 +457,7 @@ def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)
     if fact == QuantityName.EFFICIENCY:
-        return quantity_text(QuantityName.EFFICIENCY, entry)
+        return f"E({entry.key.gpus})"
     if name == "published":
         return "the throughput"
-    return f"the {quantity_text(QuantityName(fact), entry)}"
+    return f"the {rate_word(entry.configuration)} on {devices_text(entry.device, entry.key.gpus)}"

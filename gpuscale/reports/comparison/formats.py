@@ -1,39 +1,35 @@
-"""Formats of a comparison for other programs, and the table of all its formats."""
+"""A comparison as CSV, JSON and OpenMetrics, for other programs, and the table of its formats."""
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element, SubElement
 
 import msgspec
 
-from gpuscale.records import METRICS_BY_NAME, Scaling
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.records import (
+    METRICS_BY_NAME,
+    Configuration,
+    EntryVerdict,
+    Estimate,
+    Scaling,
+    Verdict,
+)
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.records.probes import probes_for
 from gpuscale.records.record import document_text
 from gpuscale.reports import cause_words
-from gpuscale.reports.columns import SCALING, Column, csv_text
-from gpuscale.reports.comparison import View, text_and_markdown
-from gpuscale.reports.comparison.openmetrics import openmetrics
-from gpuscale.reports.comparison.rows import Row, detail_lines, finding_of
+from gpuscale.reports.columns import SCALING, Column, Format, csv_text, fields_of
+from gpuscale.reports.comparison import View, texts
+from gpuscale.reports.comparison.rows import Row, finding_of
+from gpuscale.reports.phrases import FOUND
 from gpuscale.reports.reason_words import metric_reason
-from gpuscale.reports.screen import Screen
 
 _SIDES = ("baseline", "current")
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
-
-
-def _of_entry(name: str) -> Column[Row]:
-    return Column(name, value=attrgetter(f"entry.{name}"))
-
-
-def _of_key(name: str) -> Column[Row]:
-    return Column(name, value=attrgetter(f"entry.key.{name}"))
 
 
 def _of_metric(name: str, what: str, row: Row) -> object:
@@ -44,15 +40,15 @@ def _of_metric(name: str, what: str, row: Row) -> object:
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
-    *map(_of_key, ("case", "strategy")),
-    Column("device", value=lambda row: row.entry.configuration and row.entry.configuration.device),
-    _of_key("gpus"),
+    *fields_of("entry.key", "case", "strategy"),
+    Column("device", value=lambda row: row.entry.device or None),
+    *fields_of("entry.key", "gpus"),
     Column("name"),
-    _of_entry("verdict"),
+    *fields_of("entry", "verdict"),
     Column("finding", value=lambda row: finding_of(row.entry) or None),
-    *map(_of_entry, ("since", "changed_quantity")),
+    *fields_of("entry", "since", "changed_quantity"),
     Column("change", interval="[]", value=attrgetter("entry.change")),
-    *map(_of_entry, ("minimum_detectable_loss", "further_runs")),
+    *fields_of("entry", "minimum_detectable_loss", "further_runs"),
     *(
         Column(f"{side}_{name}", interval="[]", value=attrgetter(f"entry.{side}.{name}"))
         for name in (column.field for column in SCALING)
@@ -64,10 +60,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
         for what in ("verdict_of", *_SIDES)
     ),
     Column("reason"),
-    Column(
-        "cause",
-        value=lambda row: cause_words.headline(row.entry.causes[0]) if row.entry.causes else None,
-    ),
+    Column("cause", value=lambda row: next(map(cause_words.headline, row.entry.causes), None)),
 )
 
 
@@ -151,92 +144,147 @@ def _side(side: Scaling) -> dict[str, object]:
     return {name: getattr(side, name) for name in names}
 
 
-# Characters that XML 1.0 cannot hold, not even as a reference.
-_NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Labels = Mapping[str, object]
+"""Label values keyed by label name; labels whose value is None are omitted."""
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
 
 
-def junit(view: View) -> str:
-    """Return a JUnit report, for GitLab, Jenkins and others, with a test case for each row.
+_BUSY = "Share of time with a kernel running, mean over GPUs and runs"
+_OF_POINTS = (
+    ("value", "metric_value", "", "Value of the metric in place of the step time"),
+    ("step_time_s", "step_time", "seconds", "Time of a step"),
+    ("samples_per_s", "throughput", "samples_per_second", "Samples per second in all"),
+    ("speedup", "speedup", "ratio", "Throughput over that of 1 device"),
+    ("efficiency", "efficiency", "ratio", "Speedup over the number of devices"),
+    ("gpu_utilization", "gpu_utilization", "ratio", _BUSY),
+    ("valid_runs", "valid_runs", "", "Runs that gave a number"),
+    ("failed_runs", "failed_runs", "", "Runs that gave none"),
+)
+"""Gauges for the current measurement: attribute of a scaling point, name, unit and meaning."""
+_OF_ENTRIES = (
+    ("baseline.speedup", "baseline_speedup", "ratio", "Speedup in the baseline"),
+    ("baseline.efficiency", "baseline_efficiency", "ratio", "Efficiency in the baseline"),
+    ("change", "change", "ratio", "Change of what is judged, below 0 worse"),
+    ("minimum_detectable_loss", "minimum_detectable_loss", "ratio", f"Smallest loss {FOUND}"),
+)
+"""Gauges of every row, likewise. Metrics that both sides measured have gauges, not listed here."""
 
-    It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
-    (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure;
-    any other row that does not pass is an error, as is a comparison without rows. So the report is
-    green only if the exit code is 0.
+
+def openmetrics(view: View) -> str:
+    """Return gauges for the textfile collector of Prometheus' node_exporter.
+
+    The text is valid both in Prometheus' format, which the collector reads, and in OpenMetrics. So
+    all metrics are gauges, the only type with the same syntax in both, and have no timestamps,
+    which the collector rejects. Unknown values are omitted.
     """
-    cases = [_case(row) for row in view.ranked]
-    if not cases:
-        cases = [Element("testcase", name="comparison", classname="gpuscale", time="0")]
-        problem = SubElement(cases[0], "error", type="nothing comparable", message=view.outcome)
-        problem.text = "\n".join((view.outcome, *view.notes))
-    name = f"gpuscale compare {view.comparison.baseline_name}"
-    newest = max(datetime.fromisoformat(result.created_at) for result in view.results)
-    hosts = dict.fromkeys(result.environment.host or "" for result in view.results)
-    wall_s = sum(run.wall_s or 0.0 for result in view.results for run in result.runs)
-    report = Element("testsuites")
-    suite = SubElement(
-        report,
-        "testsuite",
-        name=f"{view.warning}: {name}" if view.warning else name,
-        package="gpuscale",
-        id="0",
-        # In the time zone of the results: the schema allows no offset.
-        timestamp=newest.replace(tzinfo=None).isoformat(timespec="seconds"),
-        hostname=",".join(hosts) or "localhost",
-        tests=str(len(cases)),
-        failures=str(sum(case.find("failure") is not None for case in cases)),
-        errors=str(sum(case.find("error") is not None for case in cases)),
-        skipped="0",
-        time=f"{wall_s:.3f}",
-    )
+    return "\n".join((*_gauge_lines(view), "# EOF"))
+
+
+def _gauge_lines(view: View) -> Iterator[str]:
+    comparison = view.comparison
+    # Injected faults are not a state of the cluster, so a label separates their time series.
+    injections = ", ".join(view.injections) or None
+    cluster = {"cluster": comparison.cluster, "injections": injections}
+    measured = scaling_points([run for result in view.results for run in result.runs])
+    points = []
+    for point in measured:
+        shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
+        labels = {**cluster, **_fields(point.configuration), **point.key._asdict()}
+        labels |= {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
+        points.append((labels, point))
+    entries = list(_labelled(cluster, comparison.entries))
+    for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
+        for field, name, unit, meaning in gauges:
+            values = [(labels, attrgetter(field)(each)) for labels, each in found]
+            yield from family(name, unit, meaning, values)
+    for spec in METRICS_BY_NAME.values():
+        of_both = [
+            (labels, metric.current)
+            for labels, entry in entries
+            for metric in entry.metrics
+            if metric.metric == spec
+        ]
+        name, meaning = spec.words.replace(" ", "_"), spec.words.capitalize()
+        yield from family(name, _UNITS[spec.unit], meaning, of_both)
+    verdicts = [
+        ({**labels, "verdict": verdict.value}, float(entry.verdict is verdict))
+        for labels, entry in entries
+        for verdict in Verdict
+    ]
+    yield from family("verdict", "", "1 for the verdict on the row, 0 for all others", verdicts)
+    exit_code = [(cluster, float(view.exit_code))]
+    yield from family("exit_code", "", "Exit code of gpuscale compare", exit_code)
+    times_s = [datetime.fromisoformat(result.created_at).timestamp() for result in view.results]
+    times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
+    newest = [(cluster, max(times_s))]
+    yield from family("measured_timestamp", "seconds", "Unix time of the last run", newest)
+    environment = view.results[-1].environment
     facts = {
-        "baseline": f"{view.comparison.baseline_name}: {view.comparison.baseline_machine}",
-        "current": view.comparison.current_machine,
-        "summary": view.summary,
-        "exit_code": str(view.exit_code),
+        **cluster,
+        "baseline": comparison.baseline_name,
+        "machine": comparison.current_machine,
+        "host": environment.host,
+        "job": environment.job_id,
+        "torch": environment.torch_version,
+        "driver": environment.driver_version,
     }
-    properties = SubElement(suite, "properties")
-    for key, value in facts.items():
-        SubElement(properties, "property", name=key, value=value)
-    suite.extend(cases)
-    SubElement(
-        suite, "system-out"
-    ).text = f"{text_and_markdown.text(replace(view, screen=Screen()))}\n"
-    SubElement(suite, "system-err")
-    for element in report.iter():
-        element.text = element.text and _NO_CHARACTER.sub("�", element.text)
-        element.attrib = {key: _NO_CHARACTER.sub("�", text) for key, text in element.attrib.items()}
-    ElementTree.indent(report)
-    body = ElementTree.tostring(report, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
+    yield from family("comparison_info", "", "What was compared, with what", [(facts, 1.0)])
 
 
-def _case(row: Row) -> Element:
-    name, verdict = row.name.replace("/", ".", 1), row.entry.verdict
-    case = Element("testcase", name=row.devices, classname=name, time=f"{row.wall_s:.3f}")
-    if not verdict.is_pass:
-        tag = "failure" if verdict.is_loss else "error"
-        message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
-        problem = SubElement(case, tag, type=verdict.value, message=message)
-        details = (f"  {line}" for line in detail_lines(row.lost_metrics, row.causes))
-        problem.text = "\n".join((row.label, row.reason, *details))
-    return case
+def _labelled(
+    cluster: Labels, entries: Iterable[EntryVerdict]
+) -> Iterator[tuple[Labels, EntryVerdict]]:
+    """Yield each entry with unique labels; if a row occurs twice, the second one gets `row="2"`."""
+    seen: Counter[object] = Counter()
+    for entry in entries:
+        same = entry.key, entry.configuration
+        seen[same] += 1
+        number = seen[same] if seen[same] > 1 else None
+        configuration = _fields(entry.configuration)
+        yield {**cluster, **configuration, **entry.key._asdict(), "row": number}, entry
 
 
-class Format(NamedTuple):
-    """A format of comparisons: its purpose, and the function that renders it."""
-
-    purpose: str
-    render: Callable[[View], str]
+def _fields(configuration: Configuration | None) -> dict[str, object]:
+    return {} if configuration is None else msgspec.structs.asdict(configuration)
 
 
-COMPARISON_FORMATS: Mapping[str, Format] = {
-    "text": Format("a terminal or a log; the default", text_and_markdown.text),
+def family(
+    name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
+) -> Iterator[str]:
+    """Yield a gauge's lines, then those of its interval's bounds, such as `speedup_low_ratio`."""
+    estimates = [
+        (labels, each if isinstance(each, Estimate) else Estimate(value=each))
+        for labels, each in found
+        if each is not None
+    ]
+    for part, end in (("value", ""), ("low", ", low end of 95 %"), ("high", ", high end of 95 %")):
+        full = "_".join(filter(None, (name, part.removeprefix("value"), unit)))
+        numbers = [(labels, getattr(each, part)) for labels, each in estimates]
+        known = [(labels, number) for labels, number in numbers if number is not None]
+        if known:
+            yield f"# HELP gpuscale_{full} {meaning}{end}."
+            yield f"# TYPE gpuscale_{full} gauge"
+        for labels, number in known:
+            yield f"gpuscale_{full}{{{_label_text(labels)}}} {number!r}"
+
+
+def _label_text(labels: Labels) -> str:
+    """Format labels for Prometheus, `case="mnist_cnn",gpus="4"`, with booleans in lower case."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in labels.items()
+        if value is not None
+    }
+    return ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in words.items())
+
+
+COMPARISON_FORMATS: Mapping[str, Format[View]] = {
+    "text": Format("a terminal or a log; the default", texts.text),
     "json": Format("scripts", json),
     "csv": Format("spreadsheets and data frames, a line for each row", csv),
-    "markdown": Format(
-        "a comment on a merge request, or the page of a CI job", text_and_markdown.markdown
-    ),
-    "junit": Format("the test reports of GitLab, Jenkins and others", junit),
+    "markdown": Format("a comment on a merge request, or the page of a CI job", texts.markdown),
+    "junit": Format("the test reports of GitLab, Jenkins and others", texts.junit),
     "openmetrics": Format(
         "Prometheus, through the textfile collector of node_exporter", openmetrics
     ),

@@ -12,15 +12,14 @@ from gpuscale.records import (
     Finding,
     MetricSpec,
     Origin,
-    QuantityName,
     Statement,
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline
-from gpuscale.reports.comparison.next_step import next_step_of
 from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, subject_of
 from gpuscale.reports.phrases import (
+    by_key,
     counted,
     counted_verdicts,
     format_range,
@@ -34,27 +33,25 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the lines of the headline, each a label and a text; lines without text are omitted.
+    """Return the lines of the headline above the next step, each a label and a text, if any.
 
     The rows must be ranked, the worst first.
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
-    before, now, changed = comparison.before, comparison.after, _changed(comparison)
+    before, now = comparison.before, comparison.after
     device = device_of(comparison.entries)
     name = listed(before.files) or comparison.baseline_name
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
-    shared = _sharing(rows)
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
-        ("cause", _first_cause(rows, shared)),
-        ("changed", changed),
+        ("cause", _first_cause(rows)),
+        ("changed", changed_text(comparison)),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
-        ("next", next_step_of(comparison, rows, shared, is_changed=bool(changed))),
     )
     return tuple((label, text) for label, text in lines if text)
 
@@ -80,11 +77,10 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 def _losses(chosen: Sequence[Row]) -> Iterator[str]:
     """Yield a text on the loss for each finding, with a row count if there are several findings."""
-    groups: dict[tuple[object, str], list[Row]] = {}
-    for row in chosen:
-        of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
-        word = rate_word(row.entry.configuration)
-        groups.setdefault((row.entry.finding or of_speedup, word), []).append(row)
+    groups = by_key(
+        ((row.entry.finding or row.quantity, rate_word(row.entry.configuration)), row)
+        for row in chosen
+    )
     for group in groups.values():
         count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
@@ -109,7 +105,7 @@ def _loss(rows: Sequence[Row]) -> str:
     since = min((row.entry.since for row in rows if row.entry.since), default=None)
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:
-        name = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "the throughput"
+        name = "E" if rows[0].quantity == "E" else "the throughput"
         return f"{name} is {by}{within} below the reference figures"
     if isinstance(entry.finding, MetricSpec):
         moved = "rose" if changes and changes[0].value > 0 else "fell"
@@ -143,12 +139,11 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     """Return the verdict and its text if all rows pass: gains, and the loss that is ruled out."""
     verdicts = {row.entry.verdict for row in rows}
-    gains: dict[str, list[float]] = {}
-    for row in rows:
-        if row.entry.verdict is Verdict.IMPROVED and row.change is not None:
-            of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
-            name = "E" if of_speedup else rate_word(row.entry.configuration)
-            gains.setdefault(name, []).append(row.change.value)
+    gains = by_key(
+        (row.quantity, row.change.value)
+        for row in rows
+        if row.entry.verdict is Verdict.IMPROVED and row.change is not None
+    )
     parts = []
     for name, changes in gains.items():
         gain = "{} more samples/s" if name == "throughput" else f"{name} rose by {{}}"
@@ -170,28 +165,26 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     return word.value, "; ".join(parts)
 
 
-def _first_cause(rows: Sequence[Row], shared: Sequence[Row]) -> str:
+def _first_cause(rows: Sequence[Row]) -> str:
     """Return the most common established cause, `computing +10 ms; all 3 rows`; may be empty."""
+    shared = sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
     causes = [row.entry.causes[0] for row in shared]
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    of_loss = (
-        f" ({format_range([*map(whole_percent, shares)])} of what got longer)" if shares else ""
-    )
+    share = format_range([*map(whole_percent, shares)]) if shares else ""
+    of_loss = share and f" ({share} of what got longer)"
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
 
 
-def _sharing(rows: Sequence[Row]) -> list[Row]:
+def sharing(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that share the most frequent first cause, among those with the worst verdict.
 
     Established causes take precedence; ties go to the cause that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
-    groups: dict[object, list[Row]] = {}
-    for row in found:
-        groups.setdefault(cause_group_key(row.entry.causes[0]), []).append(row)
+    groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
         lost_s = max(row.entry.causes[0].lost_s or 0.0 for row in group)
@@ -204,12 +197,11 @@ def _is_established(row: Row) -> bool:
     return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
-def _changed(comparison: Comparison) -> str:
+def changed_text(comparison: Comparison) -> str:
     """List changes in the environment between the sides, and on the nights when losses began."""
     notes = (note for note in comparison.notes if note.code == "environment_changed")
     found = [("", note.facts["changes"]) for note in notes]
-    for entry in comparison.entries:
-        found.append((f"on {entry.since}: ", entry.reason.facts.get("changed") or ()))
+    found += [(f"on {e.since}: ", e.reason.facts.get("changed") or ()) for e in comparison.entries]
     texts = (when + ", ".join(map(environment_text, changes)) for when, changes in found if changes)
     return "; ".join(dict.fromkeys(texts))
 

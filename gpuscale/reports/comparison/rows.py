@@ -27,25 +27,19 @@ from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.reason_words import (
-    parts_of,
-    reason_text,
-    short_text,
-    text_beyond_table,
-)
+from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
 
 _MOST_FOUND = 0.5
 """Detectable losses above this fraction of the throughput are shown as `more than half`."""
 _NAMED_SUBJECTS = 3
 
 
-class ShownCause(NamedTuple):
-    """A cause in words, with its evidence and the next step."""
+class Item(NamedTuple):
+    """An item of a list, such as a cause with its evidence and the next step."""
 
     line: str
-    facts: tuple[str, ...]
-    """Evidence for the cause."""
-    next_step: str
+    facts: Sequence[str] = ()
+    next_step: str = ""
     """Next step; empty if the headline or an earlier explanation says the same."""
 
 
@@ -78,6 +72,8 @@ class Row:
     """Name and number of devices: `mnist_cnn/ddp on 4 GPUs`."""
     verdict: str
     """Verdict, in capitals unless it is a pass."""
+    quantity: str
+    """Quantity on whose change the verdict rests: `E` (efficiency), `throughput`, `performance`."""
     reason: str
     """Reason for the verdict in one plain sentence."""
     explanation: str
@@ -92,7 +88,7 @@ class Row:
     """Step time, total samples/s, efficiency E and other metrics, keyed by header."""
     lost_metrics: tuple[str, ...]
     """Losses in metrics that the reason omits: `peak memory 1.20 GiB → 1.80 GiB, +50.0 %`."""
-    causes: tuple[ShownCause, ...]
+    causes: tuple[Item, ...]
     wall_s: float
     """Total seconds that the row's current runs took, including start-up and failed runs."""
     valid_runs: int
@@ -120,14 +116,14 @@ def _row(
     entry: EntryVerdict, name: str, runs: Sequence[Run], columns: Mapping[str, Column[Any]]
 ) -> Row:
     devices = phrases.devices_text(entry.device, entry.key.gpus)
+    of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+    quantity = "E" if of_speedup else phrases.rate_word(entry.configuration)
     # None if the step time or the speedup decided the verdict.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     moved = Cell("") if decided is None else _metric_cell(decided)
     if decided is None and entry.change is not None:
-        of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-        quantity = "E" if of_speedup else phrases.rate_word(entry.configuration)
         value, *ends = phrases.change_texts(entry.change)
-        moved = Cell(f"{quantity} {value}", (ends and f"[{', '.join(ends)}]") or "")
+        moved = Cell(f"{quantity} {value}", f"[{', '.join(ends)}]" if ends else "")
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     numbers = {
         name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
@@ -142,6 +138,7 @@ def _row(
         devices=devices,
         label=f"{name} on {devices}",
         verdict=phrases.verdict_word(entry.verdict),
+        quantity=quantity,
         reason=reason_text(entry),
         explanation=text_beyond_table(entry),
         short_reason="; ".join(filter(None, (_short_reason(entry), odd))),
@@ -150,7 +147,7 @@ def _row(
         numbers=numbers,
         lost_metrics=tuple(_metric_cell(each).line for each in lost),
         causes=tuple(
-            ShownCause(whole_line(cause, entry.device), evidence(cause), next_step(cause))
+            Item(whole_line(cause, entry.device), evidence(cause), next_step(cause))
             for cause in entry.causes
         ),
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
@@ -159,7 +156,6 @@ def _row(
 
 
 def _short_reason(entry: EntryVerdict) -> str:
-    loss = entry.minimum_detectable_loss
     if entry.verdict is Verdict.REGRESSED and (short := short_text(entry)):
         return short
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
@@ -175,7 +171,7 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    if loss is None:
+    if (loss := entry.minimum_detectable_loss) is None:
         return ""
     # The detectable loss is one of throughput, even if E is uncertain; published figures differ.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
@@ -203,7 +199,7 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
     return Cell(f"{spec.words} {values}, {change}", f"[{', '.join(bounds)}]{of_step}")
 
 
-def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:
+def detail_lines(lost_metrics: Sequence[str], causes: Sequence[Item]) -> Iterator[str]:
     """Yield the lost metrics, then the numbered causes with their evidence and next steps."""
     yield from lost_metrics
     for number, cause in enumerate(causes, start=1):

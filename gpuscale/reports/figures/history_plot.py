@@ -41,10 +41,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
     ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
     shown = ordered[:MOST_ROWS]
     names = distinct_names([row.point.configuration for row in history.rows])
-    labels = [
-        row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
-        for row in shown
-    ]
+    labels = [row_text(names, row.point.configuration, row.point.gpus) for row in shown]
     left_out = left_out_of("row", len(ordered) - len(shown))
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
@@ -64,11 +61,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         margin = width / 4 + 0.5
         grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
         grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
-    return Picture(
-        figure=figure,
-        title=history.label,
-        left_out=left_out,
-    )
+    return Picture(figure=figure, title=history.label, left_out=left_out)
 
 
 def _notes(history: History) -> Iterator[str]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from gpuscale.analysis.history import History
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Baseline, Configuration, Run
-from gpuscale.reports.phrases import counted, injection_warning, row_text, set_apart
+from gpuscale.reports.phrases import counted, injection_warning, set_apart
 
 INK = "#1b1b1c"
 """Colour of axes and text; `svg_of` replaces it with the colour of the surrounding text."""
@@ -87,7 +87,7 @@ class Measurements:
         """Notes on rows with failed runs: `gpt/ddp on 4 GPUs: 1 of 3 runs gave a number`."""
         rows = [point for point in scaling_points(self.runs) if point.failed_runs]
         texts = [
-            f"{row_text(row.key.name, row.configuration, row.gpus)}: {row.valid_runs} of "
+            f"{row.label}: {row.valid_runs} of "
             f"{counted(row.valid_runs + row.failed_runs, 'run')} gave a number"
             for row in rows[:_MOST_FAILED]
         ]

@@ -60,7 +60,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     bars = [
         _Bar(
             case=each.configuration.case,
-            label=row_text(names[each.configuration], each.configuration, each.key.gpus),
+            label=row_text(names, each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency.value, **each.parts, "rest": each.rest},
             shares={name: f"{value} %" for name, value in each.hundredths.items()},
         )
@@ -82,7 +82,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     names = distinct_names([point.configuration for point in steps])
     bars = []
     for point, step in [*steps.items()][:MOST_BARS]:
-        row = row_text(names[point.configuration], point.configuration, point.gpus)
+        row = row_text(names, point.configuration, point.gpus)
         times_s = {name: time_s for name, time_s in step.phases_s.items() if time_s is not None}
         bars.append(
             _Bar(

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from gpuscale import __version__
@@ -14,6 +14,7 @@ from gpuscale.base.errors import ExitCode, require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
+from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
 from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
 from gpuscale.store.files import write_report
@@ -48,19 +49,6 @@ class Table:
     rows: Sequence[Mapping[str, Cell]]
     words: frozenset[str] = frozenset()
     """Headers of columns that contain words, not numbers; the first column always does."""
-
-    @property
-    def headers(self) -> Sequence[str]:
-        """Column headers, which are the same for all rows."""
-        return [*self.rows[0]] if self.rows else []
-
-
-class Item(NamedTuple):
-    """An item of a list, such as a cause."""
-
-    text: str
-    facts: Sequence[str] = ()
-    next_step: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate
 from gpuscale.records.campaigns import NodeState, NodeVerdict
+from gpuscale.reports.campaign_text import SweepView
 from gpuscale.reports.columns import Cell, Tone
-from gpuscale.reports.fleet_text import SweepView, speed_text
 from gpuscale.reports.page import Block, Section, Table, rendered
-from gpuscale.reports.phrases import counted, to_minutes
+from gpuscale.reports.phrases import counted, interval_text, percent_text, to_minutes
 
 _TONES: Mapping[NodeState, Tone] = {
     NodeState.SICK: "loss",
@@ -105,7 +105,8 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
 
 def _of_node(node: NodeVerdict, marks: str) -> str:
     """Group the marks of a node, in the colour of its state and with its name as a tooltip."""
-    title = f"<title>{html.escape(node.node)}: {speed_text(node)}</title>"
+    speed = interval_text(node.speed, percent_text)
+    title = f"<title>{html.escape(node.node)}: {speed}</title>"
     weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""
     return f'<g style="color:var(--{_TONES.get(node.state, "quiet")})"{weight}>{title}{marks}</g>'
 

@@ -10,9 +10,9 @@ from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import Cell, Tone, device_headers, renamed
+from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.rows import Row, losses_found
+from gpuscale.reports.comparison.rows import Item, Row, losses_found
 from gpuscale.reports.history_text import (
     event_text,
     nights_text,
@@ -23,7 +23,6 @@ from gpuscale.reports.history_text import (
 )
 from gpuscale.reports.page import (
     Block,
-    Item,
     Section,
     Subject,
     Table,
@@ -46,10 +45,7 @@ def causes(subject: Subject) -> Section | None:
         Block(
             title=found.subject,
             text=found.reason,
-            items=[
-                *map(Item, found.lost_metrics),
-                *(Item(cause.line, cause.facts, cause.next_step) for cause in found.causes),
-            ],
+            items=[*map(Item, found.lost_metrics), *found.causes],
             tone=tone_of(found.rows[0].entry.verdict),
         )
         for found in view.explanations
@@ -90,7 +86,7 @@ def _compared(view: View) -> Section:
     devices = [row.entry.device for row in view.ranked]
     table = Table(
         caption="Now, and in small type the baseline; what got worse comes first",
-        rows=renamed([_compared_row(row) for row in view.ranked], device_headers(devices)),
+        rows=named_on(devices, map(_compared_row, view.ranked)),
         words=frozenset(("verdict", "change", "because")),
     )
     passed = [row for row in view.ranked if row.entry.verdict is Verdict.OK]

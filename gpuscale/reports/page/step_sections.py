@@ -1,11 +1,11 @@
 """Sections on the time of a step: curves, efficiency budget, phases, and the pace of each rank."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.efficiency_budget import efficiency_budgets, typical_steps
 from gpuscale.base.text import format_seconds, whole_percent
-from gpuscale.records import GpuSummary, PointKey, Run
+from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell
 from gpuscale.reports.figures import FIGURES
@@ -89,7 +89,7 @@ def ranks(subject: Subject) -> Section | None:
     order = {row.entry.key: place for place, row in ranked}
     chosen = sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
     names = phrases.set_apart([run.configuration for run in chosen])
-    rows = [row for run in chosen for row in _rank_rows(run, names[run.configuration])]
+    rows = [row for run in chosen for row in _rank_rows(run, names)]
     if not rows:
         return None
     more = len(rows) - _MOST_RANKS
@@ -118,7 +118,7 @@ def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
     return found
 
 
-def _rank_rows(run: Run, name: str) -> Iterator[dict[str, Cell]]:
+def _rank_rows(run: Run, names: Mapping[Configuration, str]) -> Iterator[dict[str, Cell]]:
     summaries = {summary.uuid: summary for summary in run.gpu_summaries}
     median_s = statistics.median_low(rank.pace_s for rank in run.ranks if rank.pace_s is not None)
     for rank in sorted(run.ranks, key=lambda report: report.rank):
@@ -129,7 +129,7 @@ def _rank_rows(run: Run, name: str) -> Iterator[dict[str, Cell]]:
         shares = (each for reasons_of_device in reasons for each in reasons_of_device.items())
         held = ", ".join(f"{each.replace('_', ' ')} {whole_percent(by)}" for each, by in shares)
         yield {
-            "row": Cell(phrases.row_text(name, run.configuration, run.gpus), f"run {run.index}"),
+            "row": Cell(phrases.row_text(names, run.configuration, run.gpus), f"run {run.index}"),
             "rank": Cell(f"rank {rank.rank}", f"{rank.host}, {numbers}"),
             "own pace": Cell(
                 phrases.known_text(rank.pace_s, format_seconds), tone="doubt" if lags else ""

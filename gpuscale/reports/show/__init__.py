@@ -21,10 +21,9 @@ from gpuscale.reports.columns import (
     SCALING,
     Cell,
     Column,
-    device_headers,
     level_columns,
+    named_on,
     odd_run_text,
-    renamed,
     text_table,
 )
 from gpuscale.reports.phrases import UNKNOWN
@@ -68,9 +67,6 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
             return None
         return point.step_time_s.scaled(point.gpus * steps / _HOUR_S)
 
-    def of_figure(name: str) -> Callable[[ScalingPoint], object]:
-        return lambda point: None if point.figure is None else getattr(point.figure, name)
-
     return (
         Column("kind"),
         Column("gpus", "GPUs"),
@@ -93,8 +89,8 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
         Column("gpu_utilization", "GPU util", format_percent),
         Column("peak_memory_bytes", "peak memory", format_bytes),
         Column("peak_host_memory_bytes", "peak RAM", format_bytes),
-        Column("timed", value=of_figure("timed")),
-        Column("time_s", value=of_figure("mean_time_s")),
+        Column("timed", value=lambda point: point.figure and point.figure.timed),
+        Column("time_s", value=lambda point: point.figure and point.figure.mean_time_s),
         Column(
             "sample_shape",
             value=lambda point: point.sample_shape and "x".join(map(str, point.sample_shape)),
@@ -155,39 +151,30 @@ def scaling_cells(
 
     Intervals are 95 %; a single run has none.
     """
-    levels = level_columns(point.configuration for point in points)
-    headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", *levels]
+    shared = _shared_texts(points)
+    headers = ["case", "GPUs", *(name for name in _SHARED if name not in shared), "runs"]
+    headers += level_columns(point.configuration for point in points)
     if with_epoch or any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
-    headers += ["GPU-hours"] if steps else []
-    if any(point.samples_per_j is not None for point in points):
-        headers.append("samples/J")
     on_cpu = all(point.configuration.device == "cpu" for point in points)
-    headers += ["peak RAM"] if on_cpu else ["GPU util", "peak memory"]
-    of_all = [f"of {p.valid_runs + p.failed_runs}" if p.failed_runs else "" for p in points]
-    made = [
-        {"runs": Cell(str(point.valid_runs), text)}
-        for point, text in zip(points, of_all, strict=True)
-    ]
-    rows = cells_under(headers, points, made, steps)
-    # The last columns are counters; runs of commands or without telemetry have none.
-    counters = {*headers[-2:]} - {*PAIR_HEADERS}
-    unknown = {name for name in counters if all(row[name].text == UNKNOWN for row in rows)}
-    left_out = {*_shared_texts(points), *unknown}
-    rows = [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
-    return renamed(rows, headers_of(points))
-
-
-def headers_of(points: Iterable[ScalingPoint]) -> Mapping[str, str]:
-    """Return the headers that name the points' devices (`columns.device_headers`)."""
-    return device_headers(point.configuration.device for point in points)
+    counters = ("peak RAM",) if on_cpu else ("GPU util", "peak memory")
+    # Runs of commands or without telemetry have no counters.
+    for column in columns_with(steps):
+        if column.header in ("GPU-hours", "samples/J", *counters):
+            is_known = any(column.value_in(point) is not None for point in points)
+            headers += [column.header] if is_known else []
+    of_all = (f"of {p.valid_runs + p.failed_runs}" if p.failed_runs else "" for p in points)
+    runs = [{"runs": Cell(str(p.valid_runs), text)} for p, text in zip(points, of_all, strict=True)]
+    return cells_under(headers, points, runs, steps)
 
 
 def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
     """Return the texts of `_SHARED` columns in which all points agree, keyed by header."""
-    rows = cells_under([*_SHARED], points)
-    texts = {name: {row[name].text for row in rows} for name in _SHARED}
+    texts = {
+        "scaling": {point.configuration.scaling or UNKNOWN for point in points},
+        "batch/GPU": {phrases.known_text(point.batch_per_gpu, str) for point in points},
+    }
     return {name: values.pop() for name, values in texts.items() if len(values) == 1}
 
 
@@ -197,7 +184,10 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """Return each point's cells, keyed by header; `further` holds cells that take precedence."""
+    """Return each point's cells; `further` holds cells that take precedence.
+
+    They are keyed by header, whose name is that for CPU ranks if all points were measured on them.
+    """
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)
     rows = []
@@ -206,7 +196,7 @@ def cells_under(
         scaling = Cell(point.configuration.scaling or UNKNOWN)
         cells |= {"case": Cell(names[point.configuration]), "scaling": scaling, **others}
         rows.append({header: cells[header] for header in headers})
-    return rows
+    return named_on((point.configuration.device for point in points), rows)
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
@@ -266,21 +256,15 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
 
 def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
     """Yield a line for each row of which one run is far from all others."""
-    rows: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        rows.setdefault(PointKey.of(run), []).append(run)
-    for row in rows.values():
+    for row in phrases.by_key((PointKey.of(run), run) for run in runs).values():
         if text := odd_run_text(row):
             yield f"{row[0].label}: {text}"
 
 
 def failures(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each distinct failure among the runs."""
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.failure is not None:
-            alike.setdefault(run.failure.normalised_message, []).append(run)
-    for first, *others in alike.values():
+    failed = ((run, run.failure) for run in runs if run.failure is not None)
+    alike = phrases.by_key((failure.normalised_message, (run, failure)) for run, failure in failed)
+    for (run, failure), *others in alike.values():
         more = f"; the same in {phrases.counted(len(others), 'more run')}" if others else ""
-        assert first.failure is not None, "chosen above"
-        yield f"{first.label}, run {first.index}: {first.failure.message}{more}"
+        yield f"{run.label}, run {run.index}: {failure.message}{more}"

@@ -1,36 +1,59 @@
-"""Formats of `gpuscale show`: text, and for other tools CSV, JSON and a LaTeX table."""
+"""Formats of `gpuscale show`: results and baselines as text, CSV, JSON and a LaTeX table."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
 from gpuscale import __version__
+from gpuscale.analysis.estimates import log_sample
+from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
 from gpuscale.base.host import GPU_KINDS
-from gpuscale.base.text import visible
-from gpuscale.judge.sides import machine_label
-from gpuscale.records import Configuration, Results, ScalingPoint
+from gpuscale.base.text import format_seconds, significant, visible
+from gpuscale.judge.baseline import entries_of
+from gpuscale.judge.sides import machine_label, side_of_baseline
+from gpuscale.records import (
+    Baseline,
+    BaselineChange,
+    Configuration,
+    PointKey,
+    Results,
+    Run,
+    ScalingPoint,
+)
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import Column, csv_text, renamed
+from gpuscale.reports.columns import (
+    Cell,
+    Format,
+    csv_text,
+    fields_of,
+    level_columns,
+    level_text,
+    text_table,
+)
 from gpuscale.reports.screen import fitted
 from gpuscale.reports.show import (
+    PAIR_HEADERS,
     Shown,
     cells_under,
     columns_with,
     failures,
-    headers_of,
     scaling_lines,
+    uncertain_note,
 )
-from gpuscale.reports.show.baseline_text import baseline_text
 from gpuscale.reports.show.step_parts import connection_lines, phase_lines
 
 _DEVICES = {
     "cpu": "cpu, over gloo",
     **{device: f"{device}, over {kind.library}" for device, kind in GPU_KINDS.items()},
+}
+_TIMED: Mapping[str | None, str] = {
+    "job": "whole job",
+    "training_loop": "training loop",
+    "epoch": "epoch",
 }
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
@@ -48,7 +71,7 @@ def text(shown: Shown) -> str:
     """Return a results or baseline file as text."""
     if isinstance(shown.content, Results):
         return "\n".join(_results_lines(shown.content, shown))
-    return baseline_text(shown.content, columns=shown.columns, steps=shown.steps)
+    return _baseline_text(shown.content, shown.columns, shown.steps)
 
 
 def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
@@ -85,17 +108,112 @@ def _heading(results: Results, shown: Shown) -> Iterator[str]:
     yield ""
 
 
+def _baseline_text(baseline: Baseline, columns: int, steps: int | None) -> str:
+    measured = side_of_baseline(baseline).entries
+    blocks = (
+        _origin_of_baseline(baseline),
+        [_published_table(baseline, columns, steps)] if baseline.published else (),
+        *(_measured_blocks(measured, columns, steps) if measured else ()),
+        () if baseline.published or measured else ["no entry"],
+        chain.from_iterable(map(_history_lines, baseline.history)),
+    )
+    texts = ("\n".join(fitted(block, columns)) for block in blocks)
+    return "\n\n".join(text for text in texts if text)
+
+
+def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
+    yield f"baseline  {baseline.name}: {machine_label(baseline)}"
+    if baseline.source is not None:
+        parts = [baseline.source.title, baseline.source.published, baseline.source.url]
+        yield f"source    {', '.join(part for part in parts if part)}"
+        if baseline.source.note:
+            yield f"          {baseline.source.note}"
+    if baseline.recorded_at is not None:
+        version = baseline.gpuscale_version
+        tool = f", with gpuscale {version}" if version else ""
+        when = phrases.times_text(baseline.runs, baseline.recorded_at)
+        yield f"measured  {when} UTC{tool}"
+    if baseline.recorded_by is not None:
+        yield f"recorded  by {baseline.recorded_by}"
+    if baseline.history:
+        yield f"updated   {phrases.to_minutes(baseline.history[-1].at)} UTC, see below"
+    places = (
+        # Without a scheduler, the allocation's name already contains the host.
+        (phrases.software_text(e), name if (e.host or "") in name else f"{name} on {e.host}")
+        for name, e in baseline.environments.items()
+    )
+    for software, named in phrases.by_key(places).items():
+        yield f"software  {software or phrases.UNKNOWN}"
+        yield phrases.to_minutes(f"          in {', '.join(named)}")
+
+
+def _history_lines(change: BaselineChange) -> Iterator[str]:
+    by = f" by {change.by}" if change.by else ""
+    yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
+    for entry, runs in entries_of(change.replaced).items():
+        made = runs_text(len(runs), len({run.allocation for run in runs}))
+        yield f"          {entry.label} was {step_time_text(runs)} ({made})"
+    if change.added:
+        yield f"          new: {', '.join(change.added)}"
+
+
+def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
+    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "reference", "of", *PAIR_HEADERS]
+    headers += ["GPU-hours"] if steps else []
+    points = [*published_points(baseline).values()]
+    further = [{"case": Cell(point.configuration.label), **_published(point)} for point in points]
+    cells = cells_under(headers, points, further, steps)
+    return text_table(cells, columns, first=("reference", "of"))
+
+
+def _measured_blocks(
+    entries: Sequence[Entry], columns: int, steps: int | None
+) -> Iterator[list[str]]:
+    runs = "runs (allocations)"
+    made = [{runs: Cell(f"{entry.point.valid_runs} ({len(entry.runs)})")} for entry in entries]
+    points = [entry.point for entry in entries]
+    named = level_columns(point.configuration for point in points)
+    levels = [name for name in named if name != "samples/s"]
+    headers = ["case", "GPUs", "batch/GPU", runs, *levels, *PAIR_HEADERS]
+    headers += ["GPU-hours"] if steps else []
+    cells = cells_under(headers, points, made, steps)
+    yield [text_table(cells, columns, first=(*levels, *PAIR_HEADERS))]
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    note = "; ".join(filter(None, (configurations, "intervals: 95 %, over runs")))
+    yield [note, *uncertain_note(points)]
+
+
+def step_time_text(runs: Sequence[Run]) -> str:
+    """Return the geometric mean of a row's step times with its 95 % interval: `4.12 ms ±0.3 %`."""
+    mean = geometric_mean(log_sample([run.log_cost for run in runs]))
+    return level_text(level_of(PointKey.of(runs[0]), mean))
+
+
+def runs_text(runs: int, allocations: int) -> str:
+    """Format how often a row was measured: `12 runs in 4 allocations`."""
+    return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
+
+
+def _published(point: ScalingPoint) -> dict[str, Cell]:
+    """Return a published value and what it measures: `41.2 s`, `wall clock of the epoch`."""
+    if point.samples_per_s is not None:
+        amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
+    elif point.value is not None:
+        amount, what = f"{significant(point.value.value)} {point.unit}".strip(), "reference"
+    else:
+        assert point.figure is not None, "a published point has its figure"
+        amount = phrases.known_text(point.figure.mean_time_s, format_seconds)
+        what = f"wall clock of the {_TIMED[point.figure.timed]}"
+    return {"reference": Cell(amount), "of": Cell(what)}
+
+
 def csv(shown: Shown) -> str:
     """Return the points as CSV (docs/tools.md); unknown values are empty."""
     kind, *numbers = columns_with(shown.steps)
-    names, others = map(_of_configuration, _NAMES), map(_of_configuration, _OTHERS)
+    names, others = (fields_of("configuration", *fields) for fields in (_NAMES, _OTHERS))
     injections = " ".join(shown.injections) or None
     columns = (kind, *names, *numbers, *others)
     return csv_text(columns, shown.points, steps=shown.steps, injections=injections)
-
-
-def _of_configuration(name: str) -> Column[ScalingPoint]:
-    return Column(name, value=attrgetter(f"configuration.{name}"))
 
 
 def json(shown: Shown) -> str:
@@ -138,7 +256,7 @@ def latex(shown: Shown) -> str:
 
     headers = _LATEX_HEADERS[: None if shown.steps else -1]
     points = shown.points
-    cells = renamed(cells_under(headers, points, (), shown.steps), headers_of(points))
+    cells = cells_under(headers, points, steps=shown.steps)
     rows = [
         [cell.line if name in _WITH_INTERVAL else cell.text for name, cell in row.items()]
         for row in cells
@@ -174,16 +292,9 @@ def _caption(shown: Shown) -> str:
     return f"{warning}Scaling on {where}; {options}; intervals are 95 % over runs.{hours}"
 
 
-class ShownFormat(NamedTuple):
-    """A format of results and baselines: its purpose, and the function that renders it."""
-
-    purpose: str
-    render: Callable[[Shown], str]
-
-
-SHOWN_FORMATS: Mapping[str, ShownFormat] = {
-    "text": ShownFormat("a terminal or a log; the default", text),
-    "csv": ShownFormat("spreadsheets and data frames, a line for each row", csv),
-    "json": ShownFormat("scripts; with machine and software", json),
-    "latex": ShownFormat("a paper, or a proposal for computing time", latex),
+SHOWN_FORMATS: Mapping[str, Format[Shown]] = {
+    "text": Format("a terminal or a log; the default", text),
+    "csv": Format("spreadsheets and data frames, a line for each row", csv),
+    "json": Format("scripts; with machine and software", json),
+    "latex": Format("a paper, or a proposal for computing time", latex),
 }

@@ -15,9 +15,9 @@ from gpuscale.analysis.efficiency_budget import (
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds
-from gpuscale.records import Configuration, EntryKey, PointKey, Run
+from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
-from gpuscale.reports.columns import Cell, device_headers, renamed, text_table
+from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
@@ -48,18 +48,14 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     Each item is a label and a text: `mnist_cnn/ddp 4 GPUs`, `E 0.84 = 1 − communication 0.09 − …`.
     """
     names = phrases.set_apart([run.configuration for run in runs])
-
-    def label(configuration: Configuration, gpus: int) -> str:
-        return phrases.row_text(names[configuration], configuration, gpus)
-
     for budget in efficiency_budgets(runs):
         if budget.parts:
-            for text in _of_budget(budget, runs):
-                yield label(budget.configuration, budget.key.gpus), text
+            label = phrases.row_text(names, budget.configuration, budget.key.gpus)
+            yield from ((label, text) for text in _of_budget(budget, runs))
     for point, share in data_waits(runs).items():
         if point.configuration.data in ("loader", "real") and share > NAMED_DATA_WAIT:
             yield (
-                label(point.configuration, point.gpus),
+                phrases.row_text(names, point.configuration, point.gpus),
                 f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
                 "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
             )
@@ -119,10 +115,10 @@ def budget_text(budget: EfficiencyBudget) -> str:
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
-    found: dict[str, list[RankSkew]] = {}
-    for skew in rank_skews(run for run in runs if (run.configuration, run.key) == point):
-        if skew.skew_s >= NAMED_SKEW * skew.median_pace_s:
-            found.setdefault(_rank_text(skew), []).append(skew)
+    seen = rank_skews(run for run in runs if (run.configuration, run.key) == point)
+    found = phrases.by_key(
+        (_rank_text(skew), skew) for skew in seen if skew.skew_s >= NAMED_SKEW * skew.median_pace_s
+    )
     slowest = [skew.slowest for skews in found.values() for skew in skews]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
@@ -177,7 +173,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
                 share = format_percent(time_s / step.time_s)
                 row[name] = Cell(phrases.amount_text(time_s, "s"), share)
         rows.append({**row, "sum": Cell(format_percent(step.total_s / step.time_s))})
-    return renamed(rows, device_headers(point.configuration.device for point in steps))
+    return named_on((point.configuration.device for point in steps), rows)
 
 
 def phase_notes(
@@ -209,12 +205,12 @@ def phase_notes(
                 f"{strategy}: {collectives} are inside forward and backward; communication cannot "
                 "be separated"
             )
+    labels = {point.configuration: point.configuration.label for point in steps}
     for point, step in steps.items():
-        key = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus)
-        label = key.label_on(point.configuration.device)
         untold = step.phases_s["wait"] is None and step.phases_s["communication"] is None
         if point.gpus > 1 and untold and inside.get(point.configuration.strategy, "") is None:
-            yield f"{label}: exposed communication was not measured and is inside backward"
+            row = phrases.row_text(labels, point.configuration, point.gpus)
+            yield f"{row}: exposed communication was not measured and is inside backward"
 
 
 def connection_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The verdict on a sweep over the nodes of a cluster: as text, and in formats for programs."""
+"""Findings of campaigns: a sweep over the nodes of a cluster, in every format, and a bisection."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,20 @@ from gpuscale.judge.compare import compare_sides
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
-from gpuscale.records import Results, Run
-from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict
+from gpuscale.records import Estimate, Results
+from gpuscale.records.campaigns import (
+    Bisection,
+    BisectionFinding,
+    NodeState,
+    NodeVerdict,
+    Reason,
+)
+from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import document_text
 from gpuscale.reports.cause_words import evidence, headline
 from gpuscale.reports.columns import Column, csv_text
-from gpuscale.reports.comparison.openmetrics import family
-from gpuscale.reports.phrases import interval_text
+from gpuscale.reports.comparison.formats import family
+from gpuscale.reports.phrases import by_key, interval_text, percent_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8
@@ -78,15 +85,12 @@ class SweepView:
                 if node.past is not None:
                     texts.append(f"{format_percent(node.past, signed=True)} in earlier sweeps")
                 text = "   ".join(filter(None, (*texts, _seen_text(node))))
-                found.append((node, speed_text(node), text))
+                found.append((node, interval_text(node.speed, percent_text), text))
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
         """Return the nodes that were not measured, grouped by reason and detail."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for node in (node for node in self.nodes if node.reason):
-            found.setdefault((node.reason or "", node.detail), []).append(node.node)
-        return found
+        return by_key(((n.reason, n.detail), n.node) for n in self.nodes if n.reason)
 
 
 def _seen_text(node: NodeVerdict) -> str:
@@ -97,11 +101,6 @@ def _seen_text(node: NodeVerdict) -> str:
         return f"{seen} so far"
     proof = "the other nodes differ too much to prove it"
     return "not seen again" if node.jobs_slow < node.jobs else f"{seen}, but {proof}"
-
-
-def speed_text(node: NodeVerdict) -> str:
-    """Format how much slower or faster a node is: `−7.8 % [−9.1 %, −6.4 %]`."""
-    return interval_text(node.speed, lambda value: format_percent(value, signed=True))
 
 
 def evidence_of(
@@ -115,7 +114,10 @@ def evidence_of(
         own = [results for name, results in read if name == node.node]
         if node.row is not None and node.row.device is not None:
             # The other GPUs of the node would hide what is slow on this one.
-            own = [replace(each, runs=_runs_of(each, node.row)) for each in own]
+            own = [
+                replace(results, runs=tuple(r for r in results.runs if row_of(r) == node.row))
+                for results in own
+            ]
         try:
             sides = sides_of(baseline_of_results(others, name="other nodes"), own)
             compared = diagnose(sides, compare_sides(sides, Choice()))
@@ -126,10 +128,6 @@ def evidence_of(
         if facts:
             found[node.node] = "; ".join(dict.fromkeys(facts[:2]))
     return found
-
-
-def _runs_of(results: Results, row: FleetRow) -> tuple[Run, ...]:
-    return tuple(run for run in results.runs if row_of(run) == row)
 
 
 def _text(view: SweepView) -> str:
@@ -152,18 +150,28 @@ def _text(view: SweepView) -> str:
 def _json(view: SweepView) -> str:
     """Return a JSON document (docs/tools.md); unknown values are null."""
     code, word = view.exit_code_and_word
-    known = {"word": word, "exit_code": code, "summary": view.summary, "exclude": view.exclude}
-    known |= {"evidence": view.evidence, "sweep": view.record}
-    known["clock_errors_s"] = view.clock_errors_s
-    return document_text("gpuscale-fleet", **known, nodes=view.nodes)
+    return document_text(
+        "gpuscale-fleet",
+        word=word,
+        exit_code=code,
+        summary=view.summary,
+        exclude=view.exclude,
+        evidence=view.evidence,
+        sweep=view.record,
+        clock_errors_s=view.clock_errors_s,
+        nodes=view.nodes,
+    )
 
 
 def _csv(view: SweepView) -> str:
     """Return CSV with a line for each node."""
     names = [name for name in NodeVerdict.__struct_fields__ if name not in ("speed", "row")]
-    columns: list[Column[NodeVerdict]] = [*map(Column, names), Column("speed", interval="[]")]
-    columns.append(Column("gpus", value=lambda node: node.row and node.row.gpus))
-    columns.append(Column("device", value=lambda node: node.row and node.row.device))
+    columns: list[Column[NodeVerdict]] = [
+        *map(Column, names),
+        Column("speed", interval="[]"),
+        Column("gpus", value=lambda node: node.row and node.row.gpus),
+        Column("device", value=lambda node: node.row and node.row.device),
+    ]
     return csv_text(columns, view.nodes, cluster=view.record.cluster)
 
 
@@ -187,3 +195,79 @@ FLEET_FORMATS: Mapping[str, Callable[[SweepView], str]] = {
     "openmetrics": _openmetrics,
 }
 """Functions that format a sweep, keyed by name of the format."""
+
+_WHY: Mapping[Reason, str] = {
+    "noise": "the runs vary too much to tell the environments apart; allow more with --runs 3:20",
+    "trials": "the budget of trials is spent; the same command with more --trials goes on",
+    "time": "the time is up; the same command with more --time goes on",
+    "contradictory": "no half of the changes shows the loss again; allow more with --runs 3:20",
+    "not needed": "no change shows a loss by itself; allow more with --runs 3:20",
+    "cannot be tried": "an environment of the proof cannot be made or gives no number",
+    "not explained": "the loss is not shown to come and go with them; allow more with --runs 3:20",
+}
+_MOST_NAMED = 8
+_APART = ("alone in the good environment", "taken back in the bad one")
+_IN_ORDER = ("against the commit before it", "the rest of the commits")
+
+
+def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
+    """Describe a trial, one line per environment; each is compared with the one on the line above.
+
+    A row holds an answer such as `slower`, the environment's name, and its relative speed.
+    """
+    shown = (
+        (answer, words, interval_text(speed, percent_text) if speed else "")
+        for answer, words, speed in rows
+    )
+    return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
+
+
+def bisection_text(
+    found: Bisection,
+    changes: Sequence[str],
+    remedy: str,
+    left: Sequence[str],
+    *,
+    is_ordered: bool = False,
+) -> str:
+    """Describe the finding, the loss with the culprits alone and without them, and the next step.
+
+    `found` refers to `changes` by index; `remedy` is the next step for the culprits. `left` lists
+    differences that were not tried. `is_ordered` is true for commits.
+    """
+    rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
+    if found.finding is BisectionFinding.SAME:
+        rest = rest or "what is left: driver, firmware, kernel, node"
+        said = f"SAME   both run alike here and now, {interval_text(found.loss, percent_text)}"
+        return f"{said}\nnext   these changes are not it; {rest}"
+    loss = (
+        [f"loss   {interval_text(found.loss, percent_text)} in the bad environment"]
+        if found.loss
+        else []
+    )
+    if found.finding is BisectionFinding.UNDECIDED:
+        heading = "UNDECIDED"
+    else:
+        joint = " or " if is_ordered else " with "
+        units = ([changes[at] for at in unit] for unit in found.culprits)
+        named = "; ".join(listed(unit, 4, joint) for unit in units)
+        heading = f"{found.finding.name}  {named}"
+    why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
+    proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)
+    return "\n".join((*loss, heading, *proofs, f"next   {why}"))
+
+
+def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:
+    proofs = zip(names, (found.alone, found.taken_back), strict=True)
+    return [
+        f"       {name:<31} {interval_text(seen, percent_text)}"
+        for name, seen in proofs
+        if seen is not None
+    ]
+
+
+def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
+    """Return a bisection as Markdown for an issue; `measured` names the command and machine."""
+    parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
+    blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
+    return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

@@ -1,12 +1,16 @@
-"""A comparison for people: text for the terminal, and Markdown for a merge request."""
+"""A comparison in sentences: text for the terminal, Markdown for a merge request, and JUnit."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
 
-from gpuscale.reports.columns import device_headers
+from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found, subject_of
-from gpuscale.reports.phrases import UNKNOWN, counted
+from gpuscale.reports.phrases import UNKNOWN, by_key, counted
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
@@ -62,10 +66,8 @@ def _headline(view: View) -> Iterator[str]:
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
     """Return the reasons that several open rows, or several passes, share, each with its rows."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.entry.finding is None and not row.causes:
-            groups.setdefault((row.verdict, row.short_reason), []).append(row)
+    plain = (row for row in rows if row.entry.finding is None and not row.causes)
+    groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
     return {text: subject_of(group, rows) for text, group in found.items()}
 
@@ -77,20 +79,8 @@ def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterato
     the reason is in `said`.
     """
     shown = [*rows[0].numbers]
-    count = device_headers(row.entry.device for row in rows)["GPUs"]
-    cells = [
-        {
-            "case": row.name,
-            count: str(row.entry.key.gpus),
-            **{name: pair.line for name, pair in row.numbers.items()},
-            "verdict": row.verdict,
-        }
-        for row in rows
-    ]
-    widths = {
-        name: max(width_of(text) for text in (name, *(texts[name] for texts in cells)))
-        for name in cells[0]
-    }
+    cells = _cells(rows)
+    widths = {name: max(map(width_of, (name, *(row[name] for row in cells)))) for name in cells[0]}
     while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
         del widths[shown.pop()]
     yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
@@ -110,6 +100,20 @@ def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterato
         yield line
         if behind and not fits:
             yield from wrapped(_INDENT + behind, screen.columns)
+
+
+def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the texts of each row up to its verdict, keyed by header."""
+    cells = (
+        {
+            "case": row.name,
+            "GPUs": str(row.entry.key.gpus),
+            **{name: pair.line for name, pair in row.numbers.items()},
+            "verdict": row.verdict,
+        }
+        for row in rows
+    )
+    return named_on((row.entry.device for row in rows), cells)
 
 
 def _legend(rows: Sequence[Row]) -> str:
@@ -155,13 +159,18 @@ def markdown(view: View) -> str:
 
 def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a table of the first rows, then a line with the number of rows left out, if any."""
+    lines = []
+    for row, cells in zip(rows, _cells(rows), strict=True):
+        *others, word = cells.values()
+        word = word if row.entry.verdict.is_pass else f"**{word}**"
+        verdict = f"{_SIGNS[row.entry.verdict.weight]} {word}"
+        others = [_plain(others[0]), *others[1:], row.moved.line or UNKNOWN, verdict]
+        lines.append(f"| {' | '.join((*others, _plain(row.short_reason)))} |")
     if rows:
-        names = rows[0].numbers.keys()
-        rules = "|---|--:" + "|---" * (len(names) + 3) + "|"
-        count = device_headers(row.entry.device for row in rows)["GPUs"]
-        header = f"| case | {count} | {' | '.join(names)} | change | verdict | |\n{rules}"
-        lines = [_markdown_row(row) for row in rows]
-        yield "\n".join((header, *lines[:_MOST_ROWS]))
+        *names, last = cells
+        header = f"| {' | '.join((*names, 'change', last))} | |"
+        rules = "|---|--:" + "|---" * (len(names) + 1) + "|"
+        yield "\n".join((header, rules, *lines[:_MOST_ROWS]))
         yield from _first(lines, _MOST_ROWS, "more row")[_MOST_ROWS:]
 
 
@@ -169,19 +178,6 @@ def _first(texts: Sequence[str], most: int, rest: str) -> Sequence[str]:
     """Return at most `most` texts; a longer list ends with `… 3 {rest}s, left out here`."""
     left = len(texts) - most
     return texts if left <= 0 else [*texts[:most], f"… {counted(left, rest)}, left out here"]
-
-
-def _markdown_row(row: Row) -> str:
-    word = row.verdict if row.entry.verdict.is_pass else f"**{row.verdict}**"
-    cells = (
-        _plain(row.name),
-        str(row.entry.key.gpus),
-        *(pair.line for pair in row.numbers.values()),
-        row.moved.line or UNKNOWN,
-        f"{_SIGNS[row.entry.verdict.weight]} {word}",
-        _plain(row.short_reason),
-    )
-    return f"| {' | '.join(cells)} |"
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
@@ -208,3 +204,72 @@ def _plain(text: str) -> str:
     text = _REFERENCE.sub("\\1\u2060", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\g<0>", text)
+
+
+# Characters that XML 1.0 cannot hold, not even as a reference.
+_NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(view: View) -> str:
+    """Return a JUnit report, for GitLab, Jenkins and others, with a test case for each row.
+
+    It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
+    (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure;
+    any other row that does not pass is an error, as is a comparison without rows. So the report is
+    green only if the exit code is 0.
+    """
+    cases = [_case(row) for row in view.ranked]
+    if not cases:
+        cases = [Element("testcase", name="comparison", classname="gpuscale", time="0")]
+        problem = SubElement(cases[0], "error", type="nothing comparable", message=view.outcome)
+        problem.text = "\n".join((view.outcome, *view.notes))
+    name = f"gpuscale compare {view.comparison.baseline_name}"
+    newest = max(datetime.fromisoformat(result.created_at) for result in view.results)
+    hosts = dict.fromkeys(result.environment.host or "" for result in view.results)
+    wall_s = sum(run.wall_s or 0.0 for result in view.results for run in result.runs)
+    report = Element("testsuites")
+    suite = SubElement(
+        report,
+        "testsuite",
+        name=f"{view.warning}: {name}" if view.warning else name,
+        package="gpuscale",
+        id="0",
+        # In the time zone of the results: the schema allows no offset.
+        timestamp=newest.replace(tzinfo=None).isoformat(timespec="seconds"),
+        hostname=",".join(hosts) or "localhost",
+        tests=str(len(cases)),
+        failures=str(sum(case.find("failure") is not None for case in cases)),
+        errors=str(sum(case.find("error") is not None for case in cases)),
+        skipped="0",
+        time=f"{wall_s:.3f}",
+    )
+    facts = {
+        "baseline": f"{view.comparison.baseline_name}: {view.comparison.baseline_machine}",
+        "current": view.comparison.current_machine,
+        "summary": view.summary,
+        "exit_code": str(view.exit_code),
+    }
+    properties = SubElement(suite, "properties")
+    for key, value in facts.items():
+        SubElement(properties, "property", name=key, value=value)
+    suite.extend(cases)
+    SubElement(suite, "system-out").text = f"{text(replace(view, screen=Screen()))}\n"
+    SubElement(suite, "system-err")
+    for element in report.iter():
+        element.text = element.text and _NO_CHARACTER.sub("�", element.text)
+        element.attrib = {key: _NO_CHARACTER.sub("�", text) for key, text in element.attrib.items()}
+    ElementTree.indent(report)
+    body = ElementTree.tostring(report, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
+
+
+def _case(row: Row) -> Element:
+    name, verdict = row.name.replace("/", ".", 1), row.entry.verdict
+    case = Element("testcase", name=row.devices, classname=name, time=f"{row.wall_s:.3f}")
+    if not verdict.is_pass:
+        tag = "failure" if verdict.is_loss else "error"
+        message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
+        problem = SubElement(case, tag, type=verdict.value, message=message)
+        details = (f"  {line}" for line in detail_lines(row.lost_metrics, row.causes))
+        problem.text = "\n".join((row.label, row.reason, *details))
+    return case
