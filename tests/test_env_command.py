@@ -130,6 +130,14 @@ def test_libraries_that_differ_on_some_nodes_are_named_with_them() -> None:
     after = [node("n1", old, plugin)]
     (change,) = environment_changes(here, here, [node("n1", old)], after)
     assert environment_text(change) == "NCCL network plugin loaded none → libnccl-net-ofi.so"
+    # The name of a file beside a version is no difference; another name beside a name is one.
+    named = node("n1", library(None))
+    assert environment_changes(here, here, [named], [node("n1", new)]) == ()
+    assert environment_changes(here, here, [node("n1", new)], [named]) == ()
+    (change,) = environment_changes(
+        here, here, [named], [node("n1", library(None, "libnccl.so.3"))]
+    )
+    assert environment_text(change) == "NCCL loaded libnccl.so.2 → libnccl.so.3"
     # Nothing is known of old results.
     assert environment_changes(here, here, [node("n1")], [node("n1", new)]) == ()
 

@@ -31,6 +31,12 @@ def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
         EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
     )
     assert environment_changes([], [tuned]) == environment_changes([HERE], []) == ()
+    # HERE has 3.11: a version that is known more exactly is none that differs.
+    exact = replace(HERE, python_version="3.11.7")
+    assert environment_changes([HERE], [exact]) == environment_changes([exact], [HERE]) == ()
+    for other in ("3.1", "3.12", "3.11.9"):
+        (change,) = environment_changes([exact], [replace(HERE, python_version=other)])
+        assert change.after == (other,)
 
 
 def test_a_gpu_that_was_replaced_on_its_host_is_a_change_and_one_of_another_host_is_not() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,8 @@ def test_the_results_of_a_command_carry_the_software_of_its_own_environment(tmp_
     assert found.packages["torch"] == "2.9.1"
     assert found.lightning_version is None
     assert found.packages_absent is None
+    # The other environment has this interpreter, so its whole version is known.
+    assert found.python_version == platform.python_version()
     before = (tmp_path / "r.jsonl").read_bytes()
     install(packages, "triton", "3.6")
     onto = ("--runs", "2", "--resume", "r.jsonl")
@@ -152,7 +155,7 @@ def process_in(root: Path, number: int, parent: int, words: str, *mapped: str) -
     (place / "stat").write_text(f"{number} (a b) S {parent} 0 0")
     (place / "cmdline").write_text(words.replace(" ", "\0") + "\0")
     (place / "maps").write_text("".join(f"0-1 r-xp 0 0:0 7 {path}\n" for path in mapped))
-    (place / "exe").symlink_to("/usr/bin/python3.12")
+    (place / "exe").symlink_to("/opt/venv/bin/python3.12")
     (place / "root").symlink_to(root / "container")
     return place
 

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
+from gpuscale.records.evidence import Library
 
 _Environments = Sequence[Environment]
 _OfNodes = Sequence[tuple[str, Mapping[str, str]]]
@@ -155,21 +156,35 @@ def environment_changes(
             [str(value) for one in side if (value := field.value(one)) is not None]
             for side in (before, after)
         )
+        if field.name == "python_version":
+            # Of an interpreter that is not gpuscale's own, only the minor version is known.
+            new = [value for value in new if not any(_is_same_python(value, one) for one in old)]
         if old and field.words is not None:
             changes += _new_values(field.name, old, new)
-    libraries = {lib.name for node in (*nodes_before, *nodes_after) for lib in node.libraries}
+    libraries = [lib for node in (*nodes_before, *nodes_after) for lib in node.libraries]
     sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
     changes += node_changes(*sides)
     return (*changes, *_new_gpus(before, after), *variable_changes(before, after))
 
 
-def _facts_of(node: NodeEvidence, libraries: Collection[str]) -> tuple[str, Mapping[str, str]]:
-    """Return a node's host, and the known facts of the node: settings, CPUs, library versions."""
+def _is_same_python(one: str, other: str) -> bool:
+    """True if two versions agree as far as both are known: `3.11` and `3.11.7`."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, Mapping[str, str]]:
+    """Return a node's host, and the known facts of the node: settings, CPUs, library versions.
+
+    A library without a version is left out if any other of `libraries` with its name has one.
+    """
     facts = dict(node.settings)
     if node.cpus:
         facts["CPUs of ranks"] = " | ".join(node.cpus)
     if node.libraries:
-        facts |= {f"{name} loaded": loaded(node, name) for name in sorted(libraries)}
+        unknown = {each.name for each in node.libraries if each.version is None}
+        unknown &= {each.name for each in libraries if each.version}
+        names = sorted({each.name for each in libraries} - unknown)
+        facts |= {f"{name} loaded": loaded(node, name) for name in names}
     return node.host, facts
 
 

@@ -7,6 +7,7 @@ folders through `/proc/PID/root`.
 
 import ctypes
 import os
+import platform
 import re
 import socket
 import sys
@@ -263,10 +264,11 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
         program = clean(str((place / "exe").readlink()))
         return without_software(f"{program} has loaded no library of a package")
     python = _PYTHON.search("".join(paths))
+    is_own = (place / "exe").exists() and (place / "exe").samefile(sys.executable)
     torch, vision = read_version_file(folders, "torch"), read_version_file(folders, "torchvision")
     return Environment(
         device=UNRECORDED,
-        python_version=python and python[1],
+        python_version=platform.python_version() if is_own else python and python[1],
         torch_version=torch.get("__version__", packages.get("torch")),
         torchvision_version=vision.get("__version__", packages.get("torchvision")),
         lightning_version=packages.get("lightning"),
