@@ -67,7 +67,12 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "attributes", "kind", "said"),
     [
-        ("steps(range(3))\nsys.exit(3)\n", {}, "raised", "exit code 3"),
+        (
+            "steps(range(3))\nsys.exit(3)\n",
+            {},
+            "raised",
+            'code 3, after printing: GPUSCALE {"step": 2}',
+        ),
         ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
         ("steps(range(3))\n", {}, "invalid", "3 lines had a step"),
         (

@@ -303,6 +303,15 @@ def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:
     assert runs == [(1, 3.5), (2, 3.6)]
 
 
+def test_a_history_names_the_commits_between_which_a_table_changed(tmp_path: Path) -> None:
+    steps = [(f"2026-11-{day:02d}", f"c{day}", 3.5 if day < 9 else 4.5) for day in range(1, 13)]
+    lines = (f"{date},{commit},{value_ms}" for date, commit, value_ms in steps)
+    (tmp_path / "t.csv").write_text("\n".join(["time,commit,latency_ms", *lines]))
+    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
+    history = gpuscale("history", "nights", cwd=tmp_path).stdout
+    assert "revision of the cases c8 → c9" in " ".join(history.split())
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ import pytest
 from command_line import gpuscale
 from test_over_nights import write_nights
 
+from gpuscale.store.campaign_folders import NIGHT_JSON, NightRecord, record_files
 from gpuscale.store.files import read_baseline
 
 REASON = "cooling failure"
@@ -116,3 +117,13 @@ def test_what_cannot_be_left_out_changes_nothing(nights: list[Path], tmp_path: P
     nothing = gpuscale("history", nights[0].parent.parent)
     assert nothing.returncode == 2
     assert "no valid run of what was asked for; left out: 2026-09-21 (rain), " in nothing.stderr
+
+
+def test_a_night_without_results_is_named(nights: list[Path]) -> None:
+    failed = nights[0].parent.parent / "2026-10-01_9"
+    failed.mkdir()
+    record = NightRecord(night="it could not be run or judged", exit=2)
+    (failed / NIGHT_JSON).write_text(record_files(record)[NIGHT_JSON])
+    answer = gpuscale("history", failed.parent)
+    named = f"gpuscale: left out: {failed}: no results (it could not be run or judged)\n"
+    assert (answer.returncode, answer.stderr) == (0, named)

@@ -33,7 +33,7 @@ from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.store.files import file_errors, write_report
+from gpuscale.store.files import read_any, write_report
 
 RequestedFormat = tuple[str, Path | None]
 """A value of `--format`: an output format, and the file to write (None: standard output)."""
@@ -74,10 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
-    if not files:
-        # Checked before the search for results, whose error would hide that of the named file.
-        with file_errors(before):
-            before.stat()
+    if not files and folder is None:
+        # Read before the search for results, whose error would hide that of the named file.
+        read_any(before)
     paths = files or ([] if folder else [newest_input()])
     validate_outputs(outputs, [before, *paths])
     validate_sides(before, paths)

@@ -19,6 +19,7 @@ from gpuscale.base.text import visible
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
+from gpuscale.store.campaign_folders import NIGHT_JSON, read_night
 from gpuscale.store.files import file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
@@ -151,12 +152,21 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
 
 
+def _is_of_night(name: str) -> bool:
+    return name == NIGHT_JSON or _RESULTS_NAME.fullmatch(name) is not None
+
+
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     """Return each results file once, with True if the user named the file rather than a folder."""
     folders = [path for path in paths if is_folder(path)]
     files = [(path, True) for path in paths if path not in folders]
-    below = (files_below(folder, _RESULTS_NAME.fullmatch) for folder in folders)
-    files += [(file, False) for found in below for file in sorted(found)]
+    for folder in folders:
+        below = sorted(files_below(folder, _is_of_night))
+        results = [path for path in below if path.name != NIGHT_JSON]
+        files += [(path, False) for path in results]
+        for night in sorted({path.parent for path in below} - {path.parent for path in results}):
+            if record := read_night(night):
+                remark(f"left out: {visible(str(night))}: no results ({record.night})")
     # A nightly report, for example, gets a results file and also the folder that contains it.
     once: dict[str, tuple[Path, bool]] = {}
     for file in files:

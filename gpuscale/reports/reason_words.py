@@ -222,7 +222,11 @@ WORDS: Mapping[str, Words] = {
     "empty_baseline": Words(
         "the baseline has no entries; record some with 'gpuscale baseline record'"
     ),
-    "no_valid_run": Words("the results have no valid run; nothing was judged"),
+    "no_valid_run": Words(
+        "the results have no valid run; nothing was judged",
+        caution="see with 'gpuscale show' why the runs failed, and measure again",
+        caution_is_first=True,
+    ),
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(

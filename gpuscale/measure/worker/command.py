@@ -275,6 +275,8 @@ class _Watch:
             end = f" was killed by {signal.Signals(-code).name}{place}{reason}"
         else:
             end = f" ended with exit code {code}{place}"
+            # Such as Python's own message on a script that is not there.
+            end += f", after printing: {words.lines[-1].strip()}" if words.lines else ""
         silent = "" if words.lines else "; it printed nothing"
         number = words.source.removeprefix("rank ")
         rank = int(number) if number.isdigit() else own

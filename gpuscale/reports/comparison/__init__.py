@@ -185,7 +185,7 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
     # If nothing was judged, no verdict is doubtful.
-    is_doubted = any(row.entry.verdict.is_judged for row in rows)
+    is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
     if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
         return caution
     if weight == 2:

@@ -83,6 +83,8 @@ class Session:
     system: str | None = None
     """Name of the system and its partition, such as `lumi:gpu`."""
     host: str | None = None
+    revision: str | None = None
+    """Version of what was measured, such as a Git hash."""
     values: tuple[RecordedValue, ...]
     without_value: tuple[str, ...] = ()
     """Tests that failed or recorded no usable value, each with the reason."""
@@ -153,7 +155,12 @@ def published(
 def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
     """Convert a session to results, one run per value, and call `add_directions`."""
     add_directions(more_is_better, session.values)
-    environment = Environment(device=UNRECORDED, host=session.host, system=session.system)
+    environment = Environment(
+        device=UNRECORDED,
+        host=session.host,
+        system=session.system,
+        cases_revision=session.revision,
+    )
     return Results(
         created_at=session.began_at.isoformat(timespec="seconds"),
         gpuscale_version=__version__,

@@ -22,7 +22,7 @@ from gpuscale.workload.printed_figures import Mlperf, NcclTests, positive
 
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.* on\s+(\S+) device")
 _TIME_COLUMNS = ("time", "timestamp", "date", "datetime", "commit_ts")
-_VERSIONS = ("commit", "version", "sha", "git_hash", "allocation")
+_VERSIONS = ("commit", "version", "sha", "git_hash")
 
 
 class ImportedTool(NamedTuple):
@@ -60,9 +60,11 @@ def pytest_benchmark(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     """Yield a file's session; a benchmark is one run, since its rounds share one process."""
     file = from_json(_BenchmarkFile, text)
     at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
+    commit = file.commit_info.get("id")
     yield Session(
-        key=str(file.commit_info.get("id") or path.stem)[:12],
+        key=str(commit or path.stem)[:12],
         began_s=at.timestamp(),
+        revision=str(commit) if commit else None,
         system=file.machine_info.cpu.get("brand_raw"),
         host=file.machine_info.node,
         values=tuple(
@@ -127,16 +129,17 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
         raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
     version = next((names[name] for name in _VERSIONS if name in names), None)
     # Lines with the same time are repetitions.
-    found = defaultdict[tuple[str, float], list[RecordedValue]](list)
+    found = defaultdict[tuple[str | None, float], list[RecordedValue]](list)
     for row in lines:
-        key = f"{path.stem}-{row[version]}" if version else path.stem
-        found[key, _moment_s(row[time] or "", lines.line_num)] += (
+        revision = row[version] or None if version else None
+        found[revision, _moment_s(row[time] or "", lines.line_num)] += (
             RecordedValue(case=path.stem, metric=name.strip(), value=value)
             for name, text_ in row.items()
             if name not in (time, version, None) and (value := positive(text_))
         )
-    for (key, began_s), values in found.items():
-        yield Session(key=key, began_s=began_s, values=tuple(values))
+    for (revision, began_s), values in found.items():
+        key = f"{path.stem}-{revision}" if revision else path.stem
+        yield Session(key=key, began_s=began_s, revision=revision, values=tuple(values))
 
 
 def _moment_s(text: str, line: int) -> float:
