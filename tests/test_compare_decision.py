@@ -1,6 +1,7 @@
 """How a row is decided: on its limits, with how many runs, and by how many that gave a number."""
 
 import math
+from operator import neg
 from statistics import NormalDist
 
 import pytest
@@ -15,7 +16,6 @@ from gpuscale.judge.compare.verdict import (
     Quantities,
     Quantity,
     decide,
-    loss_in_points,
     required_runs,
 )
 from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
@@ -125,7 +125,7 @@ def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity
         p_better=p,
         limits=Limits(margin=margin, ok_bound=0.5, allocation_deviation=0.0),
         rates=ErrorRates(significance=0.01, confidence=0.95),
-        loss_of=loss_in_points,
+        loss_of=neg,
     )
 
 

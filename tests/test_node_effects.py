@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import results_text, run
+from builders import measured, results_text, run
 from builders.nights import Night, results_of_night
 from changing import replace
 from command_line import gpuscale
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.level_changes import LevelChange, level_changes
-from gpuscale.analysis.nights import NodeEffect, node_effects, without_slow_nodes
+from gpuscale.analysis.nights import NodeEffect, nights_of, node_effects, without_slow_nodes
 from gpuscale.records import PointKey, Results
 from gpuscale.reports.history_text import node_table, render
 from gpuscale.reports.page import Subject
@@ -22,17 +22,20 @@ from gpuscale.reports.screen import Screen
 
 POINT = PointKey.of(run(4, 0.1))
 SLOW = "nid0417"
+(ANY_NIGHT,) = nights_of([measured({4: [0.1]})])
 
 
 def judged(
     nodes: Sequence[str], values: Sequence[float]
 ) -> tuple[tuple[NodeEffect, ...], tuple[LevelChange, ...]]:
     """The effects of the nodes, and the changes of level that are left without slow ones."""
-    costs = [{POINT: value} for value in values]
-    places = [{POINT: frozenset({node})} for node in nodes]
-    effects = node_effects(costs, places)
-    left = without_slow_nodes(costs, places, effects)
-    return effects, level_changes([night[POINT] for night in left])
+    nights = [
+        replace(ANY_NIGHT, log_costs={POINT: value}, nodes={POINT: frozenset({node})})
+        for node, value in zip(nodes, values, strict=True)
+    ]
+    effects = node_effects(nights)
+    left = without_slow_nodes(nights, effects)
+    return effects, level_changes([night.log_costs[POINT] for night in left])
 
 
 def history(

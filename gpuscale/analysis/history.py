@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpuscale.analysis.estimates import exponential
@@ -170,17 +170,10 @@ def history_of(
 def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:
     """Return the history of the given nights; raise UsageError for none or for several machines."""
     machine = machine_of(nights, left_out)
-    costs, places = [night.log_costs for night in nights], [night.nodes for night in nights]
-    effects = node_effects(costs, places)
-    corrected = [
-        replace(night, log_costs=cost)
-        for night, cost in zip(nights, without_slow_nodes(costs, places, effects), strict=True)
-    ]
-    points = dict.fromkeys(point for night in corrected for point in night.log_costs)
-    rows = tuple(
-        replace(row, last=level_on(nights[row.nights[-1]], row.point))
-        for row in (_row(point, corrected) for point in points)
-    )
+    effects = node_effects(nights)
+    corrected = without_slow_nodes(nights, effects)
+    points = dict.fromkeys(point for night in nights for point in night.log_costs)
+    rows = tuple(_row(point, corrected, nights) for point in points)
     return History(
         machine=machine,
         nights=nights,
@@ -196,7 +189,7 @@ def level_on(night: Night, point: PointKey) -> Scaling:
     return level_of(point, Estimate(value=exponential(night.log_costs[point])))
 
 
-def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
+def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night]) -> RowHistory:
     indices = [i for i, night in enumerate(nights) if point in night.log_costs]
     values = [nights[i].log_costs[point] for i in indices]
     found = level_changes(values)
@@ -232,7 +225,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         changes=changes,
         level_nights=len(level),
         outlying=tuple(indices[i] for i in far),
-        last=level_on(nights[indices[-1]], point),
+        last=level_on(as_measured[indices[-1]], point),
         departure=None if last is None else exponential(-last) - 1,
         stands_out=alone,
         smallest_loss=1 - exponential(-step_size(level)) if len(level) > FEWEST_NIGHTS else None,

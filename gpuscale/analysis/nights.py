@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gpuscale.analysis.estimates import Term, difference
@@ -30,11 +30,6 @@ _EACH, _EACH_DEVIATIONS = 0.01, 1.5
 """Minimum slowdown of each slow night: as a fraction, and in standard deviations of nights."""
 _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
 """Minimum mean slowdown of the slow nights: as a fraction, and in standard errors."""
-
-Costs = Sequence[Mapping[PointKey, float]]
-"""Logarithm of the step time of each row, with one mapping per night."""
-Places = Sequence[Mapping[PointKey, frozenset[str]]]
-"""Names of the nodes that each row ran on, with one mapping per night."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,55 +169,60 @@ class NodeEffect:
         return -math.log1p(self.speed.value) if self.speed else 0.0
 
 
-def node_effects(costs: Costs, places: Places) -> tuple[NodeEffect, ...]:
+def node_effects(nights: Sequence[Night]) -> tuple[NodeEffect, ...]:
     """Return the effect of each node, slowest first; empty if all nights ran on the same nodes."""
-    sets = {nodes for night in places for nodes in night.values()}
+    sets = {nodes for night in nights for nodes in night.nodes.values()}
     names = sorted(frozenset().union(*sets)) if len(sets) > 1 else []
-    effects = [_effect(name, costs, places) for name in names]
+    effects = [_effect(name, nights) for name in names]
     return tuple(sorted(effects, key=lambda each: each.speed.value if each.speed else math.inf))
 
 
-def without_slow_nodes(costs: Costs, places: Places, effects: Sequence[NodeEffect]) -> Costs:
-    """Return the log step times as they would be if slow nodes were as fast as the others."""
-    if not any(effect.slow for effect in effects):
-        return costs
-    slower = [dict[str, float]() for _ in costs]
+def without_slow_nodes(nights: Sequence[Night], effects: Iterable[NodeEffect]) -> list[Night]:
+    """Return the nights as they would be if slow nodes were as fast as the others."""
+    slower = [dict[str, float]() for _ in nights]
     for effect in effects:
-        for night in effect.slow:
-            slower[night][effect.node] = effect.slowdown
-    return [
-        {
-            point: cost - max((slow.get(node, 0.0) for node in nodes[point]), default=0.0)
-            for point, cost in night.items()
+        for at in effect.slow:
+            slower[at][effect.node] = effect.slowdown
+
+    def corrected(night: Night, slow: Mapping[str, float]) -> Night:
+        costs = {
+            point: cost - max((slow.get(node, 0.0) for node in night.nodes[point]), default=0.0)
+            for point, cost in night.log_costs.items()
         }
-        for night, nodes, slow in zip(costs, places, slower, strict=True)
+        return replace(night, log_costs=costs)
+
+    return [
+        corrected(night, slow) if slow else night
+        for night, slow in zip(nights, slower, strict=True)
     ]
 
 
-def _effect(node: str, costs: Costs, places: Places) -> NodeEffect:
-    nights = [i for i, night in enumerate(places) if any(node in on for on in night.values())]
+def _effect(node: str, nights: Sequence[Night]) -> NodeEffect:
+    visits = [i for i, night in enumerate(nights) if any(node in on for on in night.nodes.values())]
     by_night: dict[int, list[float]] = {}
     deviations = []
-    for point in dict.fromkeys(p for i in nights for p, on in places[i].items() if node in on):
+    for point in dict.fromkeys(
+        p for i in visits for p, on in nights[i].nodes.items() if node in on
+    ):
         others = [
-            (i, night[point])
-            for i, night in enumerate(costs)
-            if point in night and node not in places[i][point]
+            (i, night.log_costs[point])
+            for i, night in enumerate(nights)
+            if node not in night.nodes.get(point, {node})
         ]
         deviations.append(night_deviation([value for _, value in others]))
-        for night in nights:
-            level = _level_around(night, others) if node in places[night].get(point, ()) else None
+        for i in visits:
+            level = _level_around(i, others) if node in nights[i].nodes.get(point, ()) else None
             if level is not None:
-                by_night.setdefault(night, []).append(costs[night][point] - level)
+                by_night.setdefault(i, []).append(nights[i].log_costs[point] - level)
     deviation = statistics.median(deviations)
     apart = {night: statistics.median(values) for night, values in sorted(by_night.items())}
-    slow = [*_slow_nights(apart, deviation, len(costs), nights)]
+    slow = [*_slow_nights(apart, deviation, len(nights), visits)]
     shown, speed = slow or [*apart], None
     if len(shown) >= FEWEST_VISITS:
         mean = statistics.fmean(apart[night] for night in shown)
-        error = Term(variance=deviation**2 / len(shown), df=max(1, len(costs) - 1))
+        error = Term(variance=deviation**2 / len(shown), df=max(1, len(nights) - 1))
         speed = difference(-mean, [error]).relative_change()
-    return NodeEffect(node=node, nights=tuple(nights), slow=tuple(slow), speed=speed)
+    return NodeEffect(node=node, nights=tuple(visits), slow=tuple(slow), speed=speed)
 
 
 def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:

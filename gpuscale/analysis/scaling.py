@@ -21,7 +21,6 @@ from gpuscale.records import (
 )
 
 UNIT_ERROR_EFFICIENCY = 1.1
-Figures = Mapping[EntryKey, PublishedFigure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,36 +223,19 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
 
 
-def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
-    """Return the speedup over the publication's own 1-GPU figure; None if none is comparable.
-
-    Published times are for a fixed amount of training, so the ratio of two times is the speedup
-    under both weak and strong scaling.
-    """
-    one = figures.get(figure.key._replace(gpus=1))
-    if figure.metric is not None:
-        return None
-    if figure.gpus == 1 or one is None:
-        return 1.0 if figure.gpus == 1 else None
-    if figure.samples_per_s is not None and one.samples_per_s is not None:
-        return figure.samples_per_s / one.samples_per_s
-    time_s, one_s = figure.mean_time_s, one.mean_time_s
-    if time_s is None or one_s is None or figure.timed != one.timed:
-        return None
-    return one_s / time_s
-
-
 def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
-    """Return each published figure as a scaling point, with its `published_speedup`."""
+    """Return each published figure as a scaling point, with its speedup if one is comparable."""
     figures = {figure.key: figure for figure in baseline.published}
     return {
-        key: _published_point(figure, published_speedup(figure, figures), baseline.hardware.device)
+        key: _published_point(figure, figures.get(key._replace(gpus=1)), baseline.hardware.device)
         for key, figure in figures.items()
     }
 
 
-def _published_point(figure: PublishedFigure, speedup: float | None, device: str) -> ScalingPoint:
-    known = None if speedup is None else Estimate(value=speedup)
+def _published_point(
+    figure: PublishedFigure, one: PublishedFigure | None, device: str
+) -> ScalingPoint:
+    speedup = _published_speedup(figure, one)
     per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
     return ScalingPoint(
         kind="published",
@@ -274,10 +256,26 @@ def _published_point(figure: PublishedFigure, speedup: float | None, device: str
         samples_per_s=per_s,
         value=None if figure.value is None else Estimate(value=figure.value),
         unit="" if figure.metric is None else figure.metric.unit,
-        speedup=known,
-        efficiency=None if known is None else known.scaled(1 / figure.gpus),
+        speedup=speedup,
+        efficiency=speedup and speedup.scaled(1 / figure.gpus),
         figure=figure,
     )
+
+
+def _published_speedup(figure: PublishedFigure, one: PublishedFigure | None) -> Estimate | None:
+    """Return the speedup over the publication's figure for 1 GPU; None if none is comparable.
+
+    Published times are for a fixed amount of training, so the ratio of two times is the speedup
+    under both weak and strong scaling.
+    """
+    if figure.metric is not None or one is None:
+        return None
+    if figure.samples_per_s is not None and one.samples_per_s is not None:
+        return Estimate(value=figure.samples_per_s / one.samples_per_s)
+    time_s, one_s = figure.mean_time_s, one.mean_time_s
+    if time_s is None or one_s is None or figure.timed != one.timed:
+        return None
+    return Estimate(value=one_s / time_s)
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import neg
 
 from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
@@ -16,7 +17,6 @@ from gpuscale.judge.compare.verdict import (
     ErrorRates,
     Quantities,
     Quantity,
-    loss_in_points,
     relative_fall,
     relative_rise,
 )
@@ -81,8 +81,7 @@ class Pairing:
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """Return a record of this verdict; its baseline values are those that changes refer to."""
         entry = self.row.verdict_of(verdict, reason)
-        assert self.row.before is not None, "a row of measured runs has them on both sides"
-        level = level_of(self.row.before.key, _usual(self.before.on_n_gpus, self.after.on_n_gpus))
+        level = level_of(self.row.points[0], _usual(self.before.on_n_gpus, self.after.on_n_gpus))
         shown = replace(
             entry.baseline,
             value=level.value,
@@ -130,43 +129,41 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         {key: entry.logs for key, entry in after.items() if key.configuration in configurations},
     )
     references = References(before), References(after)
-    points, same_ones = [], defaultdict(list)
-    for row in rows:
-        assert row.before is not None, "a row of measured runs has them on both sides"
-        assert row.after is not None, "a row of measured runs has them on both sides"
-        keys = row.before.key, row.after.key
+    ends, same_ones = [], defaultdict(list)
+    for keys in (row.points for row in rows):
         ones = references[0].of(keys[0]), references[1].of(keys[1])
-        points.append((row, keys, ones))
-        if row.key.gpus > 1:
+        ends.append((keys, ones))
+        if keys[0].gpus > 1:
             same_ones[ones].append(keys)
     pairings = []
-    for row, keys, ones in points:
+    for row, (keys, ones) in zip(rows, ends, strict=True):
         # Other tools often put the number of GPUs in a test's name, so its rows have no T(1).
         is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
         is_alone |= keys[0].configuration.metric is not None and ones == (None, None)
         why = None if is_alone else _why_without_speedup(*ones)
-        old: tuple[RunSample, ...] = (then[keys[0]],)
-        new: tuple[RunSample, ...] = (now[keys[1]],)
-        other_ratios = [
-            (SideSample((*old, then[other[0]])), SideSample((*new, now[other[1]])))
-            for other in same_ones[ones]
-            if other != keys
-        ]
-        batches = None
+        old, new, batches = [keys[0]], [keys[1]], None
         if not is_alone and ones[0] is not None and ones[1] is not None and why is None:
-            old, new = (*old, then[ones[0]]), (*new, now[ones[1]])
+            old, new = [*old, ones[0]], [*new, ones[1]]
             batches = keys[0].global_batch / ones[0].global_batch
         pairings.append(
             Pairing(
                 row=row,
-                before=SideSample(old),
-                after=SideSample(new),
+                before=_side_sample(then, *old),
+                after=_side_sample(now, *new),
                 without_speedup=why,
                 batches=batches,
-                other_ratios=other_ratios,
+                other_ratios=[
+                    (_side_sample(then, keys[0], before_m), _side_sample(now, keys[1], after_m))
+                    for before_m, after_m in same_ones[ones]
+                    if (before_m, after_m) != keys
+                ],
             )
         )
     return pairings
+
+
+def _side_sample(samples: Mapping[PointKey, RunSample], *points: PointKey) -> SideSample:
+    return SideSample(tuple(samples[point] for point in points))
 
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
@@ -235,8 +232,7 @@ def metric_changes(
             then, {key: values for key, values in now.items() if key in then}
         )
         for row, changes in zip(rows, found, strict=True):
-            key = None if row.before is None else row.before.key
-            if key in samples[1]:
+            if (key := row.points[0]) in samples[1]:
                 old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
                 by_allocation = estimates_allocations(old, new)
                 change = MetricChange(
@@ -263,7 +259,7 @@ def _quantity(
         gain=-fall if spec.more_is_better else fall,
         limits=limits,
         rates=rates,
-        loss_of=loss_in_points if spec.in_points else loss_of,
+        loss_of=neg if spec.in_points else loss_of,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuscale.analysis.estimates import outlying_allocations
+from gpuscale.analysis.estimates import far_apart
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import STRATEGIES
@@ -15,6 +15,7 @@ from gpuscale.records import (
     EntryVerdict,
     Facts,
     FieldChange,
+    PointKey,
     PublishedFigure,
     Scaling,
     ScalingPoint,
@@ -109,11 +110,10 @@ def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int]
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
     for name, logs in before.logs.items():
-        far = outlying_allocations({str(place): log for place, log in enumerate(logs)})
-        for place, apart in far.items():
-            half_way = logs[int(place)] - apart / 2
+        for place, apart in far_apart(logs).items():
+            half_way = logs[place] - apart / 2
             if not any((log - half_way) * apart > 0 for log in tonight):
-                found[name, int(place)] = apart
+                found[name, place] = apart
     return found
 
 
@@ -139,6 +139,13 @@ class MatchedRow:
     reason: Statement | None = None
 
     @property
+    def points(self) -> tuple[PointKey, PointKey]:
+        """Keys of both sides' entries; the row must have measured runs on both sides."""
+        assert self.before is not None, "the baseline measured the row"
+        assert self.after is not None, "the results measured the row"
+        return self.before.key, self.after.key
+
+    @property
     def figure(self) -> PublishedFigure | None:
         """The published figure that the row is judged against; None for measured baselines."""
         return None if self.published is None else self.published.figure
@@ -147,14 +154,8 @@ class MatchedRow:
         """Return a record of this verdict and reason, with the row's values on both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
-        if (known := self.published) is not None:
-            before = Scaling(
-                samples_per_s=known.samples_per_s,
-                speedup=known.speedup,
-                efficiency=known.efficiency,
-                value=known.value,
-                unit=known.unit,
-            )
+        if self.published is not None:
+            before = replace(self.published, step_time_s=None)
         return EntryVerdict(
             key=self.key,
             verdict=verdict,
@@ -245,17 +246,12 @@ def _with_nearest(
     return row.blocked(Verdict.MISSING, "all_runs_failed", all_made=made, failure=failure)
 
 
-def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldChange, ...]:
-    """Find the differences in configuration, batch and sample shape between two points."""
-    found = differences(before.configuration, after.configuration)
-    found += _differing("batch_per_gpu", before.batch_per_gpu, after.batch_per_gpu)
-    if before.sample_shape is not None and after.sample_shape is not None:
-        found += _differing("sample_shape", before.sample_shape, after.sample_shape)
-    return found
-
-
 def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
-    found = point_differences(before.point, after.point)
+    old, new = before.key, after.key
+    found = differences(old.configuration, new.configuration)
+    found += _differing("batch_per_gpu", old.batch_per_gpu, new.batch_per_gpu)
+    if old.sample_shape is not None and new.sample_shape is not None:
+        found += _differing("sample_shape", old.sample_shape, new.sample_shape)
     # No difference if a placement is unknown, or if the baseline has runs of each placement.
     then, now = _placements(before), _placements(after)
     if then and not now <= then:

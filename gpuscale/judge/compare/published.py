@@ -14,11 +14,11 @@ from gpuscale.analysis.estimates import (
     log_sample,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
-from gpuscale.analysis.scaling import References, log_speedup
+from gpuscale.analysis.scaling import Entry, References, log_speedup
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement, required_runs
 from gpuscale.judge.sides import Sides
-from gpuscale.records import QuantityName, Statement, Verdict
+from gpuscale.records import PublishedFigure, QuantityName, Statement, Verdict
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 
@@ -81,21 +81,19 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
-    tolerances = sides.baseline.tolerances
-    speedup = _speedup_ratio(row, sides)
+    speedup = _speedup_ratio(figure, entry, sides)
     obstacle = speedup if isinstance(speedup, Statement) else None
     ratios = [speedup] if isinstance(speedup, _Ratio) else []
     is_same = figure.precision in (None, entry.key.configuration.precision)
-    key, sample = entry.key, entry.sample
-    cost = figure.cost(key.global_batch)
+    cost = figure.cost(entry.key.global_batch)
     if cost is not None and (is_same or speedup is None):
-        one = key.gpus == 1
+        one, margin = entry.key.gpus == 1, sides.baseline.tolerances.published_margin
         ratios.append(
             _Ratio(
                 quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
-                value=math.log(cost) - sample.mean,
-                samples=[sample],
-                tolerance=tolerances.published_margin(figure.key, THROUGHPUT, nodes=figure.nodes),
+                value=math.log(cost) - entry.sample.mean,
+                samples=[entry.sample],
+                tolerance=margin(figure.key, THROUGHPUT, nodes=figure.nodes),
                 nights=_sample_of_nights(figure.nights),
             )
         )
@@ -114,15 +112,15 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
     return Judgement(row=row, entry=row.verdict_of(verdict, reason))
 
 
-def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
+def _speedup_ratio(
+    figure: PublishedFigure, entry: Entry, sides: Sides
+) -> _Ratio | Statement | None:
     """Return measured over published speedup, or why the ratio is unknown; None if unpublished."""
-    published, figure, entry = row.published, row.figure, row.after
-    if published is None or figure is None or entry is None:
+    published = sides.published[figure.key].speedup
+    if figure.gpus == 1 or published is None:
         return None
-    if figure.gpus == 1 or published.speedup is None:
-        return None
-    key, measured = entry.key, sides.after.by_point
-    reference = References(measured).of(key)
+    measured = sides.after.by_point
+    reference = References(measured).of(entry.key)
     if reference is None:
         return Statement.of("no_measured_reference")
     one = sides.published[figure.key._replace(gpus=1)].figure
@@ -130,17 +128,16 @@ def _speedup_ratio(row: MatchedRow, sides: Sides) -> _Ratio | Statement | None:
     before, now = one.batch_per_gpu, reference.batch_per_gpu
     if before != now:
         return Statement.of("other_published_reference", before=before, now=now)
-    common = [(night, value) for night, value in figure.nights.items() if night in one.nights]
-    samples = [measured[at].sample for at in (key, reference)]
-    speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
+    nights = {at: value / one.nights[at] for at, value in figure.nights.items() if at in one.nights}
+    samples, batches = [entry.sample, measured[reference].sample], reference.global_batch
+    speedup = log_speedup(samples[0], entry.key.global_batch, samples[1], batches)
+    margin = sides.baseline.tolerances.published_margin
     return _Ratio(
         quantity=QuantityName.EFFICIENCY,
-        value=speedup - math.log(published.speedup.value),
+        value=speedup - math.log(published.value),
         samples=samples,
-        tolerance=sides.baseline.tolerances.published_margin(
-            figure.key, SPEEDUP, nodes=figure.nodes
-        ),
-        nights=_sample_of_nights({night: value / one.nights[night] for night, value in common}),
+        tolerance=margin(figure.key, SPEEDUP, nodes=figure.nodes),
+        nights=_sample_of_nights(nights),
     )
 
 

@@ -50,11 +50,6 @@ def relative_rise(gain: float) -> float:
     return exponential(-gain) - 1
 
 
-def loss_in_points(gain: float) -> float:
-    """Convert a gain to a loss, both as plain differences; their unit is the quantity's."""
-    return -gain
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """The tested change in one quantity, such as step time; a positive gain is an improvement."""
@@ -219,12 +214,11 @@ def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
         return False
-    of_time, of_reference = map(_normal_deviate, (p_of_time, p_of_reference))
+    of_time, of_reference = (
+        normal_quantile(min(max(p, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL))
+        for p in (p_of_time, p_of_reference)
+    )
     return of_time < 0 and of_time**2 - of_reference**2 > 2 * math.log(LIKELIER)
-
-
-def _normal_deviate(probability: float) -> float:
-    return normal_quantile(min(max(probability, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL))
 
 
 def _slowdown(quantities: Quantities) -> Finding:
