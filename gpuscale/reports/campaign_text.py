@@ -25,7 +25,7 @@ from gpuscale.records.record import document_text
 from gpuscale.reports.cause_words import evidence, headline
 from gpuscale.reports.columns import Column, csv_text
 from gpuscale.reports.comparison.formats import family
-from gpuscale.reports.phrases import by_key, interval_text, percent_text
+from gpuscale.reports.phrases import by_key, interval_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8
@@ -78,14 +78,14 @@ class SweepView:
         found = []
         for node in self.nodes:
             if node.state in (NodeState.SICK, NodeState.UNCLEAR):
-                row = node.row
-                where = "" if row is None or row.gpus == 1 else f"all {row.gpus} GPUs"
-                where = where if row is None or row.device is None else f"GPU {row.device}"
+                where, row = "", node.row
+                if row is not None and (row.device is not None or row.gpus > 1):
+                    where = f"all {row.gpus} GPUs" if row.device is None else f"GPU {row.device}"
                 texts = [": ".join(filter(None, (where, self.evidence.get(node.node))))]
                 if node.past is not None:
                     texts.append(f"{format_percent(node.past, signed=True)} in earlier sweeps")
                 text = "   ".join(filter(None, (*texts, _seen_text(node))))
-                found.append((node, interval_text(node.speed, percent_text), text))
+                found.append((node, interval_text(node.speed), text))
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
@@ -216,8 +216,7 @@ def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
     A row holds an answer such as `slower`, the environment's name, and its relative speed.
     """
     shown = (
-        (answer, words, interval_text(speed, percent_text) if speed else "")
-        for answer, words, speed in rows
+        (answer, words, interval_text(speed) if speed else "") for answer, words, speed in rows
     )
     return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
 
@@ -238,13 +237,9 @@ def bisection_text(
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is BisectionFinding.SAME:
         rest = rest or "what is left: driver, firmware, kernel, node"
-        said = f"SAME   both run alike here and now, {interval_text(found.loss, percent_text)}"
+        said = f"SAME   both run alike here and now, {interval_text(found.loss)}"
         return f"{said}\nnext   these changes are not it; {rest}"
-    loss = (
-        [f"loss   {interval_text(found.loss, percent_text)} in the bad environment"]
-        if found.loss
-        else []
-    )
+    loss = [f"loss   {interval_text(found.loss)} in the bad environment"] if found.loss else []
     if found.finding is BisectionFinding.UNDECIDED:
         heading = "UNDECIDED"
     else:
@@ -253,17 +248,9 @@ def bisection_text(
         named = "; ".join(listed(unit, 4, joint) for unit in units)
         heading = f"{found.finding.name}  {named}"
     why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
-    proofs = _proofs(found, _IN_ORDER if is_ordered else _APART)
+    ends = zip(_IN_ORDER if is_ordered else _APART, (found.alone, found.taken_back), strict=True)
+    proofs = [f"       {name:<31} {interval_text(seen)}" for name, seen in ends if seen is not None]
     return "\n".join((*loss, heading, *proofs, f"next   {why}"))
-
-
-def _proofs(found: Bisection, names: Sequence[str]) -> list[str]:
-    proofs = zip(names, (found.alone, found.taken_back), strict=True)
-    return [
-        f"       {name:<31} {interval_text(seen, percent_text)}"
-        for name, seen in proofs
-        if seen is not None
-    ]
 
 
 def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:

@@ -25,7 +25,6 @@ from gpuscale.reports.phrases import (
     enumerated,
     format_range,
     interval_text,
-    percent_text,
 )
 
 _Kind = TypeVar("_Kind")
@@ -101,7 +100,8 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
     added = format_range([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
-    return WORDS[cause.code](cause, added, _took(cause))
+    took = f"{_spent(cause.after_s or 0.0)} a step {_baseline(cause)}"
+    return WORDS[cause.code](cause, added, took)
 
 
 def _duration(seconds: float) -> str:
@@ -117,11 +117,6 @@ def _duration(seconds: float) -> str:
 def _spent(seconds: float) -> str:
     """Format a duration; if noise has made it negative, return `about 0 ms`."""
     return "about 0 ms" if seconds < 0 else _duration(seconds)
-
-
-def _took(cause: Cause) -> str:
-    """Format the time per step: `35 ms a step (baseline: 21 ms)`."""
-    return f"{_spent(cause.after_s or 0.0)} a step {_baseline(cause)}"
 
 
 def _baseline(cause: Cause) -> str:
@@ -141,10 +136,6 @@ def _link(cause: Cause) -> str:
     return f" ({cause.kind})" if cause.kind in LINKS else ""
 
 
-def _slow(cause: Cause) -> str:
-    return "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
-
-
 def _and_more(cause: Cause) -> str:
     return f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else ""
 
@@ -160,7 +151,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         name = who = _ranks(cause.ranks)
         if not several:
             who += f" ({', '.join((*cause.hosts, *cause.device_uuids))})"
-    how, slow = "", _slow(cause)
+    how, slow = "", "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
     if cause.kind is CauseKind.DATA:
         how, slow = f" with {'their' if several else 'its'} batches", "late with data"
     runs = f" (in {_seen_in(cause)})" if cause.ranks else "; it is another rank from run to run"
@@ -316,7 +307,7 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
         size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
         compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
         yield (
-            f"probe: {probe.name}{size} {interval_text(each.change, percent_text)} on "
+            f"probe: {probe.name}{size} {interval_text(each.change)} on "
             f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
         )
 

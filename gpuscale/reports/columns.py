@@ -64,7 +64,8 @@ class Column(Generic[_Row]):
     field: str
     header: str = ""
     """Column title; empty if the column appears only in CSV and JSON."""
-    form: Callable[[Any], str] = str
+    form: Callable[[Any], str] | None = str
+    """Function that formats a value; if None, values are amounts in the unit of their rows."""
     interval: Literal["", "±", "[]"] = ""
     """Notation for the intervals of estimates; empty if the values are not estimates."""
     value: Callable[[_Row], object] | None = None
@@ -77,11 +78,12 @@ class Column(Generic[_Row]):
     def cell(self, row: _Row) -> Cell:
         """Return the formatted value for a row; an estimate's interval goes on the second line."""
         value = self.value_in(row)
+        form = self.form or partial(amount_text, unit=getattr(row, "unit", ""))
         if not isinstance(value, Estimate):
-            return Cell(UNKNOWN if value is None else self.form(value))
+            return Cell(UNKNOWN if value is None else form(value))
         written = spread_text if self.interval == "±" else bounds_text
-        interval = OPEN if is_uncertain(value) else written(value, self.form)
-        return Cell(self.form(value.value), interval)
+        interval = OPEN if is_uncertain(value) else written(value, form)
+        return Cell(form(value.value), interval)
 
 
 def fields_of(attribute: str, *names: str) -> list[Column[Any]]:
@@ -89,17 +91,8 @@ def fields_of(attribute: str, *names: str) -> list[Column[Any]]:
     return [Column(name, value=attrgetter(f"{attribute}.{name}")) for name in names]
 
 
-class _ValueColumn(Column[Any]):
-    """The column of values, with units, for rows that measure a metric instead of the step time."""
-
-    def cell(self, row: Any) -> Cell:
-        """Return the value for a row, with its unit."""
-        form = partial(amount_text, unit=row.unit)
-        column: Column[Any] = Column(self.field, self.header, form, self.interval)
-        return column.cell(row)
-
-
-VALUE = _ValueColumn("value", "value", interval="±")
+VALUE: Column[Any] = Column("value", "value", None, "±")
+"""Column of values for rows that measure a metric instead of the step time."""
 STEP_TIME: Column[Any] = Column("step_time_s", "step time", format_seconds, "±")
 SAMPLES: Column[Any] = Column("samples_per_s", "samples/s", significant, "±")
 SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "[]")

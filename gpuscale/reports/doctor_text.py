@@ -17,7 +17,7 @@ from gpuscale.base.text import (
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
-from gpuscale.records.campaigns import OverheadResult, SelfTest
+from gpuscale.records.campaigns import SelfTest
 from gpuscale.records.ports import Port
 from gpuscale.records.probes import PROBES
 from gpuscale.reports.cause_words import probe_place
@@ -102,17 +102,7 @@ def _rate_text(rate: float, unit: str) -> str:
 
 def selftest_text(report: SelfTest) -> str:
     """Describe the overhead of measuring, without a final line break."""
-    configuration = report.configuration
-    lines = [
-        f"selftest with {configuration.label} ({configuration.size}, {configuration.precision}) on "
-        f"{report.environment.hardware_label}",
-        *_overhead_lines(report.results, configuration.device),
-        f"took {format_seconds(report.wall_s)}; intervals: 95 %",
-    ]
-    return "\n".join(lines)
-
-
-def _overhead_lines(results: Sequence[OverheadResult], device: str) -> Iterator[str]:
+    configuration, device = report.configuration, report.configuration.device
     measured = ("runs × pairs", "step, bare", "measured / bare", "limit", "verdict")
     headers = [f"{device_word(device)}s", *measured]
     rows = [
@@ -124,18 +114,22 @@ def _overhead_lines(results: Sequence[OverheadResult], device: str) -> Iterator[
             f"{result.limit:.3f}",
             result.verdict,
         ]
-        for result in results
+        for result in report.results
     ]
-    yield ""
-    yield table(headers, rows, left=("verdict",))
-    yield ""
-    yield "measured: windows as gpuscale makes them; bare: a plain loop"
-    for result in results:
+    lines = [
+        f"selftest with {configuration.label} ({configuration.size}, {configuration.precision}) on "
+        f"{report.environment.hardware_label}\n",
+        f"{table(headers, rows, left=('verdict',))}\n",
+        "measured: windows as gpuscale makes them; bare: a plain loop",
+    ]
+    for result in report.results:
         reason = f"; {result.reason}" if result.reason else ""
-        yield (
+        lines.append(
             f"{devices_text(device, result.gpus)}: evidence of the node "
             f"{format_seconds(result.evidence_s)} a run outside of windows{reason}"
         )
+    lines.append(f"took {format_seconds(report.wall_s)}; intervals: 95 %")
+    return "\n".join(lines)
 
 
 def _problems(problems: Sequence[str], none: str) -> list[str]:

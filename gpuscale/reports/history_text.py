@@ -1,6 +1,6 @@
 """The history of a machine as text: the state of its rows, and when they changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import takewhile
 
 from gpuscale.analysis.history import History, HistoryEvent, RowHistory, level_on
@@ -56,7 +56,11 @@ def notes(history: History) -> Iterator[str]:
         yield f"left out: {', '.join(history.left_out)}"
     if not history.events:
         yield _no_change_text(history)
-    yield from _node_notes(history, names)
+    for effect in history.nodes:
+        if effect.slow and effect.speed:
+            dates = phrases.enumerated([names[night] for night in effect.slow])
+            slower = f"{format_percent(-effect.speed.value)} slower by itself"
+            yield f"{dates} ran on {effect.node}, which is {slower}: no change of the machine"
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
             name, since = row_names[row.point], names[row.lost.since]
@@ -72,25 +76,15 @@ def notes(history: History) -> Iterator[str]:
         yield f"note: {phrases.SEVERAL_UNITS}: {', '.join(several)}"
 
 
-def _node_notes(history: History, names: Sequence[str]) -> Iterator[str]:
-    """Yield notes on nights that ran on slow nodes."""
-    for effect in history.nodes:
-        if effect.slow and effect.speed:
-            dates = phrases.enumerated([names[night] for night in effect.slow])
-            slower = f"{format_percent(-effect.speed.value)} slower by itself"
-            yield f"{dates} ran on {effect.node}, which is {slower}: no change of the machine"
-
-
 def node_table(history: History) -> list[dict[str, Cell]]:
     """Return a table of the slowest nodes, each compared with nearby nights without the node."""
+    unknown = "too few nights to tell it from the machine"
     return [
         {
             "node": Cell(effect.node, tone="doubt" if effect.slow else ""),
             "nights": Cell(str(len(effect.nights))),
             "speed against other nodes": Cell(
-                phrases.change_text(effect.speed)
-                if effect.speed
-                else "too few nights to tell it from the machine"
+                phrases.change_text(effect.speed) if effect.speed else unknown
             ),
         }
         for effect in history.nodes[:_MOST_NODES]
@@ -206,24 +200,22 @@ def standings(history: History) -> list[dict[str, Cell]]:
         else:
             standing = phrases.percent_text(row.departure)
             standing += ", stands out" if row.stands_out else ""
-        changes = [
-            f"{nights[each.onset]} {phrases.percent_text(each.throughput.value)}"
-            for each in row.changes
-        ]
-        texts = {
-            "case": cases[row.point.configuration],
-            "GPUs": str(row.point.gpus),
-            "batch/GPU": phrases.known_text(row.point.batch_per_gpu, str),
-            level: level_text(row.last),
-            STANDING: standing,
-            "last change": changes[-1] if changes else "none",
-            "nights": str(len(row.nights)),
-        }
-        if not has_batches:
-            del texts["batch/GPU"]
-        rows.append({header: Cell(text) for header, text in texts.items()})
-        if row.stands_out:
-            rows[-1][STANDING] = Cell(standing, tone="doubt")
+        changed = "none"
+        if row.changes:
+            last = row.changes[-1]
+            changed = f"{nights[last.onset]} {phrases.percent_text(last.throughput.value)}"
+        batch = phrases.known_text(row.point.batch_per_gpu, str)
+        rows.append(
+            {
+                "case": Cell(cases[row.point.configuration]),
+                "GPUs": Cell(str(row.point.gpus)),
+                **({"batch/GPU": Cell(batch)} if has_batches else {}),
+                level: Cell(level_text(row.last)),
+                STANDING: Cell(standing, tone="doubt" if row.stands_out else ""),
+                "last change": Cell(changed),
+                "nights": Cell(str(len(row.nights))),
+            }
+        )
     return named_on((row.point.configuration.device for row in history.rows), rows)
 
 

@@ -204,8 +204,18 @@ def known_text(value: float | None, form: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else form(value)
 
 
-def interval_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """Format an estimate, `1.86 [1.80, 1.93]`, or its value if it has no interval; `–` for None."""
+def percent_text(fraction: float, more: int = 0) -> str:
+    """Format a change as `−9.1 %`, or above +1000 % as a factor, `×12.0`; `more` adds digits."""
+    if fraction > 10:
+        return f"×{significant(1 + fraction, 3 + more)}"
+    return format_percent(fraction, signed=True, decimals=1 + more)
+
+
+def interval_text(estimate: Estimate | None, form: Callable[[float], str] = percent_text) -> str:
+    """Format an estimate, by default a change: `−9.1 % [−10.2 %, −8.0 %]`; `–` for None.
+
+    Without an interval, only the value is formatted.
+    """
     if estimate is None:
         return UNKNOWN
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
@@ -262,13 +272,6 @@ def change_text(change: Estimate) -> str:
     """Format a change with its interval: `−9.1 % [−10.2 %, −8.0 %]`."""
     value, *ends = change_texts(change)
     return f"{value} [{', '.join(ends)}]" if ends else value
-
-
-def percent_text(fraction: float, more: int = 0) -> str:
-    """Format a change as `−9.1 %`, or above +1000 % as a factor, `×12.0`; `more` adds digits."""
-    if fraction > 10:
-        return f"×{significant(1 + fraction, 3 + more)}"
-    return format_percent(fraction, signed=True, decimals=1 + more)
 
 
 def verdict_word(verdict: Verdict) -> str:

@@ -186,14 +186,20 @@ def _gauge_lines(view: View) -> Iterator[str]:
     # Injected faults are not a state of the cluster, so a label separates their time series.
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
-    measured = scaling_points([run for result in view.results for run in result.runs])
     points = []
-    for point in measured:
+    for point in scaling_points([run for result in view.results for run in result.runs]):
         shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
         labels = {**cluster, **_fields(point.configuration), **point.key._asdict()}
         labels |= {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
         points.append((labels, point))
-    entries = list(_labelled(cluster, comparison.entries))
+    entries: list[tuple[Labels, EntryVerdict]] = []
+    seen: Counter[object] = Counter()
+    for entry in comparison.entries:
+        seen[entry.key, entry.configuration] += 1
+        count = seen[entry.key, entry.configuration]
+        labels = {**cluster, **_fields(entry.configuration), **entry.key._asdict()}
+        # Labels must be unique: if a row occurs twice, the second one is `row="2"`.
+        entries.append(({**labels, "row": count if count > 1 else None}, entry))
     for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
         for field, name, unit, meaning in gauges:
             values = [(labels, attrgetter(field)(each)) for labels, each in found]
@@ -230,19 +236,6 @@ def _gauge_lines(view: View) -> Iterator[str]:
         "driver": environment.driver_version,
     }
     yield from family("comparison_info", "", "What was compared, with what", [(facts, 1.0)])
-
-
-def _labelled(
-    cluster: Labels, entries: Iterable[EntryVerdict]
-) -> Iterator[tuple[Labels, EntryVerdict]]:
-    """Yield each entry with unique labels; if a row occurs twice, the second one gets `row="2"`."""
-    seen: Counter[object] = Counter()
-    for entry in entries:
-        same = entry.key, entry.configuration
-        seen[same] += 1
-        number = seen[same] if seen[same] > 1 else None
-        configuration = _fields(entry.configuration)
-        yield {**cluster, **configuration, **entry.key._asdict(), "row": number}, entry
 
 
 def _fields(configuration: Configuration | None) -> dict[str, object]:

@@ -23,7 +23,7 @@ from gpuscale.reports.figures.picture import (
     drawn,
     left_out_of,
 )
-from gpuscale.reports.phrases import percent_text, row_text
+from gpuscale.reports.phrases import by_key, percent_text, row_text
 
 MOST_ROWS = 8
 _LEAST_ROOM, _ROOM = 0.01, 0.25
@@ -84,7 +84,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     """
     nights = {index: rates[index][row.point] for index in row.nights}
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
-    if not _has_too_few_nights(row):
+    if not (row.is_unclear or row.nights_missing):
         bounds.append(len(row.nights))
     for begin, end in itertools.pairwise(bounds):
         level = row.nights[begin:end]
@@ -93,8 +93,8 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
             [level[0], level[-1]], [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level"
         )
     # With one distant night on the axis, all levels would look like one line.
-    usual = [nights[index] for index in row.nights if index not in row.outlying]
-    low, high = _axis_ends(usual or [*nights.values()])
+    usual = [index for index in row.nights if index not in row.outlying]
+    low, high = _axis_ends([nights[index] for index in usual or nights])
     bars = [
         (index, max(low, night.low), min(high, night.high))
         for index, night in nights.items()
@@ -103,7 +103,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
     for label, face, indices in (
-        ("night", _COLOR, [index for index in row.nights if index not in row.outlying]),
+        ("night", _COLOR, usual),
         ("outlying night", SURFACE, row.outlying),
     ):
         # A line without points would extend to the figure's corner and narrow the rest.
@@ -137,10 +137,8 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
     """Return the mean samples/s of each point in a night, or of the metric judged instead."""
-    costs: dict[PointKey, list[float]] = {}
-    for run in night.runs:
-        if (point := PointKey.of(run)) in points:
-            costs.setdefault(point, []).append(run.log_cost)
+    measured = ((PointKey.of(run), run) for run in night.runs)
+    costs = by_key((point, run.log_cost) for point, run in measured if point in points)
     levels = (level_of(point, geometric_mean(log_sample(logs))) for point, logs in costs.items())
     rates = ((level.value or level.samples_per_s) for level in levels)
     return {point: rate for point, rate in zip(costs, rates, strict=True) if rate is not None}
@@ -167,8 +165,3 @@ def _draw_changes(axes: Axes, row: RowHistory) -> None:
             bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
         )
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
-
-
-def _has_too_few_nights(row: RowHistory) -> bool:
-    """True if a row was measured on too few of the latest nights to establish a level."""
-    return row.is_unclear or row.nights_missing > 0

@@ -25,7 +25,7 @@ from gpuscale.reports.figures.picture import (
     shortened,
     styles_of,
 )
-from gpuscale.reports.phrases import configurations_text
+from gpuscale.reports.phrases import by_key, configurations_text
 
 Quantity = Literal["time", "throughput", "speedup"]
 Origin = Literal["measured", "baseline", "published"]
@@ -91,11 +91,11 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
     if baseline is None:
         return [*measured.values()]
     before = _curves(scaling_points(baseline.runs), "baseline")
-    published: dict[str, _Curve] = {}
-    for point in published_points(baseline).values():
-        key, label = point.configuration.label, point.configuration.strategy
-        earlier = published[key].points if key in published else ()
-        published[key] = _Curve((*earlier, point), label, "published")
+    figures = published_points(baseline).values()
+    published = {
+        label: _Curve(points, points[0].configuration.strategy, "published")
+        for label, points in by_key((p.configuration.label, p) for p in figures).items()
+    }
     if not measured:
         return [*before.values(), *published.values()]
     found: list[_Curve] = []

@@ -21,6 +21,8 @@ from gpuscale.store.files import write_report
 from gpuscale.store.results import left_out_reason
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
+TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+"""Tones that colour what ended with an exit code; `doubt` colours all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +121,6 @@ PAGE = "report.html"
 _LINKED = (PAGE, "comparison.txt", NIGHT_TEXT)
 """Files of a nightly run to which the index may link; it uses the first that exists."""
 
-_TONES: dict[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
-
 
 def write_index(folder: Path) -> None:
     """Atomically rewrite the index page of a folder of nightly runs."""
@@ -151,7 +151,7 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
         code = "" if record.exit is None else str(record.exit)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
         reason = left_out_reason(night / "results.jsonl") or ""
-        tone: Tone = "doubt" if reason else _TONES.get(record.exit, "doubt")
+        tone: Tone = "doubt" if reason else TONES.get(record.exit, "doubt")
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
             "verdict": Cell(record.night, reason and f"left out: {reason}", tone),

@@ -8,8 +8,8 @@ from gpuscale.records import Estimate
 from gpuscale.records.campaigns import NodeState, NodeVerdict
 from gpuscale.reports.campaign_text import SweepView
 from gpuscale.reports.columns import Cell, Tone
-from gpuscale.reports.page import Block, Section, Table, rendered
-from gpuscale.reports.phrases import counted, interval_text, percent_text, to_minutes
+from gpuscale.reports.page import TONES, Block, Section, Table, rendered
+from gpuscale.reports.phrases import counted, interval_text, to_minutes
 
 _TONES: Mapping[NodeState, Tone] = {
     NodeState.SICK: "loss",
@@ -23,7 +23,7 @@ _OF_GRID = "Speed of each node in %, by its slowest GPU or all GPUs; columns are
 
 def fleet_html(view: SweepView) -> str:
     """Return the HTML of a sweep's page; raise UsageError if Jinja2 is missing."""
-    record, (_, word) = view.record, view.exit_code_and_word
+    record, (code, word) = view.record, view.exit_code_and_word
     blocks = [
         Block(
             title=f"{node.node}: {speed}", text=text.replace("   ", "; "), tone=_TONES[node.state]
@@ -53,7 +53,7 @@ def fleet_html(view: SweepView) -> str:
         word=word,
         first=view.summary,
         facts=facts,
-        tone={"SICK": "loss", "OK": "pass"}.get(word, "doubt"),
+        tone=TONES.get(code, "doubt"),
     )
 
 
@@ -105,7 +105,7 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
 
 def _of_node(node: NodeVerdict, marks: str) -> str:
     """Group the marks of a node, in the colour of its state and with its name as a tooltip."""
-    speed = interval_text(node.speed, percent_text)
+    speed = interval_text(node.speed)
     title = f"<title>{html.escape(node.node)}: {speed}</title>"
     weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""
     return f'<g style="color:var(--{_TONES.get(node.state, "quiet")})"{weight}>{title}{marks}</g>'

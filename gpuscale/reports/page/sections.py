@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.base.errors import ExitCode
 from gpuscale.base.host import device_word
 from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
@@ -22,6 +21,7 @@ from gpuscale.reports.history_text import (
     verdict,
 )
 from gpuscale.reports.page import (
+    TONES,
     Block,
     Section,
     Subject,
@@ -237,7 +237,6 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
 )
 """Functions that create the sections below the verdict, in order; each may return None."""
 _TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
-_TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 
 
 def report_html(subject: Subject) -> str:
@@ -246,7 +245,7 @@ def report_html(subject: Subject) -> str:
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
-    tone: Tone = "" if view is None else _TONES.get(view.comparison.exit_code, "doubt")
+    tone: Tone = "" if view is None else TONES.get(view.comparison.exit_code, "doubt")
     if view is None and (of_nights := verdict_of_nights(subject)):
         word, first = of_nights
         tone = _TONES_OF_NIGHTS.get(word, "doubt")

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.efficiency_budget import (
     EfficiencyBudget,
-    RankSkew,
     TypicalStep,
     data_waits,
     efficiency_budgets,
@@ -116,15 +115,14 @@ def budget_text(budget: EfficiencyBudget) -> str:
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
     seen = rank_skews(run for run in runs if (run.configuration, run.key) == point)
-    found = phrases.by_key(
-        (_rank_text(skew), skew) for skew in seen if skew.skew_s >= NAMED_SKEW * skew.median_pace_s
-    )
-    slowest = [skew.slowest for skews in found.values() for skew in skews]
+    lagging = [skew for skew in seen if skew.skew_s >= NAMED_SKEW * skew.median_pace_s]
+    slowest = [skew.slowest for skew in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
         yield "the slowest rank is another one from run to run"
         return
-    for who, skews in found.items():
+    names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
+    for who, skews in phrases.by_key(zip(names, lagging, strict=True)).items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run.index) for skew in skews)
         # With two ranks, the other one is the median.
@@ -133,11 +131,6 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
             f"{who} takes {format_percent(lag)} longer a step than {other} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
         )
-
-
-def _rank_text(skew: RankSkew) -> str:
-    rank = skew.slowest
-    return f"rank {rank.rank} ({', '.join([rank.host, *rank.device_uuids])})"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
