@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from builders import Made, made_baseline, made_results
+from builders import Made, made_baseline, measured
 from changing import replace
 from statements import codes_in, known
 
@@ -27,29 +27,28 @@ COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000)
 GIB = 2**30
-USUAL = Made(communication_s=0.012, memory_bytes=4 * GIB, energy_per_sample_j=0.30)
+NOTHING: Made = {"step_time_s": 0.1}
+USUAL = NOTHING | {
+    "communication_s": 0.012,
+    "peak_memory_bytes": 4 * GIB,
+    "energy_per_sample_j": 0.30,
+}
 _LESS_SAME_MORE = ((0.004, 0.2), (0.012, 0.3), (0.020, 0.4))
 """Seconds of exposed communication, joules per sample."""
 
 
 def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
     """Runs whose step time, communication and energy vary; memory is the same in all."""
+    powers = {"step_time_s": 1, "communication_s": 1, "energy_per_sample_j": -1}
     return [
-        replace(
-            made,
-            step_time_s=made.step_time_s * factor,
-            communication_s=None if made.communication_s is None else made.communication_s * factor,
-            energy_per_sample_j=None
-            if made.energy_per_sample_j is None
-            else made.energy_per_sample_j / factor,
-        )
+        made | {name: made[name] * factor**power for name, power in powers.items() if name in made}
         for factor in factors
     ]
 
 
 def _compared(now: Made, then: Made = USUAL, tolerances: Tolerances | None = None) -> Comparison:
     before = made_baseline({2: _runs(then, THEN)}, tolerances=tolerances)
-    return compare(before, [made_results({2: _runs(now, NOW)})])
+    return compare(before, [measured({2: _runs(now, NOW)})])
 
 
 def _metric(row: EntryVerdict, metric: MetricSpec) -> MetricVerdict:
@@ -74,9 +73,9 @@ def test_the_same_metrics_again_are_ok_and_stand_in_the_row_with_both_values() -
 @pytest.mark.parametrize(
     ("worse", "metric", "size"),
     [
-        (replace(USUAL, communication_s=0.020), COMMUNICATION, 0.08),
-        (replace(USUAL, memory_bytes=5 * GIB), MEMORY, 0.25),
-        (replace(USUAL, energy_per_sample_j=0.39), ENERGY, 0.30),
+        (USUAL | {"communication_s": 0.020}, COMMUNICATION, 0.08),
+        (USUAL | {"peak_memory_bytes": 5 * GIB}, MEMORY, 0.25),
+        (USUAL | {"energy_per_sample_j": 0.39}, ENERGY, 0.30),
     ],
     ids=lambda value: value.name if isinstance(value, MetricSpec) else None,
 )
@@ -97,16 +96,20 @@ def test_a_worse_metric_regresses_a_row(worse: Made, metric: MetricSpec, size: f
 
 
 def test_a_lost_metric_beside_an_inconclusive_time_says_what_the_time_misses_and_no_more() -> None:
-    noisy = [replace(USUAL, step_time_s=0.1 * f) for f in (0.93, 1.05, 1.04, 0.96, 1.06, 0.97)]
-    now = [replace(made, memory_bytes=5 * GIB) for made in noisy[:3]]
-    (row,) = compare(made_baseline({1: noisy}), [made_results({1: now})]).entries
+    noisy = [USUAL | {"step_time_s": 0.1 * f} for f in (0.93, 1.05, 1.04, 0.96, 1.06, 0.97)]
+    now = [made | {"peak_memory_bytes": 5 * GIB} for made in noisy[:3]]
+    (row,) = compare(made_baseline({1: noisy}), [measured({1: now})]).entries
     assert row.finding is MEMORY
     assert codes_in(row.reason) == ["metric_lost", "loss_not_excluded"]
     assert reason_text(row).endswith("): a loss of 5.0 % is not excluded")
 
 
 def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
-    better = replace(USUAL, communication_s=0.004, memory_bytes=3 * GIB, energy_per_sample_j=0.2)
+    better = USUAL | {
+        "communication_s": 0.004,
+        "peak_memory_bytes": 3 * GIB,
+        "energy_per_sample_j": 0.2,
+    }
     comparison = _compared(better)
     (row,) = comparison.entries
     assert row.verdict is Verdict.OK
@@ -118,7 +121,7 @@ def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
 def test_a_fall_may_be_the_loss(metric: MetricSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     metric = replace(metric, more_is_better=True)
     monkeypatch.setitem(METRICS_BY_NAME, metric.name, metric)
-    judged = (replace(USUAL, communication_s=c, energy_per_sample_j=e) for c, e in _LESS_SAME_MORE)
+    judged = (USUAL | {"communication_s": c, "energy_per_sample_j": e} for c, e in _LESS_SAME_MORE)
     less, same, more = (_compared(made).entries[0] for made in judged)
     assert (less.verdict, less.finding) == (Verdict.REGRESSED, metric)
     change = _metric(less, metric).change
@@ -131,22 +134,21 @@ def test_a_fall_may_be_the_loss(metric: MetricSpec, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_metric_that_one_side_lacks_fails_nothing_and_is_not_shown() -> None:
-    nothing = Made()
-    for now, then in ((USUAL, nothing), (nothing, USUAL), (nothing, nothing)):
+    for now, then in ((USUAL, NOTHING), (NOTHING, USUAL), (NOTHING, NOTHING)):
         (row,) = _compared(now, then).entries
         assert row.verdict is Verdict.OK
         assert row.metrics == ()
 
 
 def test_slower_training_is_the_finding_also_where_it_costs_more_energy() -> None:
-    slower = replace(USUAL, step_time_s=0.115, energy_per_sample_j=0.40)
+    slower = USUAL | {"step_time_s": 0.115, "energy_per_sample_j": 0.40}
     (row,) = _compared(slower).entries
     assert row.finding is Finding.SLOWER_TRAINING
     assert _metric(row, ENERGY).verdict is Verdict.REGRESSED
 
 
 def test_constant_memory_does_not_alarm_on_one_byte() -> None:
-    (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1)).entries
+    (row,) = _compared(USUAL | {"peak_memory_bytes": 4 * GIB + 1}).entries
     assert _metric(row, MEMORY).verdict is Verdict.OK
 
 
@@ -156,7 +158,7 @@ def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_dec
             ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0),
         )
     )
-    (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1), tolerances=exact).entries
+    (row,) = _compared(USUAL | {"peak_memory_bytes": 4 * GIB + 1}, tolerances=exact).entries
     assert row.finding is MEMORY
     (row,) = _compared(USUAL, tolerances=exact).entries
     assert row.verdict is Verdict.OK
@@ -164,8 +166,8 @@ def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_dec
 
 def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step() -> None:
     # Ten times as much, and still nothing.
-    none = replace(USUAL, communication_s=-0.00001)
-    (row,) = _compared(replace(USUAL, communication_s=0.0001), none).entries
+    none = USUAL | {"communication_s": -0.00001}
+    (row,) = _compared(USUAL | {"communication_s": 0.0001}, none).entries
     found = _metric(row, COMMUNICATION)
     assert found.verdict is Verdict.OK
     assert found.change.value == pytest.approx(0.0011, abs=1e-4)
@@ -173,10 +175,10 @@ def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step(
 
 def test_both_values_are_those_of_the_change_where_a_night_of_the_baseline_is_left_out() -> None:
     of_nights = (0.004, 0.00405, 0.00395, 0.004, 0.0041, 0.022)
-    nights = [_runs(replace(USUAL, communication_s=each), THEN[:3]) for each in of_nights]
+    nights = [_runs(USUAL | {"communication_s": each}, THEN[:3]) for each in of_nights]
     before = made_baseline({2: [made for night in nights for made in night]})
     runs = (replace(run, allocation=f"night {at // 3}") for at, run in enumerate(before.runs))
-    now = made_results({2: _runs(replace(USUAL, communication_s=0.005), NOW)})
+    now = measured({2: _runs(USUAL | {"communication_s": 0.005}, NOW)})
     (row,) = compare(replace(before, runs=tuple(runs)), [now]).entries
     found = _metric(row, COMMUNICATION)
     # The mean of all nights is 7 ms, from which it would have fallen.
@@ -187,9 +189,9 @@ def test_both_values_are_those_of_the_change_where_a_night_of_the_baseline_is_le
 
 
 def test_an_uncertain_metric_leaves_the_row_alone_and_says_how_uncertain() -> None:
-    noisy = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.7, 1.2, 1.0, 1.3, 0.8, 1.0)]
-    now = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.9, 1.4, 0.8)]
-    (row,) = compare(made_baseline({2: noisy}), [made_results({2: now})]).entries
+    noisy = [USUAL | {"energy_per_sample_j": 0.3 * f} for f in (0.7, 1.2, 1.0, 1.3, 0.8, 1.0)]
+    now = [USUAL | {"energy_per_sample_j": 0.3 * f} for f in (0.9, 1.4, 0.8)]
+    (row,) = compare(made_baseline({2: noisy}), [measured({2: now})]).entries
     assert row.verdict is Verdict.OK
     found = _metric(row, ENERGY)
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -204,12 +206,12 @@ def _random(
         communication, energy = rng.normal(0, 0.005 * night), rng.normal(0, 0.02 * night)
         time = rng.normal(0, 0.01 * night)
         by_gpus[gpus] = [
-            Made(
-                step_time_s=0.1 * float(np.exp(time + rng.normal(0, noise))),
-                communication_s=0.1 * float(0.1 + communication + rng.normal(0, noise)),
-                memory_bytes=memory(),
-                energy_per_sample_j=0.3 * float(np.exp(energy + rng.normal(0, noise))),
-            )
+            {
+                "step_time_s": 0.1 * float(np.exp(time + rng.normal(0, noise))),
+                "communication_s": 0.1 * float(0.1 + communication + rng.normal(0, noise)),
+                "peak_memory_bytes": memory(),
+                "energy_per_sample_j": 0.3 * float(np.exp(energy + rng.normal(0, noise))),
+            }
             for _ in range(runs)
         ]
     return by_gpus
@@ -228,7 +230,7 @@ def test_metrics_raise_no_false_alarms(noise: float, night: float) -> None:
 
     for _ in range(trials):
         before = made_baseline(_random(rng, 6, memory=memory, noise=noise, night=night))
-        now = made_results(_random(rng, 3, memory=memory, noise=noise, night=night))
+        now = measured(_random(rng, 3, memory=memory, noise=noise, night=night))
         entries = compare(before, [now]).entries
         rows += len(entries)
         alarms += sum(entry.verdict is Verdict.REGRESSED for entry in entries)

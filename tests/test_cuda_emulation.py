@@ -49,7 +49,7 @@ QUICK = ("--runs", "1", "--run-seconds", "0.1")
 WITHOUT_WARM_UP = """
 from msgspec.structs import replace
 from gpuscale.base.host import GPU_KINDS
-from gpuscale.workload.run_defaults import TIMING_PLANS
+from gpuscale.records.request import TIMING_PLANS
 
 for device in GPU_KINDS:
     TIMING_PLANS[device] = replace(TIMING_PLANS[device], warmup_steps=2, warmup_s=0.05)

@@ -16,7 +16,6 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, skip_reason
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.run_defaults import devices_of_run
 
 
 def node(host: str, gpus: int = 4, model: str = "A100") -> Environment:
@@ -90,10 +89,10 @@ def test_a_pipeline_needs_a_gpu_for_each_stage() -> None:
 
 def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
-    assert devices_of_run(job, run=2, gpus=2) == (2, 3)
-    assert devices_of_run(job, run=2, gpus=8) == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert job.devices_of_run(run=2, gpus=2) == (2, 3)
+    assert job.devices_of_run(run=2, gpus=8) == (0, 1, 2, 3, 0, 1, 2, 3)
     # Three on each of the two nodes.
-    assert devices_of_run(job, run=2, gpus=6)[:3] == (3, 0, 1)
+    assert job.devices_of_run(run=2, gpus=6)[:3] == (3, 0, 1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8])
@@ -103,7 +102,7 @@ def test_single_gpus_are_each_met_once_in_as_many_runs_as_there_are(nodes: int, 
     job = joined({host: node(host, count) for host in hosts}, "auto")
     met = []
     for run in range(1, 2 * nodes * count + 1):
-        (device,) = devices_of_run(job, run=run, gpus=1)
+        (device,) = job.devices_of_run(run=run, gpus=1)
         (host,) = place(1, hosts, slots=count, first=run - 1).hosts
         met.append((host, device))
     assert len(set(met[: nodes * count])) == nodes * count

@@ -12,7 +12,7 @@ from measuring import REPOSITORY, TINY_CASE, Session, run_pytest, write_case
 from gpuscale.base.errors import UsageError
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records.configuration import Precision
-from gpuscale.workload.run_defaults import MOST_WINDOWS, TIMING_PLANS, timing_plan
+from gpuscale.records.request import MOST_WINDOWS, TIMING_PLANS, timing_plan
 
 GIVEN: dict[str, object] = {"gpus": "1,2"}
 PAGE = REPOSITORY / "docs" / "options.md"

@@ -24,7 +24,7 @@ from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrateg
 from gpuscale.measure.worker.training import Training, parameter_digest
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.campaigns import OverheadOutcome, OverheadPair, OverheadResult
-from gpuscale.workload.run_defaults import TIMING_PLANS
+from gpuscale.records.request import TIMING_PLANS
 
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 

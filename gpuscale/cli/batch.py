@@ -20,7 +20,6 @@ from gpuscale.plugin.requests import run_request, skip_reason, validate_precisio
 from gpuscale.records import Environment, Run, RunRequest, TimingPlan
 from gpuscale.reports.phrases import configuration_text, devices_text
 from gpuscale.workload.cases import TrainingCase, case_class
-from gpuscale.workload.run_defaults import default_strategy
 
 _FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
 _OPTIONS = [OPTIONS[name] for name in ("strategies", "size", "precision", "device")]
@@ -92,7 +91,7 @@ def _plan(
     if options.strategies and not set(options.strategies) <= set(case.strategies):
         known = ", ".join(case.strategies)
         raise UsageError(f"--strategy {','.join(options.strategies)}: {case.name()} has {known}")
-    strategy, *_ = options.strategies or (default_strategy(case),)
+    strategy, *_ = options.strategies or (case.default_strategy(),)
     plan = ItemPlan(case=case, strategy=strategy, gpus=gpus, run=1)
     if reason := skip_reason(plan, environment, options):
         raise UsageError(reason.removesuffix(" (--oversubscribe measures all the same)"))

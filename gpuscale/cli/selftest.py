@@ -28,7 +28,6 @@ from gpuscale.records.record import document_text
 from gpuscale.reports.doctor_text import selftest_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.workload.cases import TrainingCase, case_class
-from gpuscale.workload.run_defaults import default_strategy
 
 _DEFAULT_CASES = {
     **dict.fromkeys(GPU_KINDS, "bench_cases/test_resnet50.py::Resnet50"),
@@ -92,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
         for index, number in product(range(1, arguments.runs + 1), gpus):
-            plan = ItemPlan(case=case, strategy=default_strategy(case), gpus=number, run=index)
+            plan = ItemPlan(case=case, strategy=case.default_strategy(), gpus=number, run=index)
             request = run_request(plan, here, MeasureOptions())
             request = replace(request, overhead_pairs=OVERHEAD_PAIRS)
             made[number].append(launcher.compare_with_bare_loop(request))

@@ -22,9 +22,9 @@ from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli.inputs import gpu_counts, remark, say
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
+from gpuscale.records.request import TIMING_PLANS
 from gpuscale.reports.phrases import devices_text
 from gpuscale.store.files import file_errors, read_any, write_report
-from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}

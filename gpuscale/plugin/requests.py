@@ -21,12 +21,11 @@ from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import OPTIONS, MeasureOptions
 from gpuscale.records import Configuration, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
-from gpuscale.records.request import CommandRequest
+from gpuscale.records.request import CommandRequest, timing_plan
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_count
 from gpuscale.workload.command_case import CommandCase, joined
 from gpuscale.workload.injections import parse_injection
-from gpuscale.workload.run_defaults import data_workers, devices_of_run, ranks_per_gpu, timing_plan
 
 
 def validate_precision(options: MeasureOptions, environment: Environment) -> None:
@@ -123,7 +122,7 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
 
 
 def _missing_gpus(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
-    if options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment):
+    if options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus):
         return None
     here = environment.gpus_per_node
     of_process = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
@@ -159,7 +158,7 @@ def _conflict_with_options(
     }
     conflicts = {flag: why for flag, why in demands.conflicts.items() if given[flag]}
     on_gpu = is_gpu(environment.device)
-    shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
+    shares_gpu = options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus)
     if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
         # Gloo would pass a device address to the operating system, which would reject it.
         conflicts["--oversubscribe"] = "gloo sends nothing that lies on a GPU"
@@ -179,7 +178,7 @@ def _training_request(
 ) -> RunRequest:
     built, has_micro_batches = case(), STRATEGIES[plan.strategy].micro_batches
     data: DataKind = options.data if options.data_root is None else "real"
-    workers = data_workers(environment) if options.data_workers is None else options.data_workers
+    workers = environment.data_workers if options.data_workers is None else options.data_workers
     configuration = Configuration(
         case=case.name(),
         strategy=plan.strategy,
@@ -191,7 +190,7 @@ def _training_request(
         scaling=case.scaling,
         data=data,
         threads_per_rank=options.threads_per_rank,
-        ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
+        ranks_per_gpu=environment.ranks_per_gpu(plan.strategy, plan.gpus),
         data_workers=0 if data == "synthetic" else workers,
         strategy_options=case.options_text(plan.strategy),
         accumulate=options.accumulate if options.accumulate > 1 else None,
@@ -247,7 +246,7 @@ def _command_request(
     request = _request(plan, environment, options, configuration, batch_per_gpu)
     if launch == "once" and across_nodes:
         # The command itself chooses nodes and GPUs: in every run, it starts with the first ones.
-        request = replace(request, devices=devices_of_run(environment, run=1, gpus=gpus))
+        request = replace(request, devices=environment.devices_of_run(run=1, gpus=gpus))
     return replace(request, command=command)
 
 
@@ -269,7 +268,7 @@ def _request(
         case_module=plan.case.__module__,
         case_file=_file_of_case(plan.case),
         case_class=plan.case.__qualname__,
-        devices=devices_of_run(environment, run=run, gpus=plan.gpus),
+        devices=environment.devices_of_run(run, plan.gpus),
         timing=timing_plan(environment.device, options.run_seconds),
         timeout_s=options.timeout_s,
         cpu_bind=options.cpu_bind,

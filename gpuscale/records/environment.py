@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.host import is_gpu
+from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 UNKNOWN_HOST = "unknown host"
@@ -127,6 +128,42 @@ class Environment(Record, frozen=True, kw_only=True):
         """Return the number of nodes needed for `gpus` GPUs or CPU ranks, at most `node_count`."""
         here = self.gpus_per_node if is_gpu(self.device) else self.cores_per_node
         return min(self.node_count, math.ceil(gpus / max(1, here)))
+
+    @property
+    def data_workers(self) -> int:
+        """Default number of data-loader processes per rank, for any GPU count; 0 on CPU."""
+        if self.device == "cpu":
+            return 0
+        cores_per_gpu = (self.cpu_count or 1) // max(1, len(self.gpus))
+        return max(1, min(8, cores_per_gpu - 1))
+
+    def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
+        """Return the largest number of ranks that share a GPU; None if each rank has its own.
+
+        Also return None if ranks run on CPUs or on several nodes, or for a strategy of one process.
+        """
+        if self.device == "cpu" or self.nodes or not self.gpus:
+            return None
+        ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))
+        return ranks if ranks > 1 else None
+
+    def devices_of_run(self, run: int, gpus: int) -> tuple[int, ...]:
+        """Return the CUDA device of each local rank, the same on every node; empty on a CPU.
+
+        Successive runs use successive blocks of devices, so that T(1) is not always measured on
+        GPU 0. Blocks do not overlap, since GPUs 1 and 2 may be linked differently from 0 and 1.
+        """
+        count = self.gpus_per_node
+        if self.device == "cpu" or not count:
+            return ()
+        on_each_node = math.ceil(gpus / math.ceil(gpus / count))
+        blocks = count // math.gcd(count, on_each_node)
+        # Runs also rotate over the nodes. After each common cycle of nodes and blocks, the blocks
+        # shift by one; otherwise only some devices of each node would ever be measured.
+        rounds = (run - 1) // math.lcm(self.node_count, blocks)
+        ahead = rounds % math.gcd(self.node_count, blocks)
+        start = (run - 1 + ahead) * on_each_node
+        return tuple((start + position) % count for position in range(gpus))
 
     @property
     def hardware_label(self) -> str:

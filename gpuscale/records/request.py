@@ -1,13 +1,14 @@
 """Requests from the launcher to the ranks, and the answers of the ranks."""
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuscale.base.host import UNBOUND, bound_cpus
+from gpuscale.base.host import GPU_KINDS, UNBOUND, bound_cpus
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.evidence import Failure, Phases, ProcessSoftware, RankReport, Window
@@ -37,6 +38,35 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     def most_windows_s(self) -> float:
         """Target duration of the maximum number of windows, including unsynchronised ones."""
         return self.windows * self.window_s * _WITH_UNSYNCED
+
+
+MOST_WINDOWS = 30
+TIMING_PLANS: Mapping[str, TimingPlan] = {
+    **dict.fromkeys(
+        GPU_KINDS,
+        TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    ),
+    "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
+}
+
+
+def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
+    """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
+
+    A larger time budget first adds windows, which show whether a run is steady, and then lengthens
+    them. With a smaller budget, the ranks reduce the number or length of windows.
+    """
+    plan = TIMING_PLANS[device]
+    run_seconds = run_seconds or plan.run_seconds
+    if run_seconds <= plan.run_seconds:
+        return replace(plan, run_seconds=run_seconds)
+    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
+    return replace(
+        plan,
+        windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
+        window_s=plan.window_s * max(1.0, longer * plan.windows / MOST_WINDOWS),
+        run_seconds=run_seconds,
+    )
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):

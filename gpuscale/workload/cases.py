@@ -135,6 +135,11 @@ class TrainingCase(Case):
         return Image.fromarray((inputs * 255).to(torch.uint8).numpy()), label
 
     @classmethod
+    def default_strategy(cls) -> str:
+        """Return the first strategy that has one rank per GPU, or else the first strategy."""
+        return max(cls.strategies, key=lambda name: STRATEGIES[name].processes(2))
+
+    @classmethod
     def options_text(cls, strategy: str) -> str | None:
         """Return the options for a strategy, such as `bucket_cap_mb=50`; None if there are none."""
         options = cls.strategy_options.get(strategy, {})

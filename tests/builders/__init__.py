@@ -1,7 +1,6 @@
 """Runs, results and baselines whose numbers are known, for all tests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +46,8 @@ CNN = Configuration(
 )
 SHAPE = (1, 28, 28)
 BATCH = 128
+Made = dict[str, Any]
+"""Arguments of `run` that say what was measured."""
 
 
 def run(
@@ -58,9 +59,18 @@ def run(
     index: int = 1,
     peak_memory_bytes: int | None = None,
     utilization: float | None = None,
+    communication_s: float | None = None,
+    energy_per_sample_j: float | None = None,
 ) -> Run:
     """A run of one window with that step time, or a failed one where it is None."""
     killed = Failure(kind="killed", message="rank 1 died of signal 9")
+    unsynced_s = None if communication_s is None else (step_time_s or 0.0) - communication_s
+    summaries: tuple[GpuSummary, ...] = ()
+    if utilization is not None:
+        summaries = (gpu_summary(utilization),)
+    if energy_per_sample_j is not None:
+        summary = with_values(gpu_summary(0.9), energy_j=energy_per_sample_j * batch_per_gpu)
+        summaries = (summary,) * gpus
     made = Run(
         configuration=configuration,
         gpus=gpus,
@@ -75,7 +85,8 @@ def run(
         warmup_s=1.0,
         startup_s=1.0,
         wall_s=10.0,
-        gpu_summaries=() if utilization is None else (gpu_summary(utilization),),
+        unsynced_windows=() if unsynced_s is None else (window(unsynced_s, gpus),),
+        gpu_summaries=summaries,
         failure=killed if step_time_s is None else None,
     )
     return made if step_time_s is None else with_measured(made)
@@ -176,20 +187,18 @@ def results_text(results: Results) -> str:
 
 
 def measured(
-    times_s: Mapping[int, Sequence[float | None]],
+    times_s: Mapping[int, Sequence[float | Made | None]],
     *,
     configuration: Configuration = CNN,
     job_id: str = "now",
 ) -> Results:
-    """Results with these step times by number of GPUs; None is a failed run."""
-    return results(
-        *(
-            run(gpus, time_s, configuration=configuration, index=index)
-            for gpus, times in times_s.items()
-            for index, time_s in enumerate(times, start=1)
-        ),
-        where=environment(job_id=job_id),
-    )
+    """Results with these step times or runs by number of GPUs; None is a failed run."""
+    made = []
+    for gpus, of_gpus in times_s.items():
+        for index, each in enumerate(of_gpus, start=1):
+            numbers = each if isinstance(each, dict) else {"step_time_s": each}
+            made.append(run(gpus, **numbers, configuration=configuration, index=index))
+    return results(*made, where=environment(job_id=job_id))
 
 
 def baseline(
@@ -304,39 +313,6 @@ def phased_run(
     return replace(plain, ranks=ranks, windows=(synced,), unsynced_windows=unsynced)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """One run in numbers; None is not measured."""
-
-    step_time_s: float = 0.1
-    communication_s: float | None = None
-    memory_bytes: int | None = None
-    energy_per_sample_j: float | None = None
-
-
-def made_run(gpus: int, made: Made, index: int = 1) -> Run:
-    """The run record that gives these numbers back."""
-    plain = run(gpus, made.step_time_s, index=index, peak_memory_bytes=made.memory_bytes)
-    unsynced: tuple[Window, ...] = ()
-    summaries: tuple[GpuSummary, ...] = ()
-    if made.communication_s is not None:
-        unsynced = (window(made.step_time_s - made.communication_s, gpus),)
-    if made.energy_per_sample_j is not None:
-        energy_j = made.energy_per_sample_j * BATCH
-        summaries = (with_values(gpu_summary(0.9), energy_j=energy_j),) * gpus
-    return replace(plain, unsynced_windows=unsynced, gpu_summaries=summaries)
-
-
-def made_results(runs: Mapping[int, Sequence[Made]], *, job_id: str = "now") -> Results:
-    """Results of these runs by number of GPUs."""
-    made = (
-        made_run(gpus, each, index)
-        for gpus, of_gpus in runs.items()
-        for index, each in enumerate(of_gpus, start=1)
-    )
-    return results(*made, where=environment(job_id=job_id))
-
-
 def made_baseline(
     runs: Mapping[int, Sequence[Made]], *, tolerances: Tolerances | None = None
 ) -> Baseline:
@@ -346,7 +322,5 @@ def made_baseline(
         cluster="ARC4",
         hardware=V100,
         tolerances=tolerances or Tolerances(),
-        runs=tuple(
-            replace(without_windows(run), allocation="then") for run in made_results(runs).runs
-        ),
+        runs=tuple(replace(without_windows(run), allocation="then") for run in measured(runs).runs),
     )
