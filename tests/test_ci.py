@@ -180,7 +180,7 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(chec
     seen = night.environment()
     assert (seen["IN_A_BOX"], seen["PROXY"]) == ("1", "a b")
     (told,) = night.calls("told")
-    assert told.startswith("4, it's measured, not judged: no baseline was named; ")
+    assert told.startswith("4, it's all was measured, nothing failed; not judged yet: ")
     assert told.endswith("still collecting, night 1 of 4")
     (checkout / "own.toml").unlink()
     (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))

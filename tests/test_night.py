@@ -151,7 +151,7 @@ INTERRUPTED = attempt(exit_code=2)
 ONLY_FAILED = attempt(failed("raised"))
 NO_ITEMS = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=0))
 TIME_UP = attempt(make.run(2, 0.1), exit_code=143, stopped_by=15)
-UNJUDGED = "measured, not judged: no baseline was named"
+UNJUDGED = "all was measured, nothing failed; not judged yet"
 SINGLE = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=1))
 STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
@@ -196,18 +196,16 @@ def test_the_night_ends_with_what_matters_most(
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "compare_exit", "unjudged", "meaning"),
+    ("last", "code", "compare_exit", "meaning"),
     [
-        (WELL, 1, 1, 0, "regressed"),
-        (WELL, 4, 4, 0, "nothing comparable was measured"),
-        (WELL, 4, None, 2, f"{UNJUDGED}; still collecting, night 2 of 4"),
-        (WELL, 4, None, 4, f"{UNJUDGED}; record one of these 4 nights (gpuscale baseline record)"),
-        (NOTHING, 4, None, 0, "nothing was measured"),
-        (NOTHING, 2, None, 1, "it could not be run or judged"),
+        (WELL, 1, 1, "regressed"),
+        (WELL, 4, 4, "nothing comparable was measured"),
+        (WELL, 4, None, f"{UNJUDGED}: still collecting"),
+        (NOTHING, 4, None, "nothing was measured"),
+        (NOTHING, 2, None, "it could not be run or judged"),
         (
             TIME_UP,
             5,
-            0,
             0,
             "not everything was measured; of what was measured: ok; stopped by SIGTERM "
             "(the job's time limit?)",
@@ -215,9 +213,9 @@ def test_the_night_ends_with_what_matters_most(
     ],
 )
 def test_a_night_says_how_it_ended(
-    last: Attempt, code: int, compare_exit: int | None, unjudged: int, meaning: str
+    last: Attempt, code: int, compare_exit: int | None, meaning: str
 ) -> None:
-    said = night_meaning(ExitCode(code), last, compare_exit, unjudged=unjudged)
+    said = night_meaning(ExitCode(code), last, compare_exit, unjudged="still collecting")
     assert said == meaning
 
 

@@ -133,6 +133,44 @@ def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checko
     assert night.output.startswith("gpuscale night: judged against baselines/arc4.json\nmeasuring")
 
 
+def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: Path) -> None:
+    nights = ".gpuscale/nightly/here"
+    for job, time_s, code in ((1, 0.1, 4), (2, 0.1, 0), (3, 0.1, 0), (4, 0.15, 1)):
+        began_s = 1.7e9 + 86400 * job
+        runs = [
+            replace(make.run(1, time_s * (1 + n / 1000), index=n), started_at_s=began_s)
+            for n in (1, 2, 3)
+        ]
+        made = make.results(*runs, where=make.environment(job_id=str(job)))
+        write_results(checkout / "night", made)
+        environment = job_environment(checkout, {"MEASURED": str(checkout / "night")})
+        words = f"ci/nightly.sh here {job} measure x compare --gpus 1 --history {nights}"
+        night = run_night(words.split(), checkout, environment, checkout)
+        assert night.exit_code == code, night.output
+        assert night.output.startswith(f"gpuscale night: judged against {nights}\nmeasuring")
+        if job == 1:
+            assert "not judged yet: the nights after it are judged against it" in night.output
+
+
+def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_judged(
+    checkout: Path,
+) -> None:
+    (checkout / "measured.1").unlink()
+    (checkout / "measured.1.exit").unlink()
+    environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
+    for job, words in ((1, "still collecting, night 1 of 4"), (4, "'compare --history .gpuscale/")):
+        for old in range(1, job):
+            folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
+            folder.mkdir(parents=True)
+            (folder / "results.jsonl").touch()
+        night = run_night(
+            f"ci/nightly.sh here {job} measure x".split(), checkout, environment, checkout
+        )
+        assert night.exit_code == 4
+        assert "all was measured, nothing failed; not judged yet: " in night.output
+        assert words in night.output
+
+
 def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(checkout: Path) -> None:
     night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"))
     assert night.exit_code == 0, night.output

@@ -10,7 +10,7 @@ from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.campaigns.night import NightJob, print_flushed
 from gpuscale.reports.page import write_index
 
-_USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
+_USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE|--history DIR [OPTION...]]"
 _EXAMPLE = "mynode measure my_cases --gpus 1,2 --runs 3 compare baselines/mynode.json"
 
 

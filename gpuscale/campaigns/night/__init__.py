@@ -15,6 +15,7 @@ from subprocess import Popen, TimeoutExpired
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.level_changes import FEWEST_NIGHTS
 from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S
@@ -50,7 +51,14 @@ class NightJob:
         self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
         """`measure` holds arguments for pytest, `compare` for `gpuscale compare` (may be empty)."""
-        self._job, self._measure, self._compare, self._command = job, measure, compare, command
+        self._job, self._measure, self._command = job, measure, command
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--history")
+        found, words = parser.parse_known_args(compare)
+        self._history: str | None = found.history
+        """Folder of the nights to judge against; None if a baseline is named, or neither is."""
+        self._baseline = words.pop(0) if words and self._history is None else None
+        self._options = words
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()
         self.folder = Path()
@@ -68,8 +76,7 @@ class NightJob:
         if compare_exit == ExitCode.REGRESSED and self._probe():
             compare_exit = self._judge()
         code = night_exit(attempt, compare_exit)
-        unjudged = 0 if self._compare else len([*self.folder.parent.glob(f"*/{_RESULTS}")])
-        meaning = night_meaning(code, attempt, compare_exit, unjudged=unjudged)
+        meaning = night_meaning(code, attempt, compare_exit, unjudged=self._why_unjudged())
         record = self._record(attempts, compare_exit, code, meaning)
         self._report()
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
@@ -83,15 +90,16 @@ class NightJob:
 
     def _open(self, name: str) -> Path:
         """Validate the baseline; create and return the folder of the nightly run."""
-        if self._compare:
+        if self._baseline:
             # Detect an unreadable baseline now, not after an hour of measurements.
-            read_any(Path(self._compare[0]))
-            _say(f"judged against {self._compare[0]}")
+            read_any(Path(self._baseline))
+        if judge := self._baseline or self._history:
+            _say(f"judged against {judge}")
         nights = nights_folder(os.environ)
         folder = new_night(nights, name=name, job=self._job, day=self._started.date())
-        if self._compare:
+        if self._baseline:
             try:
-                shutil.copyfile(self._compare[0], folder / "baseline.json")
+                shutil.copyfile(self._baseline, folder / "baseline.json")
             except OSError as error:
                 _say(f"the baseline is not kept beside the night ({error.strerror})")
         return folder
@@ -128,15 +136,32 @@ class NightJob:
 
         Return the exit code of the comparison; None if nothing was compared.
         """
-        results = self.folder / _RESULTS
-        if not self._compare or not self._has_results():
+        results, judges = self.folder / _RESULTS, [self._baseline] if self._baseline else []
+        if self._history and any(
+            path.parent != self.folder for path in Path(self._history).rglob(_RESULTS)
+        ):
+            judges = ["--history", self._history]
+        if not judges or not self._has_results():
             return None
-        baseline, *options = self._compare
+        options = [*self._options]
         for name, ending in _COMPARISONS.items():
             options += ["--format", f"{name}={self.folder / f'comparison.{ending}'}"]
-        code, said = self._command("compare", baseline, str(results), *options)
+        code, said = self._command("compare", *judges, str(results), *options)
         _write_or_say(self.folder / "comparison.txt", said)
         return code
+
+    def _why_unjudged(self) -> str:
+        """Say what a night that was not compared is for, and how later ones can be judged."""
+        nights = self.folder.parent
+        count = len([*nights.glob(f"*/{_RESULTS}")])
+        if self._history:
+            return "the nights after it are judged against it"
+        if count < FEWEST_NIGHTS:
+            return f"still collecting, night {count} of {FEWEST_NIGHTS}"
+        return (
+            f"judge by these {count} nights with 'compare --history {nights}', or record a "
+            "baseline of them (gpuscale baseline record)"
+        )
 
     def _probe(self) -> bool:
         """Probe for the likeliest causes; return False if nothing was or could be probed."""
@@ -145,7 +170,7 @@ class NightJob:
         root = parser.parse_known_args(self._measure)[0].data_root
         try:
             rows = json.loads((self.folder / "comparison.json").read_text())["entries"]
-            has_probes = bool(read_any(Path(self._compare[0])).probes)
+            has_probes = bool(self._baseline and read_any(Path(self._baseline)).probes)
         except (OSError, ValueError, FileError):
             return False
         causes = [cause for row in rows for cause in row["causes"][:1]]
@@ -160,11 +185,10 @@ class NightJob:
         if not self._has_results():
             return
         judged = []
-        if self._compare:
-            baseline, *options = self._compare
+        if self._baseline:
             parser = ArgumentParser(add_help=False)
             parser.add_argument("--format", action="append")
-            judged = ["--baseline", baseline, *parser.parse_known_args(options)[1]]
+            judged = ["--baseline", self._baseline, *parser.parse_known_args(self._options)[1]]
         page = str(self.folder / "report.html")
         code, _ = self._command(
             "report", str(results), str(self.folder.parent), *judged, "--output", page
@@ -194,7 +218,7 @@ class NightJob:
             nodes=nodes_of_job(os.environ),
             job=self._job,
             revision=answer_of(["git", "describe", "--always", "--dirty"]) or "unknown",
-            baseline=self._compare[0] if self._compare else None,
+            baseline=self._baseline or self._history,
         )
         _write_record(self.folder, record)
         return record

@@ -13,7 +13,6 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import FrameType
 from typing import Literal
 
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS
 from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError, UsageError
 from gpuscale.base.process_ends import PASSED_ON_S
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
@@ -226,20 +225,17 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
 
 
 def night_meaning(
-    code: ExitCode, attempt: Attempt, compare_exit: int | None, *, unjudged: int
+    code: ExitCode, attempt: Attempt, compare_exit: int | None, *, unjudged: str
 ) -> str:
     """Describe the exit code of a nightly run in words.
 
-    `unjudged` is the number of nights recorded so far, or 0 if this night has a baseline.
+    `unjudged` says what to do about a night that measured everything but was not compared.
     """
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
-    elif code == ExitCode.NOTHING_COMPARABLE and unjudged:
-        then = f"record one of these {unjudged} nights (gpuscale baseline record)"
-        if unjudged < FEWEST_NIGHTS:
-            then = f"still collecting, night {unjudged} of {FEWEST_NIGHTS}"
-        meaning = f"measured, not judged: no baseline was named; {then}"
+    elif code == ExitCode.NOTHING_COMPARABLE and compare_exit is None:
+        meaning = f"all was measured, nothing failed; not judged yet: {unjudged}"
     elif code == ExitCode.INCOMPLETE and compare_exit in (ExitCode.OK, ExitCode.INCONCLUSIVE):
         meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
     if attempt.stopped_by is not None:
