@@ -21,6 +21,7 @@ from gpuscale.records import (
     EnvironmentChange,
     GpuSummary,
     MetricSpec,
+    QuantityName,
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
@@ -235,14 +236,21 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "remedy"), [(None, "doctor_on_hosts"), ("python train.py", "command_or_hosts")]
+    ("command", "quantity", "code", "remedy"),
+    [
+        (None, QuantityName.THROUGHPUT, "no_phases", "doctor_on_hosts"),
+        (None, QuantityName.EFFICIENCY, "no_phases", "gpu_links"),
+        ("python a.py", QuantityName.THROUGHPUT, "no_phases_of_commands", "command_or_hosts"),
+        ("python a.py", QuantityName.EFFICIENCY, "no_phases_of_commands", "command_or_hosts"),
+    ],
 )
-def test_a_command_without_phases_is_suspected_before_its_hosts(
-    command: str | None, remedy: str
+def test_a_command_without_phases_is_suspected_before_hosts_and_links(
+    command: str | None, quantity: QuantityName, code: str, remedy: str
 ) -> None:
-    made = row_of([], [], gpus=1, configuration=replace(CNN, command=command))
+    made = row_of([], [], gpus=2, configuration=replace(CNN, command=command))
+    made = replace(made, entry=replace(made.entry, changed_quantity=quantity))
     (cause,) = not_established(made, ())
-    assert (cause.code, cause.remedy and cause.remedy.code) == ("no_phases", remedy)
+    assert (cause.code, cause.remedy and cause.remedy.code) == (code, remedy)
 
 
 def codes_of(call: ast.expr) -> Iterator[str]:

@@ -140,6 +140,26 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
 
 
 @pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (ALL_REDUCE, "run 'gpuscale doctor' on each host; "),
+        (replace(NOISE, code="no_phases_of_commands"), "look at what changed in the command, "),
+        (NOISE, AGAIN),
+    ],
+)
+def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
+    cause: Cause, words: str
+) -> None:
+    if cause.code == "no_phases_of_commands":
+        cause = replace(cause, remedy=Remedy("command_or_hosts", ("n1",)))
+    busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
+    shown = view(comparison(replace(slower(1), causes=(cause,)), notes=[busy]))
+    lines = dict(shown.headline)
+    assert lines["next"].startswith(words)
+    assert "busy" in lines["beware"]
+
+
+@pytest.mark.parametrize(
     ("verdict", "words"),
     [(Verdict.INCOMPARABLE, "compare with a baseline"), (Verdict.MISSING, "name the results")],
 )

@@ -208,10 +208,8 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
 }
 """Functions from (cause, time added, time per step) to (headline, statement), keyed by code."""
 NOT_ESTABLISHED: Mapping[str, str] = {
-    "no_phases": (
-        "one side or both lack phases, paces or exposed communication of these runs, as those of "
-        "commands do"
-    ),
+    "no_phases": "one side or both lack phases, paces or exposed communication of these runs",
+    "no_phases_of_commands": "gpuscale sees no phases of a command",
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
         "reference figures hold no phases, so the differences from them are unknown"
@@ -232,8 +230,9 @@ NEXT_STEPS: Mapping[str, str] = {
         "the host would slow every phase of a step"
     ),
     "command_or_hosts": (
-        "see whether the command, its packages or its data changed; if not, run 'gpuscale doctor' "
-        "on {places}, and look there for other processes"
+        "look at what changed in the command, its packages or its data, since gpuscale sees no "
+        "phases of a command; if nothing did, run 'gpuscale doctor' on {places}, and look there "
+        "for other processes"
     ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
     "jobs_in_turn": (

@@ -182,10 +182,10 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     elif not point.before or not point.after:
         # Recording a new baseline is no remedy: it would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
-        if entry.changed_quantity is QuantityName.EFFICIENCY:
+        if point.key.configuration.command:
+            yield _open("no_phases_of_commands", Remedy("command_or_hosts", hosts))
+        elif entry.changed_quantity is QuantityName.EFFICIENCY:
             yield _open("no_phases", _look_at_links(row))
-        elif point.key.configuration.command:
-            yield _open("no_phases", Remedy("command_or_hosts", hosts))
         else:
             yield _open("no_phases", look_at_devices(row, hosts))
     else:

@@ -184,6 +184,11 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
+    shared = sharing(rows)
+    step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
+    if weight == 0 and step and shared[0].entry.causes[0].code != "within_noise":
+        # A loss whose cause can be looked for was found although the host was busy.
+        notes -= {"busy_hosts", "busy_host"}
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
     if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
@@ -192,8 +197,6 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
         return ""
     configuration = worst.entry.configuration
     maker = "gpuscale run" if configuration and configuration.command else "pytest"
-    shared = sharing(rows)
-    step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     if weight == 0:
         return "; or ".join(filter(None, (_how_to_find_change(comparison, worst), step)))
     if of_baseline and not step:
