@@ -13,6 +13,7 @@ from hosts import LIMIT_S, Cluster, processes_in, within_limit
 from measuring import pytest_command, write_case
 from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
+from statements import known
 from test_launch_mpirun import open_mpi
 
 from gpuscale.records import Run
@@ -170,8 +171,7 @@ def test_a_rank_killed_on_the_other_node_is_named(site: Site, tmp_path: Path, la
     asked = ("--gpus", "4", "--run-seconds", "100")
     code, said = site.run(tmp_path, *asked, *site.words(launch), script=KILLED)
     assert code == 1, said
-    failure = runs_in(tmp_path)[0].failure
-    assert failure is not None
+    failure = known(runs_in(tmp_path)[0].failure)
     assert (failure.kind, failure.rank) == ("killed", 3), failure
     assert "rank 3 was killed by SIGKILL" in failure.message
     # A script's own ranks may be anywhere.
@@ -189,8 +189,7 @@ def test_a_hang_ends_at_the_timeout_on_all_nodes(site: Site, tmp_path: Path, lau
     asked = ("--gpus", "4", "--timeout", "40", "--run-seconds", "14")
     code, said = site.run(tmp_path, *asked, *site.words(launch), script=ALL_HANG)
     assert code == 1, said
-    failure = runs_in(tmp_path)[0].failure
-    assert failure is not None
+    failure = known(runs_in(tmp_path)[0].failure)
     assert (failure.kind, failure.rank) == ("timeout", None)
     assert "the command was not done after 40 s" in failure.message
     assert "batch 21 does not come" in failure.detail
@@ -252,8 +251,7 @@ def test_a_node_that_dies_is_named(
         assert has_begun(), (tmp_path / "log").read_text()
         site.cluster.nodes[1].kill()
         assert process.wait(LIMIT_S) == 1
-        failure = runs_in(tmp_path)[0].failure
-        assert failure is not None
+        failure = known(runs_in(tmp_path)[0].failure)
         assert failure.kind == "launch", failure
         assert re.search(r" on (n\d, )*n2:", failure.message), failure
         # mpirun ends the other nodes too, and may not say which daemon it lost.

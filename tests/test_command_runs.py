@@ -10,6 +10,7 @@ import pytest
 from commands import is_living, measured, request_for, watch
 from hosts import within_limit
 from msgspec.structs import replace
+from statements import known
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.measure.run_directory import RunDirectory
@@ -100,8 +101,7 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
 def test_a_command_that_tells_too_little_says_why(
     tmp_path: Path, script: str, attributes: dict[str, Any], kind: str, said: str
 ) -> None:
-    failure = measured(tmp_path, script, **attributes).failure
-    assert failure is not None
+    failure = known(measured(tmp_path, script, **attributes).failure)
     assert failure.kind == kind
     assert said in failure.message
 
@@ -113,8 +113,7 @@ for number in range(10**6):
     pipe.write(b'GPUSCALE {"step": %d}\\n' % number)
     time.sleep(0.002)
 """
-    failure = measured(tmp_path, script).failure
-    assert failure is not None
+    failure = known(measured(tmp_path, script).failure)
     assert "flush" in failure.message
 
 
@@ -319,8 +318,7 @@ def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(
 ) -> None:
     command = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
     run = measured(tmp_path, ON_RANK_1.format(end=end), gpus=2, command=command)
-    failure = run.failure
-    assert failure is not None
+    failure = known(run.failure)
     assert failure.kind == kind
     assert failure.message.startswith(said)
     assert failure.rank == 1
@@ -399,8 +397,7 @@ def test_a_starter_that_starts_a_single_process_is_seen_on_cpu_ranks(tmp_path: P
     # As `accelerate launch --cpu --num_processes 2` does.
     (tmp_path / "accelerate").symlink_to(sys.executable)
     command = f"{tmp_path}/accelerate {tmp_path}/train.py {{gpus}}"
-    failure = measured(tmp_path, FOREVER, gpus=2, command=command).failure
-    assert failure is not None
+    failure = known(measured(tmp_path, FOREVER, gpus=2, command=command).failure)
     assert "1 rank in a run on 2 CPU ranks; see why" in failure.message
     (tmp_path / "one").mkdir()
     assert measured(tmp_path / "one", FOREVER, command=command).failure is None

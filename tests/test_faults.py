@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import within_limit
+from hosts import processes_in, within_limit
 from measuring import TIMEOUT_S, Session, heed_interrupts, pytest_command, run_pytest, write_case
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
@@ -86,17 +86,17 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return run_pytest(folder, *paths, *ONE_RUN)
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes that were started in `folder`: pytest, its keeper, ranks and samplers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "cwd").readlink() == folder:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a pytest of its own, as a terminal does; its output goes to `log` in the folder."""
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            pytest_command(*arguments),
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=heed_interrupts,
+        )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_fails_shows_where_and_the_next_item_runs(failing: Session) -> None
     assert re.findall(r"test_(\w+)\.py\S+ PASSED", failing.output) == ["well"]
     assert "measured nothing" in failing.output
     assert "Benchmark fixture" not in failing.output
-    assert processes_of(failing.folder) == []
+    assert processes_in(failing.folder) == []
 
 
 def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_hanging_rank_ends_at_the_timeout_with_its_place(tmp_path: Path) -> No
     assert f"not done after {limit_s} s" in session.output
     assert "rank 0 was here" in session.output
     assert re.search(r"rank 1 was here:.*in forward", session.output, re.DOTALL)
-    assert processes_of(folder) == []
+    assert processes_in(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -205,20 +205,13 @@ def test_a_hanging_rank_ends_at_the_timeout_with_its_place(tmp_path: Path) -> No
 )
 def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
     write_case(tmp_path, HANGS)
-    process = subprocess.Popen(
-        pytest_command(*ONE_RUN),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
+    process = start(tmp_path, *ONE_RUN)
     assert within_limit((tmp_path / "hangs").exists)
     # pytest, the keeper, and two ranks, of which one hangs.
-    assert len(processes_of(tmp_path)) >= 4
+    assert len(processes_in(tmp_path)) >= 4
     os.kill(process.pid, number)
     process.wait(timeout=TIMEOUT_S)
-    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+    assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
 
 
 def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
@@ -228,58 +221,36 @@ def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
     session = run_pytest(tmp_path, *ONE_RUN, *loading, "--inject", "crash=1@20")
     assert session.exit_code == 1
     assert "rank 1 was killed by SIGSEGV" in session.output
-    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
-
-
-def has_keeper(folder: Path) -> bool:
-    """True if the keeper of a pytest in `folder` runs."""
-    return any(
-        b"gpuscale.measure.launch.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        for pid in processes_of(folder)
-    )
+    assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
 
 
 @pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, after_s: float) -> None:
     write_case(tmp_path, "Case = Tiny")
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            pytest_command(*ONE_RUN),
-            cwd=tmp_path,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=heed_interrupts,
-        )
+    process = start(tmp_path, *ONE_RUN)
     # It has started, and is importing torch.
-    assert within_limit(lambda: has_keeper(tmp_path))
+    assert within_limit(lambda: any("launch.keeper" in words for words in processes_in(tmp_path)))
     time.sleep(after_s)
     # As a terminal does: to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=TIMEOUT_S) == 2
     output = (tmp_path / "log").read_text()
     assert "Traceback" not in output
-    assert within_limit(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+    assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
 
 
 def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(
-        pytest_command("--gpus", "1", "--runs", "50", "--device", "cpu", "--run-seconds", "0.1"),
-        cwd=tmp_path,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
+    options = ("--gpus", "1", "--runs", "50", "--device", "cpu", "--run-seconds", "0.1")
+    process = start(tmp_path, *options)
     folder = tmp_path / ".gpuscale" / "results"
     assert within_limit(lambda: any(folder.glob("*.jsonl")))
     process.terminate()
     code = process.wait(timeout=TIMEOUT_S)
-    log.close()
     output = (tmp_path / "log").read_text()
     # Between two runs the signal ends pytest itself; during one, the session ends in order.
     assert code in (128 + signal.SIGTERM, -signal.SIGTERM), output
     if code > 0:
         assert "ended by SIGTERM; earlier runs are kept" in output
     assert output.count("PASSED") < 50
-    assert within_limit(lambda: processes_of(tmp_path) == [])
+    assert within_limit(lambda: processes_in(tmp_path) == [])

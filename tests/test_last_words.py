@@ -1,6 +1,7 @@
 """The process that ended a command, found by the last lines of each process."""
 
 import pytest
+from statements import known
 
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
 
@@ -98,8 +99,7 @@ def test_the_process_that_ended_a_command_is_found(
     exception: str | None,
     code: int | None,
 ) -> None:
-    found = last_words(lines, exit_code)
-    assert found is not None
+    found = known(last_words(lines, exit_code))
     assert (found.source, found.exception, found.exit_code) == (source, exception, code)
 
 
@@ -107,8 +107,7 @@ def test_a_long_traceback_is_shown_from_its_beginning_and_an_endless_one_cut() -
     def shown(frames: int) -> tuple[str, ...]:
         head, *_, last = OWN.splitlines()
         text = "\n".join(["before", head, *(["  File"] * frames), last])
-        found = last_words(printed(command=text), 1)
-        assert found is not None
+        found = known(last_words(printed(command=text), 1))
         return found.lines
 
     assert shown(1)[0] == "before"

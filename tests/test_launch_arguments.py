@@ -82,19 +82,8 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("os.environ", {"PATH": "/bin", "NCCL_DEBUG": "INFO"})
     placement = Placement(hosts=("a", "b"), ranks=7, ranks_per_host=4)
     assert OpenMpi().arguments(["python", "task.py"], placement) == [
-        *(
-            "env",
-            "SLURM_OVERLAP=1",
-            "mpirun",
-            "-np",
-            "7",
-            "--host",
-            "a:4,b:3",
-            "--map-by",
-            "slot",
-            "--bind-to",
-            "none",
-        ),
+        *("env", "SLURM_OVERLAP=1", "mpirun", "-np", "7", "--host", "a:4,b:3"),
+        *("--map-by", "slot", "--bind-to", "none"),
         *("-x", "NCCL_DEBUG", "-x", "PATH", "-x", "PYTHONPATH"),
         *("python", "task.py"),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import request_for
+from statements import known
 from test_overhead import request_for_cpu
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
@@ -62,8 +63,7 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
 def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
     tmp_path: Path, exit_codes: dict[int, int], reports: dict[int, bool], cause: str
 ) -> None:
-    failure = failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
-    assert failure is not None
+    failure = known(failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes))
     assert failure.message == cause
 
 
@@ -89,8 +89,7 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     directory = left_by(tmp_path, reports)
     started = [RankReport(rank=rank, host=f"n{1 + rank // 2}") for rank in range(4)]
     directory.launched.write(started)
-    failure = failure_of(request_for(tmp_path, "", gpus=4, nodes=2), directory, exits)
-    assert failure is not None
+    failure = known(failure_of(request_for(tmp_path, "", gpus=4, nodes=2), directory, exits))
     assert cause in failure.message
 
 
@@ -116,8 +115,7 @@ def test_of_hosts_without_a_word_only_one_that_the_launcher_lost_is_blamed(
     directory.launched.write([RankReport(rank=rank, host=f"n{1 + rank // 2}") for rank in range(4)])
     directory.launcher_log.write_text(said)
     request = request_for(tmp_path, "", gpus=4, nodes=2)
-    failure = failure_of(request, directory, {}, launcher="mpirun")
-    assert failure is not None
+    failure = known(failure_of(request, directory, {}, launcher="mpirun"))
     assert failure.host == host
     assert f"without a word on {places}:" in failure.message
 
@@ -130,8 +128,7 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> N
         )
         report = RankFailure(failure=failure, lost_peer=False, steps_reported=steps)
         directory.failure(rank).write(report)
-    found = failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1})
-    assert found is not None
+    found = known(failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1}))
     assert (found.message, found.rank, found.host) == ("after step 40", None, None)
     assert found.detail.splitlines()[0] == "rank 0 on n1 printed last:"
     assert "rank 1 on n1 printed last:\nloading" in found.detail
@@ -211,6 +208,5 @@ def test_out_of_memory_differs_from_other_errors(
 ) -> None:
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 0).leave_failure(error, 8, lost_peer=False)
-    found = failure_of(request_for_cpu(), directory, {0: 1})
-    assert found is not None
+    found = known(failure_of(request_for_cpu(), directory, {0: 1}))
     assert found.kind == kind

@@ -151,14 +151,12 @@ def told(*steps: int, pace_s: float = 0.1, **more: object) -> Series:
 
 
 def durations(series: Series) -> list[float]:
-    windows = windows_of(series.stretches, PLAN)
-    assert windows is not None
+    windows = known(windows_of(series.stretches, PLAN))
     return [end - begin for begin, end in windows.spans]
 
 
 def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
-    windows = windows_of(told(*range(200)).stretches, PLAN)
-    assert windows is not None
+    windows = known(windows_of(told(*range(200)).stretches, PLAN))
     assert (windows.warmup_steps, windows.steps, windows.wanted) == (10, 5, 20)
     assert windows.warmup_s == pytest.approx(1.0)
     assert windows.spans[0] == pytest.approx((101.0, 101.5))
@@ -166,8 +164,7 @@ def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
 
 
 def test_lines_every_so_many_steps_end_the_windows() -> None:
-    windows = windows_of(told(*range(0, 400, 8)).stretches, PLAN)
-    assert windows is not None
+    windows = known(windows_of(told(*range(0, 400, 8)).stretches, PLAN))
     assert windows.steps == 8
 
 
@@ -176,8 +173,7 @@ def test_moments_between_the_lines_of_a_bar_are_interpolated() -> None:
 
 
 def test_steps_longer_than_a_window_make_windows_of_one_line_each() -> None:
-    windows = windows_of(told(*range(0, 100, 10), pace_s=3.0).stretches, PLAN)
-    assert windows is not None
+    windows = known(windows_of(told(*range(0, 100, 10), pace_s=3.0).stretches, PLAN))
     assert (windows.steps, windows.wanted) == (10, 10)
 
 
@@ -205,8 +201,7 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
 def test_lines_that_are_read_late_all_at_once_leave_each_window_its_share_of_the_time() -> None:
     # For 1.7 s, which three windows fit into, whoever reads them got no core.
     moments = [3.0 if 1.3 <= at_s <= 3.0 else at_s for at_s in (step * 0.1 for step in range(200))]
-    windows = windows_of(stretch(*moments), PLAN)
-    assert windows is not None
+    windows = known(windows_of(stretch(*moments), PLAN))
     assert windows.steps == 5
     assert [end - begin for begin, end in windows.spans] == pytest.approx([0.5] * 37)
 

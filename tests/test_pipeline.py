@@ -1,7 +1,6 @@
 """A pipeline trains as its micro-batches would one after another, and where its time goes."""
 
 import copy
-import os
 import time
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
@@ -13,7 +12,8 @@ import torch
 from builders import cpu_environment, phases, rank_report, request, run, window
 from changing import replace
 from measuring import run_pytest, write_case
-from test_strategies import answer, answers_of_ranks
+from statements import known
+from test_strategies import answer, answers_of_ranks, take_place
 from torch import nn
 
 from gpuscale import TrainingCase
@@ -136,10 +136,7 @@ def left_in(model: nn.Module) -> list[list[float]]:
 
 def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precision: str) -> None:
     """Train on a batch, prove it, lose a micro-batch's gradients, and time waits."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    torch.set_num_threads(1)
+    take_place(rank, port, count)
     training = training_of(Blocks(), count, precision=precision)
     strategy, model = training.strategy, training.model
     assert isinstance(strategy, PipelineStrategy)
@@ -191,8 +188,7 @@ def verdict(training: Training) -> str:
 
 def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
     """Break the last stage: what the first micro-batch gave is gone before the second."""
-    schedule = strategy._schedule
-    assert schedule is not None
+    schedule = known(strategy._schedule)
     stage = schedule._stage
     whole = stage.backward_one_chunk
 

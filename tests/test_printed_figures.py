@@ -9,6 +9,7 @@ import pytest
 from commands import gpuscale, measured, request_for
 from hosts import within_limit
 from measuring import run_gpuscale, run_pytest
+from statements import known
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import ExitCode
@@ -122,8 +123,7 @@ def test_a_start_without_a_usable_figure_fails_with_its_last_lines(
     attributes: dict[str, Any] = {"batch": None, "figure": IMAGES}
     if kind == "timeout":
         attributes["timeout_s"] = 5
-    failure = measured(tmp_path, script, **attributes).failure
-    assert failure is not None
+    failure = known(measured(tmp_path, script, **attributes).failure)
     assert failure.kind == kind
     assert said in failure.message
     printed = script.split("'")[1]

@@ -10,6 +10,7 @@ import pytest
 from changing import replace
 from hosts import within_limit
 from measuring import REPOSITORY, write_case
+from statements import known
 from test_launch_keeper import HERE, LIMIT_S, run_directory
 
 from gpuscale.measure.launch.failures import failure_of
@@ -114,8 +115,7 @@ def test_a_rank_that_dies_after_its_windows_is_the_cause_and_its_output_is_shown
 ) -> None:
     directory = prepared(tmp_path, dying.format(rank=rank), ranks=2)
     codes = perform(keepers, directory, 2).exit_codes
-    failure = failure_of(directory.request.read(), directory, codes)
-    assert failure is not None
+    failure = known(failure_of(directory.request.read(), directory, codes))
     assert (failure.kind, failure.rank) == ("killed", rank)
     assert failure.detail.splitlines() == [f"rank {rank} begins", "last words"]
     # The other rank ended because of it.

@@ -45,14 +45,19 @@ def request_for(strategy: str, *, gpus: int = 1, precision: Precision = "fp32") 
     return replace(plain, configuration=configuration, gpus=gpus)
 
 
+def take_place(rank: int, port: int, count: int) -> None:
+    """Have the variables and the thread of one of this number of ranks."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+
+
 def join(
     rank: int, port: int, kind: type[ProcessGroupStrategy] = DistributedDataParallelStrategy
 ) -> ProcessGroupStrategy:
     """Become a rank of two."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    torch.set_num_threads(1)
+    take_place(rank, port, 2)
     return kind(request_for("ddp", gpus=2))
 
 
@@ -63,11 +68,6 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
     queue.join_thread()
     strategy.barrier()
     os._exit(0)
-
-
-def answers_of_two_ranks(work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
-    """Answers of two processes, by rank."""
-    return answers_of_ranks(2, work, *shared)
 
 
 def answers_of_ranks(
@@ -117,7 +117,7 @@ def step_without_synchronization(
 
 
 def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() -> None:
-    found = answers_of_two_ranks(step_without_synchronization, FORKED.Event())
+    found = answers_of_ranks(2, step_without_synchronization, FORKED.Event())
     assert found == [(0, True, True), (1, True, True)]
 
 
@@ -145,12 +145,12 @@ def realign_apart(rank: int, port: int, queue: "Queue[Any]", fault: str) -> None
 
 
 def test_realigning_takes_the_whole_of_a_nested_state_from_rank_0() -> None:
-    found = answers_of_two_ranks(realign_apart, "none")
+    found = answers_of_ranks(2, realign_apart, "none")
     assert found == [(rank, [0.0] * 6, True, "") for rank in range(2)]
 
 
 def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> None:
-    found = answers_of_two_ranks(realign_apart, "size")
+    found = answers_of_ranks(2, realign_apart, "size")
     assert all("SGD keeps states of different sizes" in said for *_, said in found)
 
 
