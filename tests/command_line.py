@@ -1,5 +1,8 @@
-"""The `gpuscale` command as a user types it, run in this process, which has imported it already."""
+"""The `gpuscale` command as a user types it, and Python in processes of its own."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -18,7 +21,10 @@ TWO_CPU_RANKS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
 def gpuscale(
     *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> "CompletedProcess[str]":
-    """Return the exit code and what the command printed, neither to a terminal."""
+    """Return the exit code and what the command printed, neither to a terminal.
+
+    It runs in this process, which has imported it already.
+    """
     words, out, err = [str(argument) for argument in arguments], StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd or Path.cwd())
@@ -29,3 +35,14 @@ def gpuscale(
         except SystemExit as ended:
             code = int(ended.code or 0)
     return CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def python(*arguments: object, **variables: str) -> "CompletedProcess[str]":
+    """Run Python in a process of its own, with further variables."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -46,6 +46,11 @@ class Session:
     output: str
     folder: Path
 
+    def ended(self, exit_code: int = 0) -> "Session":
+        """This session, which is expected to have ended with an exit code."""
+        assert self.exit_code == exit_code, self.output
+        return self
+
     @property
     def results_path(self) -> Path:
         (path,) = (self.folder / ".gpuscale" / "results").glob("*.jsonl")

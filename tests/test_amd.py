@@ -1,8 +1,5 @@
 """Counters of AMD's GPUs, by the real binding on the AMD SMI library of the tests."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +7,9 @@ from typing import Any
 
 import pytest
 from amdsmi_library.library import Answers, Layouts, mi250x, mi300x, write_fleet
+from command_line import python
 from sampling import Sampler
+from test_doctor import doctor
 
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
@@ -48,26 +47,9 @@ def sample(folder: Path, addresses: Mapping[str, str | None]) -> TelemetryReport
     return summarize(output, uuids=[*addresses], intervals=[(started, time.time())])
 
 
-def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def doctor(**variables: str) -> tuple[int, str]:
-    answer = subprocess.run(
-        [sys.executable, "-m", "gpuscale", "doctor"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.stderr == ""
-    return answer.returncode, answer.stdout
+def printed(code: str) -> str:
+    """What Python code prints in a process of its own."""
+    return python("-c", code).stdout
 
 
 def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
@@ -125,9 +107,9 @@ def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path:
     why = "AMD SMI counts for the whole GPU, which other partitions (CPX/NPS4) share"
     assert (gpu.absent, gpu.values) == ((f"device: {why}",), {})
     code = "from gpuscale.measure.worker.gpus import known_to_driver; print(known_to_driver())"
-    answer = python(code)
-    assert "'smi': 'AMD SMI', 'smi_index': 0, 'pci_address': '0000:c1:00.0'" in answer.stdout
-    assert "'partition': 'CPX/NPS4'" in answer.stdout
+    told = printed(code)
+    assert "'smi': 'AMD SMI', 'smi_index': 0, 'pci_address': '0000:c1:00.0'" in told
+    assert "'partition': 'CPX/NPS4'" in told
 
 
 def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
@@ -160,7 +142,7 @@ def test_energy_is_counted_in_units_of_the_gpu(fleet: Fleet) -> None:
         "    print(gpu.read().answers['energy_j'])\n"
     )
     # A billion units of 15.25 microjoules, and a million more at each call.
-    assert float(python(code).stdout) == pytest.approx(15250, abs=100)
+    assert float(printed(code)) == pytest.approx(15250, abs=100)
 
 
 def test_a_torch_without_pci_addresses_is_named(fleet: Fleet, tmp_path: Path) -> None:
@@ -210,7 +192,7 @@ def test_gpus_whose_addresses_amd_smi_withholds_are_unreachable(fleet: Fleet) ->
         "from gpuscale.measure.telemetry.device import find_devices, open_smi\n"
         f"with open_smi() as smi:\n    print(find_devices(smi, {{'a': {FIRST!r}}})['a'])\n"
     )
-    said = python(code_of_sampler).stdout
+    said = printed(code_of_sampler)
     assert said == "AMD SMI cannot list the GPUs: Permission Denied\n"
 
 
@@ -239,7 +221,7 @@ def test_where_amds_driver_is_the_missing_part_is_named_and_nothing_is_printed(
         "try:\n    device.open_smi().__enter__()\n"
         "except device.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
     )
-    answer = python(code, ROCM_PATH=str(tmp_path))
+    answer = python("-c", code, ROCM_PATH=str(tmp_path))
     assert reason in answer.stderr
     assert (answer.stdout, answer.stderr.count("\n")) == ("", 0)
 
@@ -252,7 +234,7 @@ def test_rocms_own_binding_comes_first(tmp_path: Path) -> None:
         "from gpuscale.measure.telemetry import amd\n"
         "try:\n    amd.start()\nexcept Exception as error:\n    print(error)\n"
     )
-    said = python(code, ROCM_PATH=str(tmp_path)).stdout
+    said = python("-c", code, ROCM_PATH=str(tmp_path)).stdout
     assert said == (
         "AMD SMI's binding and library are of different releases: amdsmi_new: undefined symbol\n"
     )

@@ -146,8 +146,9 @@ def said_in(session: Session) -> list[Mapping[str, str]]:
 
 
 def test_ranks_of_gpuscale_say_how_they_are_connected(tmp_path: Path) -> None:
-    session = run_pytest(tmp_path, str(write_case(tmp_path, CASE)), *SHORT, "1,2", "--runs", "1")
-    assert session.exit_code == 0, session.output
+    session = run_pytest(
+        tmp_path, str(write_case(tmp_path, CASE)), *SHORT, "1,2", "--runs", "1"
+    ).ended()
     assert said_in(session) == [SAID] * 2
     assert not any(name.startswith("NCCL_") for name in session.results.environment.variables)
 
@@ -163,8 +164,7 @@ def test_the_log_of_an_earlier_run_is_not_taken_for_that_of_a_later_one(tmp_path
 def test_what_the_user_has_set_stays_and_is_recorded(tmp_path: Path) -> None:
     case = CASE.replace("speak(*LINES)", "assert 'NCCL_DEBUG_FILE' not in os.environ")
     asked = (str(write_case(tmp_path, case)), *SHORT, "1", "--runs", "1")
-    session = run_pytest(tmp_path, *asked, environment=["NCCL_DEBUG=VERSION"])
-    assert session.exit_code == 0, session.output
+    session = run_pytest(tmp_path, *asked, environment=["NCCL_DEBUG=VERSION"]).ended()
     assert session.results.environment.variables["NCCL_DEBUG"] == "VERSION"
     assert said_in(session) == [{}]
 
@@ -192,6 +192,5 @@ def test_processes_of_a_command_say_how_they_are_connected(tmp_path: Path) -> No
         "    batch = 8\n\n\n"
         "@pytest.mark.gpuscale(case=Train)\ndef test_train(scaling):\n    scaling()\n"
     )
-    session = run_pytest(tmp_path, "test_train.py", *SHORT, "1", "--runs", "1")
-    assert session.exit_code == 0, session.output
+    session = run_pytest(tmp_path, "test_train.py", *SHORT, "1", "--runs", "1").ended()
     assert said_in(session) == [SAID]

@@ -113,8 +113,7 @@ def gpuscale(*arguments: str) -> list[str]:
 
 
 def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None:
-    made = session(ALL_STRATEGIES, "--gpus", "2", "--precision", "tf32")
-    assert made.exit_code == 0, made.output
+    made = session(ALL_STRATEGIES, "--gpus", "2", "--precision", "tf32").ended()
     runs = {run.configuration.strategy: run for run in made.results.runs}
     assert len(runs) == 6
     assert all(run.is_valid for run in runs.values()), made.output
@@ -135,8 +134,7 @@ def test_two_ranks_share_the_chosen_device_and_one_of_them_is_delayed(session: R
     # With batches from a loader, which are pinned.
     options = ("--gpus", "2", "--precision", "bf16", "--data", "loader", "--oversubscribe")
     delayed = ("--inject", "slow-rank=1:2.0")
-    made = session("Case = Tiny", *options, *delayed, CUDA_VISIBLE_DEVICES="1")
-    assert made.exit_code == 0, made.output
+    made = session("Case = Tiny", *options, *delayed, CUDA_VISIBLE_DEVICES="1").ended()
     (run,) = made.results.runs
     assert run.is_valid
     assert run.configuration.ranks_per_gpu == 2
@@ -163,8 +161,7 @@ def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path:
     file = write_case(tmp_path, "Case = Tiny")
     memory_bytes = 4 * 1024
     command = gpuscale("batch", f"{file}::Case", "--gpus", "2")
-    found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes))
-    assert found.exit_code == 0, found.output
+    found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes)).ended()
     peaks = {
         int(n): float(kib) for n, kib in re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
     }
@@ -199,8 +196,7 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     table = write_fleet(tmp_path / "fleet", layouts, fleet)
     there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
     options = ("--gpus", "2", "--run-seconds", "4", "--device", "rocm")
-    made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="")
-    assert made.exit_code == 0, made.output
+    made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="").ended()
     found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
     assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
     (run,) = made.results.runs
@@ -228,8 +224,7 @@ def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Pat
     # Long enough for the sampler, which looks ten times a second.
     own = ("--gpus", "1", "--runs", "1", "--run-seconds", "1", "--batch", "256")
     command = gpuscale("run", *own, "--", sys.executable, "train.py")
-    made = run_on(devices, tmp_path, *command)
-    assert made.exit_code == 0, made.output
+    made = run_on(devices, tmp_path, *command).ended()
     (run,) = made.results.runs
     assert run.is_valid
     assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]

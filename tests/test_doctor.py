@@ -2,12 +2,11 @@
 
 import ctypes
 import json
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.measure.telemetry.doctor import ExaminedGpu
@@ -19,9 +18,9 @@ def with_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     return monkeypatch
 
 
-def doctor(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "gpuscale", "doctor", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def doctor(*arguments: str, **variables: str) -> tuple[int, str]:
+    """The exit code and the output of a doctor who finds the driver by these variables."""
+    result = python("-m", "gpuscale", "doctor", *arguments, **variables)
     assert result.stderr == ""
     return result.returncode, result.stdout
 

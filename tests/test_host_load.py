@@ -1,13 +1,12 @@
 """Other work on the host: measured for each run, and named where it matters."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from builders import baseline, measured
 from changing import replace
+from command_line import python
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
@@ -58,9 +57,8 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
         # The keeper forks ranks: they must not find a driver that is open already.
         "print('libnvidia-ml' in open('/proc/self/maps').read())"
     )
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
-    command = [sys.executable, "-c", script, str(tmp_path / "samples")]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    driver = {"LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
+    answer = python("-c", script, tmp_path / "samples", **driver)
     # The library of the tests has two on every device.
     assert answer.stdout == "2\n2\nFalse\n"
     assert len(read_samples(tmp_path / "samples")[1]) >= 2
@@ -79,8 +77,7 @@ def test_a_driver_that_hangs_or_dies_costs_its_patience_and_nothing_else(
         "print(driver.start({'GPU': None}, Path(sys.argv[1])), driver.is_usable)\n"
         "driver.stop(); os.waitpid(driver.number, 0)\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "samples")]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    answer = python("-c", script, tmp_path / "samples")
     assert answer.stdout == "None False\n"
 
 

@@ -7,6 +7,7 @@ from builders import request, results, results_text, run
 from changing import replace
 from command_line import gpuscale
 from commands import HERE, request_for
+from statements import known
 
 from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
@@ -121,9 +122,9 @@ def test_libraries_that_could_not_be_read_are_named_on_their_node(tmp_path: Path
         directory.software(rank).write(software)
     failure = Failure(kind="killed", message="rank 1 was killed")
     made = collect_run(asked, directory, failure, started_at_s=1e9, wall_s=12.0)
-    known = {node.host: node for node in made.nodes}
-    assert known["n1"].absent == {"gpus": "none", "libraries": lost.packages_absent}
-    assert (known["n2"].absent, known["n2"].libraries) == ({"gpus": "none"}, (nccl,))
+    nodes = {node.host: node for node in made.nodes}
+    assert nodes["n1"].absent == {"gpus": "none", "libraries": lost.packages_absent}
+    assert (nodes["n2"].absent, nodes["n2"].libraries) == ({"gpus": "none"}, (nccl,))
     # None of the software is gpuscale's own, whether it was recorded or not.
     assert command_software(asked, directory) == lost
     directory.software(0).path.unlink()

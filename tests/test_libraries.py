@@ -2,10 +2,10 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 from hosts import processes_in, skip_unless_required
 from measuring import run_gpuscale, run_pytest, write_case
 from test_run_command import QUICK, RANKS_OF_TORCH, script
@@ -100,9 +100,7 @@ for library in own_software().libraries:
 
 
 def asked(*files: Path) -> list[list[str]]:
-    answer = subprocess.run(
-        [sys.executable, "-c", ASK, *files], capture_output=True, text=True, check=True
-    )
+    answer = python("-c", ASK, *files)
     return [line.split("\t") for line in answer.stdout.splitlines()]
 
 
@@ -126,7 +124,7 @@ def test_a_library_whose_parts_are_not_loaded_is_not_asked_to_load_them(built: P
 def test_a_file_that_was_replaced_since_it_was_loaded_is_still_asked(built: Path) -> None:
     code = ASK.replace("for library", "import os; os.remove(sys.argv[1])\nfor library", 1)
     path = preloaded(built)
-    answer = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    answer = python("-c", code, path)
     assert answer.stdout.split("\t") == ["NCCL", str(path), "2.28.3\n"], answer.stderr
 
 
@@ -153,8 +151,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are_with_the_nccl_that_they_prel
     # Only the command's: gpuscale's own processes have it not.
     command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))
     options = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
-    done = run_gpuscale(tmp_path, "run", *options, "--", *command)
-    assert done.exit_code == 0, done.output
+    done = run_gpuscale(tmp_path, "run", *options, "--", *command).ended()
     results = read_results(tmp_path / "r.jsonl")
     (run,) = results.runs
     assert (run.label, run.batch_per_gpu) == ("train/command on 2 CPU ranks", 4)

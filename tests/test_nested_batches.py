@@ -94,8 +94,7 @@ class Case(Tiny):
 def test_a_case_with_dicts_trains_by_dp_and_ddp(tmp_path: Path, data: str) -> None:
     write_case(tmp_path, DICTS)
     workers = () if data == "synthetic" else ("--data-workers", "1")
-    session = run_pytest(tmp_path, *QUICK, "--data", data, *workers)
-    assert session.exit_code == 0, session.output
+    session = run_pytest(tmp_path, *QUICK, "--data", data, *workers).ended()
     trained = {(run.configuration.strategy, run.gpus) for run in session.results.runs}
     assert trained == {("dp", 1), ("ddp", 1), ("ddp", 2)}
     assert all(run.is_valid for run in session.results.runs)

@@ -78,8 +78,7 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     write_case(
         failing, "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
     )
-    session = run_pytest(failing, *options, environment=[f"TMPDIR={temporary}"])
-    assert session.exit_code == 1, session.output
+    run_pytest(failing, *options, environment=[f"TMPDIR={temporary}"]).ended(1)
     # torch makes an empty folder for what it compiles, whatever is run.
     left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []
@@ -89,7 +88,6 @@ def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path
     write_case(tmp_path, "Case = Tiny")
     loader = ("--data", "loader", "--data-workers", "1")
     options = ("--gpus", "2", "--runs", "1", "--device", "cpu", *loader)
-    session = run_pytest(tmp_path, *options, environment=[f"TMPDIR={short_folder}"])
-    assert session.exit_code == 0, session.output
+    run_pytest(tmp_path, *options, environment=[f"TMPDIR={short_folder}"]).ended()
     left = [path for path in short_folder.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []

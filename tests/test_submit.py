@@ -37,15 +37,9 @@ def directives(script: str) -> list[str]:
     return re.findall(r"^#(?:SBATCH|\$|BSUB|PBS) (.*)$", script, re.MULTILINE)
 
 
-def gpuscale_in(
-    folder: Path, *arguments: str, environment: dict[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    return gpuscale(*arguments, cwd=folder, variables=environment)
-
-
 @pytest.mark.parametrize("script", CI_SCRIPTS)
 def test_the_scripts_in_ci_are_what_submit_prints(script: str) -> None:
-    printed = gpuscale_in(REPOSITORY, "submit", CI_SCRIPTS[script], "--print")
+    printed = gpuscale("submit", CI_SCRIPTS[script], "--print", cwd=REPOSITORY)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 
@@ -133,21 +127,19 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:
-    answer = gpuscale_in(REPOSITORY, "submit", "juwels-booster", "--print", *options)
+    answer = gpuscale("submit", "juwels-booster", "--print", *options, cwd=REPOSITORY)
     assert answer.returncode == 2
     assert message in answer.stderr
     assert answer.stderr.count("\n") == 1
 
 
 def test_only_what_the_published_baseline_knows_is_judged() -> None:
-    printed = gpuscale_in(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print")
+    printed = gpuscale("submit", "juwels-booster", "--gpus", "1,4,8", "--print", cwd=REPOSITORY)
     assert (
         "compare baselines/juwels-booster.json --case resnet50/ddp --gpus 1,4\n" in printed.stdout
     )
-    own = ("--baseline", "baselines/own.json")
-    printed = gpuscale_in(
-        REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own
-    )
+    own = ("--print", "--baseline", "baselines/own.json")
+    printed = gpuscale("submit", "juwels-booster", "--gpus", "1,4,8", *own, cwd=REPOSITORY)
     assert "compare baselines/own.json --case resnet50/ddp --gpus 1,4,8\n" in printed.stdout
 
 
@@ -266,7 +258,7 @@ def with_programs(site: Path, **programs: str) -> dict[str, str]:
 
 def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     environment = with_programs(site, qsub="echo 4711")
-    answer = gpuscale_in(site, "submit", "arc4", environment=environment)
+    answer = gpuscale("submit", "arc4", cwd=site, variables=environment)
     assert answer.returncode == 2
     assert "ARC4, University of Leeds: 9 runs on 1, 2 and 4 GPUs, 1 node with 4" in answer.stdout
     assert "estimate: 7 min 45 s of the 60 min 0 s that the time limit allows" in answer.stdout
@@ -283,7 +275,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
         'touch asked; printf "job_number: 4711\\nusage    1: cpu=1\\n"',
         qacct='printf "failed       0\\nexit_status  1\\n"',
     )
-    answer = gpuscale_in(site, "submit", "arc4", "--yes", "--wait", environment=environment)
+    answer = gpuscale("submit", "arc4", "--yes", "--wait", cwd=site, variables=environment)
     assert answer.returncode == 1, answer.stderr
     (written,) = (site / ".gpuscale/jobs").iterdir()
     assert (site / "submitted").read_text() == written.read_text()
@@ -293,7 +285,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
         rf"qsub -terse (-v GPUSCALE_VENV )?{re.escape(str(written.relative_to(site)))}\n", calls
     )
     told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
-    gpuscale_in(site, "submit", "arc4", "--yes", environment=environment | told)
+    gpuscale("submit", "arc4", "--yes", cwd=site, variables=environment | told)
     again = (site / "calls").read_text().removeprefix(calls)
     assert again.startswith("qsub -terse -v GPUSCALE_DATA_ROOT,GPUSCALE_VENV .gpuscale/jobs/")
     assert "a log\n" in answer.stdout
@@ -320,7 +312,7 @@ def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -
         qstat='printf "Job Id: 4711.pbs\\n    job_state = F\\n    Exit_status = -29\\n"',
     ) | {"GPUSCALE_VENV": "/venv"}
     arguments = ("generic-pbs", "--gpus", "1,2", "--gpus-per-node", "2", "--yes", "--wait")
-    answer = gpuscale_in(site, "submit", *arguments, environment=environment)
+    answer = gpuscale("submit", *arguments, cwd=site, variables=environment)
     assert answer.returncode == 5, answer.stderr
     assert "#PBS -N gpuscale-generic-pbs" in (site / "submitted").read_text()
     calls = (site / "calls").read_text().splitlines()
@@ -332,9 +324,8 @@ def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -
 
 def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     refused = 'printf "sbatch: error: invalid account\\nsbatch: error: no job\\n" >&2; exit 1'
-    answer = gpuscale_in(
-        site, "submit", "juwels-booster", "--yes", environment=with_programs(site, sbatch=refused)
-    )
+    environment = with_programs(site, sbatch=refused)
+    answer = gpuscale("submit", "juwels-booster", "--yes", cwd=site, variables=environment)
     assert answer.returncode == 2
     assert answer.stderr.startswith(
         "gpuscale: sbatch did not take the job:\n    sbatch: error: invalid account\n"
@@ -343,7 +334,7 @@ def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     assert list((site / ".gpuscale/jobs").iterdir()) == []
     (site / "bin/sbatch").unlink()
     absent = {"PATH": f"{site}/bin"}
-    answer = gpuscale_in(site, "submit", "juwels-booster", "--yes", environment=absent)
+    answer = gpuscale("submit", "juwels-booster", "--yes", cwd=site, variables=absent)
     assert answer.returncode == 2
     assert "sbatch is not here; submit from a login node" in answer.stderr
 
@@ -356,20 +347,20 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
         (("--baseline", "broken.json"), "broken.json"),
         (("--cases", "my_cases"), "my_cases is not here"),
     ):
-        answer = gpuscale_in(site, "submit", "arc4", "--yes", *options, environment=environment)
+        answer = gpuscale("submit", "arc4", "--yes", *options, cwd=site, variables=environment)
         assert (answer.returncode, problem in answer.stderr) == (2, True), answer.stderr
         assert answer.stderr.count("\n") == 1
         # Printed, a script may be for a folder elsewhere.
-        printed = gpuscale_in(site, "submit", "arc4", "--print", *options, environment=environment)
+        printed = gpuscale("submit", "arc4", "--print", *options, cwd=site, variables=environment)
         assert (printed.returncode, printed.stdout[:2]) == (0, "#!"), printed.stderr
         assert printed.stderr == answer.stderr.replace("gpuscale:", "gpuscale: beware:", 1)
     (site / "bench_cases").rename(site / "my_cases")
-    answer = gpuscale_in(site, "submit", "arc4", "--yes", environment=environment)
+    answer = gpuscale("submit", "arc4", "--yes", cwd=site, variables=environment)
     assert "test_mnist_cnn.py is not here" in answer.stderr
     assert not (site / "calls").exists()
     # Other cases than the profile's are not those that its baseline has.
     own = ("--cases", "my_cases", "--yes")
-    answer = gpuscale_in(site, "submit", "arc4", *own, environment=environment)
+    answer = gpuscale("submit", "arc4", *own, cwd=site, variables=environment)
     assert (answer.returncode, "compared with nothing" in answer.stdout) == (0, True)
 
 

@@ -1,14 +1,12 @@
 """GPUs that torch cannot use are told, and the CPU is not measured in their place."""
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from command_line import python
 from measuring import run_pytest, write_case
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER
 
@@ -107,46 +105,26 @@ def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(driver:
         "    os.environ.update(CUDA_VISIBLE_DEVICES=visible, FAKE_NVML_FLEET=fleet)\n"
         "    print(_gpus_of_driver())\n"
     )
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
-    answer = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    answer = python("-c", script, LD_LIBRARY_PATH=str(driver))
     assert [int(line) for line in answer.stdout.split()] == [*asked.values()]
 
 
 def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(driver: Path) -> None:
     script = "from gpuscale.measure.worker.gpus import known_to_driver; print(known_to_driver())"
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(driver),
-        # The second one cannot be reached, and the last two lack a limit.
-        "FAKE_NVML_FLEET": "0,99,1,2,9",
-    }
-    answer = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    # The second one cannot be reached, and the last two lack a limit.
+    fleet = {"FAKE_NVML_FLEET": "0,99,1,2,9"}
+    answer = python("-c", script, LD_LIBRARY_PATH=str(driver), **fleet)
     limits = {"power_limit_w": 300.0, "application_clock_mhz": 1312.0, "max_clock_mhz": 1530.0}
     found = ast.literal_eval(answer.stdout)
-    firmware = [{"firmware": f"VBIOS 88.00.0{number}, GSP 575.57.08"} for number in (0, 1)]
-    assert found == {
-        GPU_A: {
+    assert found.keys() == {GPU_A, GPU_B, GPU_WITHOUT_POWER, BLACKWELL_GPU}
+    for uuid, index, number, bus in ((GPU_A, 0, 0, "00"), (GPU_B, 2, 1, "11")):
+        assert found[uuid] == {
             "smi": "NVML",
-            "smi_index": 0,
-            "pci_address": "00000000:00:00.0",
+            "smi_index": index,
+            "pci_address": f"00000000:{bus}:00.0",
             "partition": None,
+            "firmware": f"VBIOS 88.00.0{number}, GSP 575.57.08",
             **limits,
-            **firmware[0],
-        },
-        GPU_B: {
-            "smi": "NVML",
-            "smi_index": 2,
-            "pci_address": "00000000:11:00.0",
-            "partition": None,
-            **limits,
-            **firmware[1],
-        },
-        GPU_WITHOUT_POWER: found[GPU_WITHOUT_POWER],
-        BLACKWELL_GPU: found[BLACKWELL_GPU],
-    }
+        }
     assert limits.keys() - found[GPU_WITHOUT_POWER] == {"power_limit_w"}
     assert limits.keys() - found[BLACKWELL_GPU] == {"application_clock_mhz"}
