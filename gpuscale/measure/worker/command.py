@@ -179,6 +179,8 @@ class _Watch:
             while (lines := self._output.lines(0)) and time.monotonic() < now_s + _DRAIN_S:
                 self._reader.take(lines)
         if (windows := self._reader.windows) is not None:
+            # After the warm-up: lines that have not told the batch by now never will.
+            self._reader.global_batch()
             needed = min(windows.wanted, FEWEST_WINDOWS) if code == 0 else windows.wanted
             if len(windows.spans) >= needed:
                 return _State.ENOUGH

@@ -112,9 +112,8 @@ class LogReader:
         elif mark.validated:
             series.interrupt()
 
-    @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs; raise CommandError if unknown or contradictory."""
+        """Return the samples per step over all GPUs; raise CommandError if unknown or wrong."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.batch_from_output:
             expected = asked * gpus
@@ -166,7 +165,7 @@ class LogReader:
             )
         self._validate_batch(series, spans, windows.steps)
         return CommandOutcome(
-            batch_per_gpu=self.global_batch // self._request.gpus,
+            batch_per_gpu=self.global_batch() // self._request.gpus,
             warmup_steps=windows.warmup_steps,
             warmup_s=windows.warmup_s,
             steps_per_window=windows.steps,
@@ -184,10 +183,10 @@ class LogReader:
         if reported_per_s is None:
             return
         step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / steps
-        measured_per_s = self.global_batch / step_s
+        measured_per_s = self.global_batch() / step_s
         ratio = measured_per_s / reported_per_s
         if max(ratio, 1 / ratio) > _SAME_BATCH:
-            batch = self.global_batch / gpus
+            batch = self.global_batch() / gpus
             raise self.failed(
                 f"the lines report {reported_per_s:.4g} samples/s, and a batch of {batch:g} on "
                 f"each GPU would make {measured_per_s:.4g}: the command seems to train on about "
