@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -40,34 +40,8 @@ from gpuscale.store.files import read_baseline, write_baseline
 ROOT = Path(__file__).parent.parent
 EXPECTED = Path(__file__).parent / "golden" / "expected"
 RENEW = "GPUSCALE_RENEW_GOLDEN"
-FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
-# Every comparison is kept as text; one for each branch of JSON as JSON too; and one for each branch
-# of the other formats in all of them.
-IN_ALL_FORMATS = frozenset(
-    (
-        "injected",
-        "lost_metric_beside_inconclusive_time",
-        "nothing_in_common",
-        "published_inconsistent",
-        "all_failed",
-    )
-)
-IN_JSON = frozenset(
-    (
-        "ok",
-        "improved",
-        "uncertain_loss",
-        "late_data_one_rank",
-        "communication_on_4",
-        "memory_errors",
-        "bad_device",
-        "environment",
-        "slow_rank",
-        "single_gpu_clocks",
-        "two_nodes",
-        "published_consistent",
-    )
-)
+JSON = {"json": "json"}
+ALL = {**JSON, "markdown": "md", "junit": "xml"}
 
 
 class Terminal(io.StringIO):
@@ -120,11 +94,17 @@ def check(name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A comparison: a baseline, and what was measured later."""
+    """A comparison: a baseline, and what was measured later.
+
+    Every comparison is kept as text; one for each branch of JSON as JSON too; and one for each
+    branch of the other formats in all of them.
+    """
 
     nights: Sequence[Night]
     baseline: Callable[[], Baseline] = lambda: baseline_of(THEN)
     options: Sequence[str] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Suffix of each format beside text."""
 
 
 THEN: Night = Night(job="1001", runs=6)
@@ -167,26 +147,28 @@ def published_throughputs() -> Baseline:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "ok": Scenario(now()),
+    "ok": Scenario(now(), formats=JSON),
     "ok_two_cases": Scenario(
         now(configurations=(CNN, RESNET)), baseline=then(configurations=(CNN, RESNET))
     ),
-    "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82)),
+    "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82), formats=JSON),
     "single_gpu_compute": Scenario(with_fault(computing=1.12)),
     "late_data": Scenario(with_fault(data_s=0.020)),
-    "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1}))),
-    "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1}))),
+    "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1})), formats=JSON),
+    "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1})), formats=JSON),
     "slow_rank_without_telemetry": Scenario(
         now(fault=Fault(computing=1.22, ranks=frozenset({1})), telemetry=False)
     ),
     "communication": Scenario(with_fault(communication_s=0.020)),
     "communication_on_4": Scenario(
-        with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5)
+        with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5), formats=JSON
     ),
     "pcie": Scenario(with_fault(communication_s=0.020, pcie_width=8)),
     "fault_without_loss": Scenario(with_fault(pcie_width=8)),
-    "bad_device": Scenario(with_fault(computing=1.22, clock=0.82, device=2)),
-    "memory_errors": Scenario(with_fault(communication_s=0.020, ecc_uncorrected=2, device=3)),
+    "bad_device": Scenario(with_fault(computing=1.22, clock=0.82, device=2), formats=JSON),
+    "memory_errors": Scenario(
+        with_fault(communication_s=0.020, ecc_uncorrected=2, device=3), formats=JSON
+    ),
     "environment": Scenario(
         in_environment(
             host="node7",
@@ -196,13 +178,14 @@ SCENARIOS: Mapping[str, Scenario] = {
             packages={"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
         ),
         baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
+        formats=JSON,
     ),
     "no_evidence": Scenario(
         now(fault=Fault(computing=1.1), phases=False, telemetry=False),
         baseline=then(phases=False, telemetry=False),
     ),
     "only_reference_faster": Scenario(with_fault(computing=0.9, gpus=frozenset({1}))),
-    "improved": Scenario(now(faster=1.1)),
+    "improved": Scenario(now(faster=1.1), formats=JSON),
     "unlikely_gain": Scenario(now(faster=3.0)),
     "slow_rank_of_an_open_row": Scenario(
         now(runs=4, gpus=(1, 2), deviation=0.05, fault=Fault(computing=1.08, ranks=frozenset({1}))),
@@ -216,7 +199,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "single_run": Scenario(now(runs=1)),
     "single_runs_on_both_sides": Scenario(now(runs=1), baseline=then(runs=1)),
     "uncertain_loss": Scenario(
-        now(fault=Fault(computing=1.05), deviation=0.03, runs=2), baseline=then(deviation=0.03)
+        now(fault=Fault(computing=1.05), deviation=0.03, runs=2),
+        baseline=then(deviation=0.03),
+        formats=JSON,
     ),
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
@@ -232,7 +217,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         now(configurations=(CNN, replace(CNN, size="smoke"))),
         baseline=then(configurations=(CNN, replace(CNN, size="smoke"))),
     ),
-    "nothing_in_common": Scenario(now(configurations=(RESNET,))),
+    "nothing_in_common": Scenario(now(configurations=(RESNET,)), formats=ALL),
     "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
     "other_batch": Scenario(now(batch=64)),
     "other_machine": Scenario(now(configurations=(ON_CPU,), telemetry=False)),
@@ -240,10 +225,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     "two_nodes": Scenario(
         now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
         baseline=then(gpus=(1, 4, 8)),
+        formats=JSON,
     ),
-    "published_consistent": Scenario(now(gpus=(1, 2)), baseline=published_baseline),
+    "published_consistent": Scenario(now(gpus=(1, 2)), baseline=published_baseline, formats=JSON),
     "published_inconsistent": Scenario(
-        now(gpus=(1, 2), fault=Fault(communication_s=0.080)), baseline=published_baseline
+        now(gpus=(1, 2), fault=Fault(communication_s=0.080)),
+        baseline=published_baseline,
+        formats=ALL,
     ),
     "published_throughput_missed": Scenario(now(gpus=(1, 2)), baseline=published_throughputs),
     "published_incomparable": Scenario(
@@ -254,10 +242,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "failed_runs": Scenario(now(failures={(4, run): KILLED for run in (1, 2, 3)})),
     "all_failed": Scenario(
-        now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)})
+        now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)}), formats=ALL
     ),
     "all_unsteady": Scenario(now(failures={(2, run): UNSTEADY for run in (1, 2, 3)})),
-    "injected": Scenario(now(fault=Fault(data_s=0.020), injections=("data=20ms",))),
+    "injected": Scenario(now(fault=Fault(data_s=0.020), injections=("data=20ms",)), formats=ALL),
     "more_exposed_communication": Scenario(
         with_fault(communication_s=0.0045, gpus=frozenset({4}), computing=0.96)
     ),
@@ -302,7 +290,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "several_files": Scenario((NOW, replace(NOW, job="2002", day=31, fault=Fault(computing=1.1)))),
     "lost_metric_beside_inconclusive_time": Scenario(
-        now(fault=Fault(memory=1.5), deviations={4: 0.08})
+        now(fault=Fault(memory=1.5), deviations={4: 0.08}), formats=ALL
     ),
 }
 
@@ -314,12 +302,9 @@ def test_a_comparison_is_said_as_before(name: str, folder: Path) -> None:
     files = [f"night{night.day}.jsonl" for night in scenario.nights]
     for file, night in zip(files, scenario.nights, strict=True):
         write_night(folder / file, night)
-    suffixes = FORMATS if name in IN_ALL_FORMATS else {}
-    if name in IN_JSON:
-        suffixes = {"json": "json"}
-    formats = [f"--format={name}=out.{suffix}" for name, suffix in suffixes.items()]
+    formats = [f"--format={name}=out.{suffix}" for name, suffix in scenario.formats.items()]
     text = given("compare", "nightly.json", *files, *scenario.options, *formats)
-    for suffix in suffixes.values():
+    for suffix in scenario.formats.values():
         text += f"\n---- out.{suffix}\n{(folder / f'out.{suffix}').read_text()}"
     check(f"compare/{name}.txt", _shortened(text))
 
@@ -412,10 +397,7 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
     results = results_of_night(NIGHTS[name])
     with redirect_stdout(io.StringIO()):
         lines = summary_lines(
-            results,
-            folder / "night.jsonl",
-            new_runs=results.runs,
-            interrupted=name == "failures",
+            results, folder / "night.jsonl", new_runs=results.runs, interrupted=name == "failures"
         )
         text = "".join(f"{line}\n" for line in lines)
     check(f"session/{name}.txt", text)
@@ -532,21 +514,22 @@ def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
 # ---- jobs, machines ----
 
 
-@pytest.mark.parametrize("profile", ["arc4", "cte-power", "juwels-booster", "waic"])
-def test_a_job_script_is_as_before(profile: str, folder: Path) -> None:
-    options = ("--gpus", "1,2,4,8", "--runs", "2", "--baseline", "mine.json", "--partition", "p")
-    settings = ("--account", "a", "--time", "01:30:00", "--modules", "cuda/12 python")
-    shown = [
-        given("submit", profile, "--print"),
-        given("submit", profile, "--print", *options, *settings),
-    ]
-    check(f"submit/{profile}.txt", "\n".join(shown))
+ON_NODES = ("--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
+SETTINGS = (
+    *("--gpus", "1,2,4,8", "--runs", "2", "--baseline", "mine.json", "--partition", "p"),
+    *("--account", "a", "--time", "01:30:00", "--modules", "cuda/12 python"),
+)
 
 
-@pytest.mark.parametrize("profile", ["generic-slurm", "generic-pbs"])
-def test_a_job_script_for_any_cluster_is_as_before(profile: str, folder: Path) -> None:
-    options = ("--print", "--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
-    shown = [given("submit", profile, "--print"), given("submit", profile, *options)]
+@pytest.mark.parametrize(
+    ("profile", "options"),
+    [
+        *((name, SETTINGS) for name in ("arc4", "cte-power", "juwels-booster", "waic")),
+        *((name, ON_NODES) for name in ("generic-slurm", "generic-pbs")),
+    ],
+)
+def test_a_job_script_is_as_before(profile: str, options: Sequence[str], folder: Path) -> None:
+    shown = [given("submit", profile, "--print", *more) for more in ((), options)]
     check(f"submit/{profile}.txt", "\n".join(shown))
 
 

@@ -6,15 +6,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from builders.comparisons import (
-    comparison,
-    entry,
-    noted,
-    of_each_verdict,
-    peak_memory,
-    told,
-    view,
-)
+from builders.comparisons import comparison, entry, noted, of_each_verdict, peak_memory, told, view
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.records import Comparison, Verdict

@@ -28,11 +28,7 @@ NIGHT = measured({1: [0.1, 0.101], 2: [0.11, 0.111, None], 4: [None], 8: [0.12, 
 
 
 def shown(content: Results | Baseline, *, steps: int | None = None) -> Shown:
-    return Shown(
-        content=content,
-        path=Path("night.jsonl"),
-        steps=steps,
-    )
+    return Shown(content=content, path=Path("night.jsonl"), steps=steps)
 
 
 def rendered(name: str, what: Shown) -> str:

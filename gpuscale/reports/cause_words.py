@@ -19,13 +19,7 @@ from gpuscale.records.cause import (
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
 from gpuscale.records.probes import PROBES
-from gpuscale.reports.phrases import (
-    by_key,
-    devices_text,
-    enumerated,
-    format_range,
-    interval_text,
-)
+from gpuscale.reports import phrases
 
 _Kind = TypeVar("_Kind")
 
@@ -55,15 +49,15 @@ def scope(cause: Cause, device: str) -> str:
         return ""
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
-        return f"on {devices_text(device, *lost)}"
-    where = f"on {devices_text(device, *lost)}{' only' if len(lost) == 1 else ''}"
+        return f"on {phrases.devices_text(device, *lost)}"
+    where = f"on {phrases.devices_text(device, *lost)}{' only' if len(lost) == 1 else ''}"
     if max(spared) < lost[0]:
-        where = f"from {devices_text(device, lost[0])} on"
+        where = f"from {phrases.devices_text(device, lost[0])} on"
     if onset.spared_nodes == 1 < onset.nodes:
         where += f", where the ranks span {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
         where += ", within one node"
-    return f"{where}, not on {devices_text(device, *spared)}"
+    return f"{where}, not on {phrases.devices_text(device, *spared)}"
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
@@ -99,7 +93,9 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
-    added = format_range([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
+    added = phrases.format_range(
+        [f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s]
+    )
     took = f"{_spent(cause.after_s or 0.0)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 
@@ -306,7 +302,7 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
         size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
         compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
         yield (
-            f"probe: {probe.name}{size} {interval_text(each.change)} on "
+            f"probe: {probe.name}{size} {phrases.interval_text(each.change)} on "
             f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
         )
 
@@ -319,8 +315,8 @@ def probe_place(probe: Probe) -> str:
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     """Yield a text for each device or group of devices with the same symptoms."""
-    texts = by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
-    alike = by_key(("; ".join(own), device) for device, own in texts.items())
+    texts = phrases.by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
+    alike = phrases.by_key(("; ".join(own), device) for device, own in texts.items())
     for text, devices in alike.items():
         hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
         several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
@@ -329,7 +325,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
     """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
-    facts = by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
+    facts = phrases.by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
     yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
     if len(facts) > _NAMED_PORTS:
         yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"
@@ -376,4 +372,4 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return ranks as text: `rank 2`, or `ranks 1, 2 and 4`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {phrases.enumerated(ranks)}"
