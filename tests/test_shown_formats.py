@@ -13,6 +13,7 @@ import pytest
 from builders import CNN, baseline, environment, figure, measured, published, results
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from changing import replace
+from command_line import ARC4
 
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
@@ -42,13 +43,6 @@ def lines_of(text: str) -> list[dict[str, str]]:
 def document(what: Shown) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(rendered("json", what))
     return found
-
-
-def test_gpu_hours_are_those_of_the_steps() -> None:
-    line = lines_of(rendered("csv", shown(NIGHT, steps=360_000)))[-1]
-    expected = float(line["step_time_s"]) * float(line["gpus"]) * 100
-    assert float(line["gpu_hours"]) == pytest.approx(expected)
-    assert line["steps"] == "360000"
 
 
 def test_json_says_what_csv_says_with_machine_and_software() -> None:
@@ -170,6 +164,10 @@ def test_conflicting_options_fail(tmp_path: Path, capsys: pytest.CaptureFixture[
             writer.append(each)
     assert main(["show", str(path), "--phases", "--format", "csv"]) == 2
     assert "--phases prints text only" in capsys.readouterr().err
+    assert main(["show", str(ARC4), "--phases"]) == 2
+    said = capsys.readouterr().err
+    assert "a baseline has no phases; give --phases a results file" in said
+    assert said.count("\n") == 1
     for options in (("--format", "xml"), ("--steps", "0"), ("--steps", "1e5")):
         with pytest.raises(SystemExit) as ended:
             main(["show", str(path), *options])

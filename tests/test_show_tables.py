@@ -1,9 +1,21 @@
-"""The scaling table shows what was measured, and no column for what nobody has."""
+"""The tables of `gpuscale show` have what was measured, and no column for what nobody has."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from builders import CNN, baseline, gpu_summary, measured, results, run, shown_text, with_values
+from builders import (
+    CNN,
+    baseline,
+    gpu_summary,
+    measured,
+    phased_run,
+    phases,
+    results,
+    run,
+    shown_text,
+    with_values,
+)
 from changing import replace
 
 from gpuscale.analysis.scaling import scaling_points
@@ -23,12 +35,18 @@ def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run
     return replace(run(gpus, 0.1, batch_per_gpu=128, index=index), gpu_summaries=summaries)
 
 
-def column(table: str, name: str) -> list[str]:
-    """The cells of a right-aligned column."""
-    *_, header = table.partition("---")[0].splitlines()
-    rows = table.rpartition("---")[2].splitlines()[1:]
-    end = header.index(name) + len(name)
-    return [row[:end].split("  ")[-1].strip() for row in rows]
+def table_row(text: str, case: str, gpus: int) -> dict[str, str]:
+    """The cells of a row of the first table by column; a cell has time and share."""
+    lines = text.splitlines()
+    rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
+    starts = [i for i in range(len(lines[rule])) if f" {lines[rule]}"[i : i + 2] == " -"]
+    spans = list(zip(starts, [*starts[1:], None], strict=True))
+    headers = [lines[rule - 1][slice(*span)].strip() for span in spans]
+    for line in lines[rule + 1 :]:
+        cells = [line[slice(*span)].strip() for span in spans]
+        if cells[:2] == [case, str(gpus)]:
+            return dict(zip(headers, cells, strict=True))
+    raise AssertionError(f"no row for {case} on {gpus} in\n{text}")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +58,8 @@ def test_joules_are_of_all_gpus(energies_j: tuple[float | None, ...], shown: lis
     points = scaling_points([run_with_energy(1, 32.0), run_with_energy(2, *energies_j)])
     assert points[0].samples_per_j is not None
     assert points[0].samples_per_j.value == pytest.approx(128 / 32)
-    assert column(scaling_table(points), "samples/J") == shown
+    rows = (table_row(scaling_table(points), "mnist_cnn/ddp", gpus) for gpus in (1, 2))
+    assert [row["samples/J"] for row in rows] == shown
 
 
 def test_samples_per_joule_have_an_interval_over_runs() -> None:
@@ -129,3 +148,86 @@ def test_a_run_that_stands_out_is_named_in_the_session_and_beside_an_open_row(
     compared = text(view_of(compare(baseline({1: [0.099, 0.1, 0.101]}), [made]), [made]))
     assert (named or "run") in " ".join(compared.split())
     assert ("stands out" in compared) is bool(named)
+
+
+# The phases of a step
+
+WORKSHOP = phases(
+    data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003
+)
+
+
+def phases_shown(*runs: Run) -> str:
+    return shown_text(results(*runs), phases=True)
+
+
+def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
+    one = phased_run([WORKSHOP])
+    (window,) = one.windows
+    assert window.phases is not None
+    tenfold = replace(window, time_s=10 * window.time_s, phases=window.phases.scaled(10))
+    for each in (one, replace(one, steps_per_window=10, windows=(tenfold,))):
+        row = table_row(phases_shown(each), "mnist_cnn/ddp", 1)
+        assert {name: " ".join(row[name].split()) for name in [*row][2:]} == {
+            "step": "10.0 ms",
+            "data": "1.76 ms 17.6 %",
+            "h2d": "110 µs 1.1 %",
+            "forward": "6.38 ms 63.8 %",
+            "backward": "1.45 ms 14.5 %",
+            "communication": "–",
+            "optimizer": "300 µs 3.0 %",
+            "sum": "100.0 %",
+        }
+
+
+def test_what_is_shown_adds_up_although_windows_differ() -> None:
+    rng = np.random.default_rng(1)
+    runs = [
+        phased_run(
+            [
+                phases(
+                    data_s=rng.exponential(0.002),
+                    forward_s=rng.exponential(0.02),
+                    backward_s=rng.exponential(0.03),
+                    optimizer_s=rng.exponential(0.001),
+                )
+            ],
+            index=index,
+        )
+        for index in range(1, 20)
+    ]
+    row = table_row(phases_shown(*runs), "mnist_cnn/ddp", 1)
+    columns = ("data", "h2d", "forward", "backward", "optimizer")
+    shares = [float(row[column].split()[2]) for column in columns]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_phases_that_miss_the_window_show_in_their_sum() -> None:
+    one = phased_run([WORKSHOP])
+    (window,) = one.windows
+    longer = replace(one, windows=(replace(window, time_s=window.time_s * 1.05),))
+    assert table_row(phases_shown(longer), "mnist_cnn/ddp", 1)["sum"] == "95.2 %"
+
+
+def test_exposed_communication_is_taken_out_of_the_backward_pass_and_is_the_mean_over_runs() -> (
+    None
+):
+    one, *others = (
+        phased_run([WORKSHOP] * 2, communication_s=seconds, index=index)
+        for index, seconds in enumerate((0.0025, 0.001, 0.0085), start=1)
+    )
+    assert table_row(phases_shown(one), "mnist_cnn/ddp", 2)["backward"] == "1.45 ms 11.6 %"
+    text = phases_shown(one, *others)
+    assert table_row(text, "mnist_cnn/ddp", 2)["communication"].startswith("4.00 ms")
+    said = " ".join(text.split())
+    assert "a step with gradient synchronisation less one without" in said
+    assert "a single rank is in it, which the efficiency budget leaves out" in said
+
+
+def test_extreme_windows_take_no_part() -> None:
+    runs = [
+        phased_run([WORKSHOP.scaled(factor)], index=index)
+        for index, factor in enumerate([1.0, 1.1, 5.0], start=1)
+    ]
+    text = phases_shown(*runs)
+    assert table_row(text, "mnist_cnn/ddp", 1)["step"] == "11.0 ms"
