@@ -54,6 +54,9 @@ def test_each_batch_has_its_own_speedup_and_time_per_epoch() -> None:
     assert speedups == pytest.approx([1, 2 * 0.1 / 0.11, 1, 2 * 0.15 / 0.16])
     # 51,200 samples are 1,600 steps of 32.
     assert known(points[0].epoch_s) == pytest.approx(1600 * 0.1 * 1.001)
+    first = scaling_points(curve(BEFORE, runs=3))[0]
+    epoch, step = known(first.epoch_time_s), known(first.step_time_s)
+    assert known(epoch.high) / epoch.value == pytest.approx(known(step.high) / step.value)
 
 
 def test_a_batch_is_judged_against_the_same_batch_only() -> None:

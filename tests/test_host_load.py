@@ -11,12 +11,14 @@ from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
 from gpuscale.base.host import cpu_model
+from gpuscale.cli import main
 from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.node import host_load
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
+from gpuscale.store.results import ResultsWriter
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
@@ -113,6 +115,24 @@ def test_a_comparison_names_a_busy_host(
     recorded, after = beside(then, now)
     named = {note.code for note in compare(recorded, after).notes}
     assert {code for code in named if code.startswith("busy_host")} == codes
+
+
+def test_whatever_shows_runs_says_that_their_host_was_busy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = "measured on a busy host in 3 of 6 runs (load 9.5 on 4 cores)"
+    quiet = beside(None, QUIET)[1][0]
+    runs = (*under(BUSY, quiet.runs[:3]), *quiet.runs[3:])
+    for made, is_named in ((runs, True), (quiet.runs, False)):
+        with ResultsWriter(tmp_path / f"{is_named}.jsonl", quiet) as writer:
+            for run in made:
+                writer.append(run)
+        for command in (["show"], ["show", "--phases"], ["report"], ["plot"]):
+            output = tmp_path / "shown.svg"
+            files = [] if command[0] == "show" else ["-o", str(output)]
+            assert main([*command, str(tmp_path / f"{is_named}.jsonl"), *files]) == 0
+            said = capsys.readouterr().out + (output.read_text() if files else "")
+            assert (busy in said) is is_named, command
 
 
 def test_an_open_row_asks_for_more_runs_only_if_its_host_was_idle() -> None:

@@ -23,7 +23,7 @@ from gpuscale.cli.inputs import (
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
-from gpuscale.reports.phrases import UNKNOWN, format_range
+from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
 from gpuscale.store.files import read_any, write_report
 from gpuscale.store.results import RESULTS_FOLDER
 
@@ -108,7 +108,8 @@ def _origin(content: Results | Baseline) -> str:
     if isinstance(content, Results):
         where = content.environment
         machine = ", ".join(filter(None, (where.host, where.hardware_label)))
-        return f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
+        text = f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
+        return "; ".join(filter(None, (text, busy_text(content.runs))))
     dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
     machine = machine_label(content)
     return f"baseline {content.name}: {format_range(dates)}, {machine}"

@@ -99,3 +99,10 @@ class ScalingPoint(RowMixin, Scaling):
     """Largest peak resident set size of any rank."""
     figure: PublishedFigure | None = None
     """The published figure that the point comes from."""
+
+    @property
+    def epoch_time_s(self) -> Estimate | None:
+        """`epoch_s` with the interval of the step time; None if either is unknown."""
+        if self.step_time_s is None or self.epoch_s is None:
+            return None
+        return self.step_time_s.scaled(self.epoch_s / self.step_time_s.value)

@@ -26,6 +26,7 @@ from gpuscale.records import (
     Run,
     Verdict,
 )
+from gpuscale.records.run import busy_hosts
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -109,6 +110,14 @@ def load_text(load: HostLoad) -> str:
         return text
     of_others = "process" if load.gpu_processes == 1 else "processes"
     return f"{text}, {load.gpu_processes} {of_others} of others on the GPUs"
+
+
+def busy_text(runs: Sequence[Run]) -> str:
+    """Say on which busy host the runs were measured; empty if no host was busy."""
+    if not (busy := busy_hosts(runs)):
+        return ""
+    some = "" if len(busy) == len(runs) else f" in {len(busy)} of {counted(len(runs), 'run')}"
+    return f"measured on a busy host{some} ({load_text(busy[0][1])})"
 
 
 def enumerated(items: Sequence[object]) -> str:

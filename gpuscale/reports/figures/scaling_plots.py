@@ -76,9 +76,7 @@ def _value(point: ScalingPoint, quantity: Quantity) -> Estimate | None:
     if point.figure is not None:
         time_s = point.figure.mean_time_s
         return None if time_s is None else Estimate(value=time_s)
-    if point.step_time_s is None or point.epoch_s is None:
-        return None
-    return point.step_time_s.scaled(point.epoch_s / point.step_time_s.value)
+    return point.epoch_time_s
 
 
 def _curves_of(measurements: Measurements) -> Sequence[_Curve]:

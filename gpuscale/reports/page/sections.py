@@ -76,10 +76,12 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
     measured = sum(point.valid_runs > 0 for point in points)
     if measured < len(points):
         rows = f"{measured} of {rows}, since no run of the others is valid"
-    return (
-        ("MEASURED", f"{rows}; no baseline was given, so nothing is judged"),
-        ("software", phrases.software_text(subject.results[0].environment)),
-    )
+    facts = {
+        "MEASURED": f"{rows}; no baseline was given, so nothing is judged",
+        "beware": phrases.busy_text(subject.runs),
+        "software": phrases.software_text(subject.results[0].environment),
+    }
+    return [(label, text) for label, text in facts.items() if text]
 
 
 def _compared(view: View) -> Section:

@@ -74,7 +74,6 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
         Column("batch_per_gpu", "batch/GPU"),
         Column(
             "samples_per_step",
-            "batch",
             value=lambda point: point.batch_per_gpu and point.gpus * point.batch_per_gpu,
         ),
         Column("runs", "runs", value=attrgetter("valid_runs")),
@@ -84,7 +83,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
         ),
         *SCALING,
         Column("gpu_hours", "GPU-hours", significant, "±", gpu_hours),
-        Column("epoch_s", "epoch", format_seconds),
+        Column("epoch_s"),
         Column("samples_per_j", "samples/J", significant, "±"),
         Column("gpu_utilization", "GPU util", format_percent),
         Column("peak_memory_bytes", "peak memory", format_bytes),
@@ -98,10 +97,9 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
     )
 
 
+_EPOCH: Column[ScalingPoint] = Column("epoch_time_s", "epoch", format_seconds, "±")
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
-_IMPLIED = ("samples/s", "efficiency")
-"""Columns shown without intervals on a narrow terminal, since other columns imply them."""
 _SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each {device}"}
 """Templates of notes that replace columns in which all rows agree, keyed by header."""
 PAIR_HEADERS = ("speedup", "efficiency")
@@ -134,14 +132,7 @@ def scaling_table(
     if columns is None or max(map(width_of, whole.splitlines())) <= columns:
         return whole
     first = [name for name in _FIRST if name in rows[0]]
-    narrow = [
-        {
-            name: Cell(cell.text) if name in _IMPLIED and cell.below != phrases.OPEN else cell
-            for name, cell in row.items()
-        }
-        for row in rows
-    ]
-    return text_table(narrow, columns, first=first)
+    return text_table(rows, columns, first=first)
 
 
 def scaling_cells(
@@ -194,7 +185,8 @@ def cells_under(
     for point, others in zip(points, further or [{}] * len(points), strict=True):
         cells = {column.header: column.cell(point) for column in columns}
         scaling = Cell(point.configuration.scaling or UNKNOWN)
-        cells |= {"case": Cell(names[point.configuration]), "scaling": scaling, **others}
+        cells |= {"case": Cell(names[point.configuration]), "scaling": scaling}
+        cells |= {"epoch": _EPOCH.cell(point), **others}
         rows.append({header: cells[header] for header in headers})
     return named_on((point.configuration.device for point in points), rows)
 

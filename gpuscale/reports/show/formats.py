@@ -58,11 +58,9 @@ _TIMED: Mapping[str | None, str] = {
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
 _LATEX_HEADERS = (
-    *("case", "nodes", "GPUs", "batch"),
+    *("case", "nodes", "GPUs", "batch/GPU"),
     *("step time", "samples/s", "speedup", "efficiency", "GPU-hours"),
 )
-_WITH_INTERVAL = ("step time", "speedup")
-"""LaTeX columns shown with intervals; others have none, since a printed page is narrow."""
 # Characters that pdflatex does not know without a package.
 _FOREIGN = re.compile("[^\n\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
 
@@ -105,6 +103,8 @@ def _heading(results: Results, shown: Shown) -> Iterator[str]:
         yield f"software  {software}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
+    if busy := phrases.busy_text(results.runs):
+        yield f"beware    {busy}"
     yield ""
 
 
@@ -257,12 +257,13 @@ def latex(shown: Shown) -> str:
     headers = _LATEX_HEADERS[: None if shown.steps else -1]
     points = shown.points
     cells = cells_under(headers, points, steps=shown.steps)
-    rows = [
-        [cell.line if name in _WITH_INTERVAL else cell.text for name, cell in row.items()]
-        for row in cells
-    ]
-    for row, point in zip(rows, points, strict=True):
-        row[0] += "" if point.kind == "measured" else f", {point.kind}"
+    rows = []
+    for row, point in zip(cells, points, strict=True):
+        case, *others = (cell.text for cell in row.values())
+        rows.append([case if point.kind == "measured" else f"{case}, {point.kind}", *others])
+        # On a line of their own, since a printed page is narrow.
+        if any(intervals := [cell.below for cell in row.values()]):
+            rows.append(intervals)
     sides = ["left", *["right"] * (len(headers) - 1)]
     table = tabulate(
         rows, [*cells[0]], tablefmt="latex_booktabs", disable_numparse=True, colalign=sides
