@@ -9,6 +9,7 @@ from statements import known
 
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
 from gpuscale.records import EntryKey, Estimate, Statement
+from gpuscale.reports.reason_words import statement_text
 
 
 def test_speedup_and_efficiency_are_ratios_of_throughput() -> None:
@@ -96,11 +97,15 @@ def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
     assert point.gpu_utilization == pytest.approx(0.8)
 
 
-def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:
+def test_an_efficiency_above_1_1_is_noted_as_a_unit_error_or_as_chance() -> None:
     key = EntryKey("mnist_cnn", "ddp", 2)
     note = unit_error_note(key, Estimate(value=1.23))
     assert note == Statement.of("unit_error", row=key, value=1.23)
     assert unit_error_note(key, Estimate(value=1.23, low=1.12, high=1.35)) == note
     assert unit_error_note(key, Estimate(value=1.09)) is None
-    assert unit_error_note(key, Estimate(value=3.05, low=0.43, high=21.85)) is None
+    by_chance = unit_error_note(key, Estimate(value=3.05, low=0.43, high=21.85))
+    assert by_chance == Statement.of("noisy_efficiency", row=key, value=3.05)
+    for each in (note, by_chance):
+        assert each is not None
+        assert "idle" in statement_text(each, "cpu")
     assert unit_error_note(key, None) is None

@@ -285,8 +285,9 @@ def unchecked_training_note(configurations: Iterable[Configuration]) -> Statemen
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Return a warning of a unit error if efficiency is above 1.1 and not by chance; else None."""
+    """Return a note on an efficiency above 1.1, by a unit error or by chance; None if not above."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     is_noise = efficiency.low is not None and efficiency.low <= 1
-    return None if is_noise else Statement.of("unit_error", row=key, value=efficiency.value)
+    code = "noisy_efficiency" if is_noise else "unit_error"
+    return Statement.of(code, row=key, value=efficiency.value)

@@ -279,8 +279,13 @@ WORDS: Mapping[str, Words] = {
         "that the ranks of a command train one model together was not checked: {cases}"
     ),
     "unit_error": Words(
-        "{row}: an efficiency of {value} is a unit error until proven otherwise; check that the "
+        "{row}: an efficiency of {value} is hardly possible: if the host was busy, measure again "
+        "once it is idle; if not, it is a unit error until proven otherwise, so check that the "
         "batch of each, threads and step time mean the same as on 1 {device}"
+    ),
+    "noisy_efficiency": Words(
+        "{row}: an efficiency of {value} is hardly possible, and the runs differ too much to tell "
+        f"the true one; {_ONCE_IDLE}"
     ),
     "few_sessions": Words(f"{_FEW_SESSIONS}; measure both in turn to be sure", caution=""),
     "few_sessions_around": Words(

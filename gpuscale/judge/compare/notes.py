@@ -193,7 +193,7 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _unlikely_numbers(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Yield notes on training that was not verified, and on values that suggest a unit error."""
+    """Yield notes on training that was not verified, and on values that are hardly possible."""
     after = (row.after.key for row in rows if row.after is not None)
     if note := unchecked_training_note(key.configuration for key in after if key.gpus > 1):
         yield note

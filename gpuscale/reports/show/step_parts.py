@@ -82,8 +82,8 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
-            f"E {budget.efficiency.value:.2f}: the runs contradict each other on where the rest "
-            f"went (communication would have saved {gain / 100:.2f}); make more runs"
+            f"E {budget.efficiency.value:.2f}: unknown by what, since communication would have "
+            f"saved {gain / 100:.2f}, which cannot be; make more runs, once the host is idle"
         )
         return
     yield budget_text(budget)
