@@ -11,6 +11,7 @@ from changing import replace
 from format_page import example, lists
 from fuzz import readers
 from fuzz.samples import samples
+from test_store import refusal
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records import Baseline, Configuration, Results, Run
@@ -31,14 +32,6 @@ LINES = example("results").splitlines()
 RESULTS: Results = decode_results("\n".join(LINES))
 DOCUMENT: dict[str, Any] = json.loads(example("baseline"))
 BASELINE: Baseline = decode_baseline(json.dumps(DOCUMENT))
-
-
-def refusal(decode: Callable[[str], object], text: str) -> str:
-    with pytest.raises(DecodeError) as caught:
-        decode(text)
-    message = str(caught.value)
-    assert message.isprintable()
-    return message
 
 
 def of_results(text: str) -> str:

@@ -8,9 +8,10 @@ import pytest
 from builders import CNN, environment, measured, request
 from builders import run as made
 from changing import replace
+from test_store import refusal
 
 from gpuscale import __version__
-from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.errors import UsageError
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SamplesHeader, line_of
 from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
@@ -34,12 +35,6 @@ RESULTS = measured({1: [1.0], 2: [1.0]})
 
 def writer(path: Path) -> ResultsWriter:
     return ResultsWriter(path, replace(RESULTS, created_at=NOW.isoformat()))
-
-
-def refusal(action: Callable[..., object], *arguments: object) -> str:
-    with pytest.raises(FileError) as caught:
-        action(*arguments)
-    return str(caught.value)
 
 
 def file_of(path: Path, count: int) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 from changing import replace
 from format_page import example
 
-from gpuscale.base.errors import FileError
+from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Baseline, Results
 from gpuscale.store.file_formats import decode_baseline, decode_results
 from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline
@@ -45,7 +45,7 @@ def writer(path: Path) -> ResultsWriter:
 
 
 def refusal(action: Callable[..., object], *arguments: object) -> str:
-    with pytest.raises(FileError) as caught:
+    with pytest.raises((FileError, DecodeError)) as caught:
         action(*arguments)
     message = str(caught.value)
     assert message.isprintable()
@@ -107,7 +107,7 @@ def in_a_process(folder: Path, then: str) -> tuple[Path, subprocess.CompletedPro
     script = """
         import os, resource, signal, sys
         from pathlib import Path
-        from gpuscale.base.errors import FileError
+        from gpuscale.base.errors import DecodeError, FileError
         from gpuscale.store.results import ResultsWriter, read_results
         example, path = read_results(Path(sys.argv[1])), Path(sys.argv[2])
         file = ResultsWriter(path, example)

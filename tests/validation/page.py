@@ -8,7 +8,7 @@ surely is not, and 3 otherwise.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
@@ -54,22 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.comparisons < 1 or asked.seed < 0:
         parser.error("at least one comparison and no negative seed are needed")
-    simulation = simulate(
-        comparisons=asked.comparisons, seed=asked.seed, progress=_told("comparison")
-    )
+    simulation = simulate(comparisons=asked.comparisons, seed=asked.seed)
     validation = compared(
         judge_by_every_rule,
         validation_scenarios(),
         comparisons=COMPARISONS_BY_EVERY_RULE * asked.comparisons,
         seed=asked.seed + STREAM,
-        progress=_told("comparison by every rule"),
     )
     choice = compared(
         judge_at_each_significance,
         choice_scenarios(),
         comparisons=asked.comparisons // COMPARISONS_PER_CHOICE,
         seed=asked.seed + 2 * STREAM,
-        progress=_told("comparison at each significance"),
     )
     command = (
         f"python tests/validation/page.py --comparisons {asked.comparisons} --seed {asked.seed} "
@@ -129,16 +125,6 @@ def exit_code(simulation: Simulation) -> ExitCode:
         return ExitCode.OK
     surely = any(figure.standing is Standing.NOT_MET for figure in simulation.figures)
     return ExitCode.REGRESSED if surely else ExitCode.INCONCLUSIVE
-
-
-def _told(what: str) -> Callable[[int, int], None]:
-    """Counts on a terminal, in one line."""
-
-    def tell(done: int, total: int) -> None:
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\r{what} {done}/{total}{end}")
-
-    return tell if sys.stderr.isatty() else lambda done, total: None
 
 
 if __name__ == "__main__":

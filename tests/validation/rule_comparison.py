@@ -22,7 +22,6 @@ from validation.simulation import (
     Chunk,
     Judge,
     Outcome,
-    Progress,
     Tally,
     alarms_of,
     judged_in_chunks,
@@ -78,7 +77,7 @@ def choice_scenarios() -> tuple[Scenario, ...]:
 
 
 def compared(
-    judge: Judge, scenarios: Sequence[Scenario], *, comparisons: int, seed: int, progress: Progress
+    judge: Judge, scenarios: Sequence[Scenario], *, comparisons: int, seed: int
 ) -> tuple[Outcome, ...]:
     """Judge the same random nights by several rules.
 
@@ -87,10 +86,9 @@ def compared(
         scenarios: to which the comparisons are dealt out evenly, at least one to each.
         comparisons: in all.
         seed: two comparisons of one seed and size give the same.
-        progress: is told how many comparisons of how many are done.
     """
     counts = dict.fromkeys(scenarios, max(1, comparisons // len(scenarios)))
-    return outcomes_of(judged_in_chunks(judge, counts, seed, progress))
+    return outcomes_of(judged_in_chunks(judge, counts, seed))
 
 
 def judge_at_each_significance(chunk: Chunk) -> list[Mapping[str, Tally]]:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,9 +27,6 @@ _FINDINGS = {
     LossKind.EVERY_N: Finding.SINGLE_GPU_SLOWDOWN,
     LossKind.LARGEST_N: Finding.SCALING_LOSS,
 }
-
-Progress = Callable[[int, int], None]
-"""Called with the number of comparisons done and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +125,12 @@ class Simulation:
     figures: tuple[Figure, ...]
 
 
-def simulate(*, comparisons: int, seed: int, progress: Progress) -> Simulation:
+def simulate(*, comparisons: int, seed: int) -> Simulation:
     """Judge random nights in every scenario, and say whether the promised figures hold.
 
     Args:
         comparisons: nights without a loss; as many with one come on top.
         seed: two simulations of one seed and size give the same, on any number of processes.
-        progress: is told how many comparisons of how many are done.
     """
     promised = promises()
     alarms = [promise for promise in promised if promise.at_most]
@@ -142,7 +139,7 @@ def simulate(*, comparisons: int, seed: int, progress: Progress) -> Simulation:
         **shares(quiet_scenarios(), alarms, _QUIET_WEIGHT, comparisons),
         **shares(lossy_scenarios(), power, _LOSSY_WEIGHT, comparisons),
     }
-    judged = judged_in_chunks(judge_by_gpuscale, counts, seed, progress)
+    judged = judged_in_chunks(judge_by_gpuscale, counts, seed)
     outcomes = outcomes_of(judged)
     return Simulation(
         seed=seed,
@@ -153,9 +150,9 @@ def simulate(*, comparisons: int, seed: int, progress: Progress) -> Simulation:
 
 
 def judged_in_chunks(
-    judge: Judge, counts: Mapping[Scenario, int], seed: int, progress: Progress
+    judge: Judge, counts: Mapping[Scenario, int], seed: int
 ) -> dict[Scenario, list[Mapping[str, Tally]]]:
-    """Apply `judge`, a function of a module, to the comparisons of each scenario."""
+    """Apply `judge`, a function of a module, to the comparisons of each scenario, and say so."""
     judged: dict[Scenario, list[Mapping[str, Tally]]] = {scenario: [] for scenario in counts}
     done, total = 0, sum(counts.values())
     chunks, processes = chunks_of(counts, seed), len(os.sched_getaffinity(0))
@@ -166,7 +163,8 @@ def judged_in_chunks(
         for chunk, answers in zip(chunks, mapped, strict=True):
             judged[chunk.scenario].extend(answers)
             done += chunk.count
-            progress(done, total)
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\rcomparison {done}/{total}" + "\n" * (done == total))
     return judged
 
 
