@@ -67,9 +67,6 @@ class FileError(GpuscaleError):
         named = f"{path}" if line is None else f"{path}:{line}"
         where = f"{named}: {place}" if place else named
         super().__init__(f"{where}: {problem}")
-        self.path = path
-        self.place = place
-        self.line = line
         self.problem = problem
 
 

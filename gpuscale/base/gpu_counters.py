@@ -106,10 +106,6 @@ _GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
 """PCIe generation for each transfer rate in megatransfers per second."""
 
 
-def _microjoules(count: Mapping[str, Any]) -> Any:
-    return count["energy_accumulator"] * count["counter_resolution"]
-
-
 # The formatter would break up the rows of the table.
 # fmt: off
 FIELDS = (
@@ -135,7 +131,8 @@ FIELDS = (
            Query("amdsmi_get_power_info", member="average_socket_power"))),
     Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",
           (Query("nvmlDeviceGetTotalEnergyConsumption", divisor=1000),
-           Query("amdsmi_get_energy_count", take=_microjoules, divisor=10**6)),
+           Query("amdsmi_get_energy_count", divisor=10**6,
+                 take=lambda count: count["energy_accumulator"] * count["counter_resolution"])),
           shown="counted by the device",
           meaning="of all windows together, from the device's own counter"),
     Field("sm_clock_mean_mhz", "sm_clock_mhz", "SM clock", MHZ, "windows", "mean",

@@ -22,7 +22,7 @@ from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
-from gpuscale.store.imports.session import Session, add_directions, metric_of, published
+from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
 
 _TABLE = "table"
@@ -116,7 +116,7 @@ def _import(arguments: argparse.Namespace) -> int:
         )
     more_is_better = directions_of(arguments)
     add_directions(more_is_better, values)
-    found = [published(value, metric_of(value, more_is_better)) for value in values]
+    found = [published(value, more_is_better) for value in values]
     figures = {figure.key: (figure, limit) for figure, limit in found}
     limits = tuple(limit for _, limit in figures.values() if limit is not None)
     try:

@@ -2,7 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from gpuscale.base.errors import UsageError
 
@@ -20,18 +24,17 @@ _MOST_FACTOR = 100.0
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injection:
+class Injection(msgspec.Struct, frozen=True, kw_only=True):
     """One injected fault; fields that do not apply to this kind of fault are None."""
 
     kind: str
     rank: int | None = None
     """Affected rank; None for all ranks."""
-    seconds: float | None = None
+    seconds: Annotated[float, Meta(gt=0, le=_MOST_SECONDS)] | None = None
     """Additional seconds that every rank waits for each batch; only for `data`."""
-    factor: float | None = None
+    factor: Annotated[float, Meta(gt=1, le=_MOST_FACTOR)] | None = None
     """Factor by which the computation of a step is slowed down; for `slow-rank` and `compute`."""
-    step: int | None = None
+    step: Annotated[int, Meta(ge=1)] | None = None
     """Training step at which the fault occurs, counted from 1; for `hang` and `crash`."""
 
 
@@ -40,27 +43,14 @@ def parse_injection(text: str) -> Injection:
     kind, _, value = text.strip().partition("=")
     pattern, _ = _KINDS.get(kind, ("(?!)", ""))
     if found := re.fullmatch(pattern, value, re.ASCII):
-        given = found.groupdict()
-        injection = Injection(
-            kind=kind,
-            rank=int(given["rank"]) if "rank" in given else None,
-            seconds=float(given["seconds"]) * _UNITS[given["unit"]] if "seconds" in given else None,
-            factor=float(given["factor"]) if "factor" in given else None,
-            step=int(given["step"]) if "step" in given else None,
-        )
-        if _is_within_limits(injection):
-            return injection
+        given: dict[str, object] = {"kind": kind, **found.groupdict()}
+        if "seconds" in given:
+            given["seconds"] = float(found["seconds"]) * _UNITS[found["unit"]]
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(given, Injection, strict=False)
     examples = ", ".join(example for _, example in _KINDS.values())
     raise UsageError(
         f"--inject: '{text}' is no fault that is known; try one of {examples}, with a time above 0 "
         f"and up to {_MOST_SECONDS:g} s, a factor above 1 and up to {_MOST_FACTOR:g}, or a step "
         "from 1"
-    )
-
-
-def _is_within_limits(injection: Injection) -> bool:
-    return (
-        (injection.seconds is None or 0 < injection.seconds <= _MOST_SECONDS)
-        and (injection.factor is None or 1 < injection.factor <= _MOST_FACTOR)
-        and injection.step != 0
     )

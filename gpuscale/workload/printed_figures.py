@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,6 +38,9 @@ def positive(value: object) -> float | None:
 
 class NcclTests:
     """Parser for the output of nccl-tests and rccl-tests; lines must be passed in order."""
+
+    metrics = ("busbw_gb_s",)
+    """Metrics that every run prints; the output names any further metrics."""
 
     def __init__(self) -> None:
         self.collective = ""
@@ -74,6 +77,8 @@ class _Event(msgspec.Struct):
 class Mlperf:
     """Parser for the `:::MLLOG` lines of one training run; lines must be passed in order."""
 
+    metrics = ("time_to_train_s",)
+
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         """The last printed value of each key, as text."""
@@ -99,30 +104,19 @@ class Mlperf:
 
 FigureReader = Callable[[str], Mapping[str, str | float]]
 """Function to call with each line of a process in order; returns the line's figures by metric."""
-
-
-class KnownFigures(NamedTuple):
-    """Reader and metrics of a benchmark that `--figure` accepts by name, such as `nccl-tests`."""
-
-    metrics: tuple[str, ...]
-    """Metrics that every run prints; the output names any further metrics."""
-    new_reader: Callable[[], FigureReader]
-
-
-_NCCL_TESTS = KnownFigures(("busbw_gb_s",), lambda: NcclTests().figures)
-KNOWN_FIGURES = {
-    "nccl-tests": _NCCL_TESTS,
-    "rccl-tests": _NCCL_TESTS,
-    "mlperf": KnownFigures(("time_to_train_s",), lambda: Mlperf().figures),
+KNOWN_FIGURES: Mapping[str, type[NcclTests] | type[Mlperf]] = {
+    "nccl-tests": NcclTests,
+    "rccl-tests": NcclTests,
+    "mlperf": Mlperf,
 }
-"""Parsers and metrics of known benchmarks, keyed by names that `--figure` accepts."""
+"""Parsers of known benchmarks, keyed by the names that `--figure` accepts."""
 _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
 def new_reader(figure: str) -> FigureReader:
     """Return a parser for a known benchmark, or for `figure` as a regular expression."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
-        return known.new_reader()
+        return known().figures
     pattern = re.compile(figure)
 
     def read(line: str) -> dict[str, str | float]:

@@ -131,12 +131,13 @@ def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenM
 
 
 def published(
-    value: RecordedValue, metric: OpenMetric
+    value: RecordedValue, more_is_better: Mapping[str, bool]
 ) -> tuple[PublishedFigure, ToleranceOverride | None]:
     """Return a value's baseline figure, and a tolerance override if the value has a threshold."""
     assert value.published is not None, "not all values are published"
     if isinstance(value.published, PublishedFigure):
         return value.published, None
+    metric = metric_of(value, more_is_better)
     figure = PublishedFigure(
         case=value.case,
         strategy=metric.name,
