@@ -77,7 +77,7 @@ class Host:
     def kill(self) -> None:
         """End all processes of this host at once, as a power failure does."""
         # They end with the first one only if the host numbers its processes.
-        while here := _processes_within(self.network):
+        while here := _processes_in_namespace("net", self.network):
             for pid in here:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -122,12 +122,8 @@ class Host:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(pid, cpus)
 
-    def _processes(self) -> Iterator[int]:
-        own = Path(f"/proc/{self.pid}/ns/pid").readlink()
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and (entry / "ns/pid").readlink() == own:
-                    yield int(entry.name)
+    def _processes(self) -> list[int]:
+        return _processes_in_namespace("pid", Path(f"/proc/{self.pid}/ns/pid").readlink())
 
     def mount_over(self, place: Path, source: Path | None = None) -> None:
         """See another file in a place, or an empty folder, of which the other hosts know nothing.
@@ -344,13 +340,13 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def _processes_within(network: Path) -> list[int]:
-    """Numbers of the living processes in a network namespace."""
+def _processes_in_namespace(kind: str, name: Path) -> list[int]:
+    """Numbers of the living processes in a namespace."""
     found = []
     for entry in Path("/proc").iterdir():
         # The namespace of a process that has ended cannot be read.
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (entry / "ns/net").readlink() == network:
+            if entry.name.isdigit() and (entry / "ns" / kind).readlink() == name:
                 found.append(int(entry.name))
     return found
 
