@@ -4,11 +4,10 @@ import math
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import baseline, measured, phased_run, phases, results
-from builders.comparisons import comparison, entry, view
+from builders.comparisons import comparison, headline, noisy
 from builders.nights import Fault, Night, results_of_night, write_night
 from changing import replace
 from statements import codes_in, facts_of, known
@@ -24,9 +23,7 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Estimate,
-    QuantityName,
     Results,
-    Statement,
     Verdict,
 )
 from gpuscale.reports.comparison import view_of
@@ -129,16 +126,6 @@ def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs(
     assert code in codes_in(row.reason)
 
 
-def noisy(remedy: str, /, **facts: Any) -> EntryVerdict:
-    """A row that is inconclusive for that remedy."""
-    change = Estimate(value=-0.03, low=-0.08, high=0.02)
-    quantity, advice = QuantityName.EFFICIENCY, Statement.of(remedy, **facts)
-    reason = Statement.of(
-        "loss_not_excluded", quantity=quantity, change=change, ok_bound=0.05, remedy=advice
-    )
-    return replace(entry(Verdict.INCONCLUSIVE, reason=reason), further_runs=facts.get("needed"))
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -158,10 +145,10 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
 def test_the_only_next_step_is_that_of_the_worst_row() -> None:
     lasting, soon = noisy("baseline_runs_differ", deviation=0.1), noisy("further_runs", needed=1)
     for rows in ((lasting, soon), (soon, lasting)):
-        lines = dict(view(comparison(*rows)).headline)
-        assert "update --add" in lines["next"]
-        assert "more run" not in lines["next"]
-    assert "more run" in dict(view(comparison(soon)).headline)["next"]
+        step = headline(comparison(*rows))["next"]
+        assert "update --add" in step
+        assert "more run" not in step
+    assert "more run" in headline(comparison(soon))["next"]
 
 
 @pytest.mark.parametrize("missing", ["phases", "exposed communication"])

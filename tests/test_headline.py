@@ -2,7 +2,7 @@
 
 import pytest
 from builders import baseline, measured
-from builders.comparisons import ALL_REDUCE, comparison, entry, view
+from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view
 from changing import replace
 from statements import known
 
@@ -26,6 +26,7 @@ from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
 HEAVY = HostLoad(load_average=9.0, cores=2)
+BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 NOISE = Cause(
     kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
 )
@@ -43,7 +44,7 @@ def slower(gpus: int, loss: float = 0.08) -> EntryVerdict:
 
 
 def first_line(*rows: EntryVerdict) -> tuple[str, str]:
-    return view(comparison(*rows)).headline[0]
+    return next(iter(headline(comparison(*rows)).items()))
 
 
 def test_rows_are_faster_by_their_throughput_and_a_better_scaling_is_told_as_such() -> None:
@@ -74,9 +75,9 @@ def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
 
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
     rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
-    assert "cause" not in dict(view(comparison(*rows)).headline)
+    assert "cause" not in headline(comparison(*rows))
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
-    assert "+14 ms" in dict(view(comparison(*rows)).headline)["cause"]
+    assert "+14 ms" in headline(comparison(*rows))["cause"]
 
 
 def test_the_first_line_of_a_pass_has_one_figure_and_the_loss_it_would_find_stands_below() -> None:
@@ -95,22 +96,20 @@ def test_the_first_line_of_a_pass_has_one_figure_and_the_loss_it_would_find_stan
 
 def test_what_is_not_known_has_no_line() -> None:
     shown = replace(comparison(entry(Verdict.OK)), before=Origin(), after=Origin())
-    lines = dict(view(shown).headline)
+    lines = headline(shown)
     assert lines.keys() == {"ok", "baseline", "now"}
     assert lines["baseline"] == f"nightly; {shown.baseline_machine}"
     assert lines["now"] == shown.current_machine
 
 
 def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first() -> None:
-    busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
     swapped = Statement.of("newer_baseline")
-    shown = view(comparison(slower(1), notes=[busy, swapped]))
-    assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, busy)))
+    shown = view(comparison(slower(1), notes=[BUSY, swapped]))
+    assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, BUSY)))
     assert shown.notes == ()
     assert "earlier results first" in dict(shown.headline)["next"]
     for row in (slower(1), entry(Verdict.INCONCLUSIVE)):
-        lines = dict(view(comparison(row, notes=[busy])).headline)
-        assert lines["next"] == AGAIN
+        assert headline(comparison(row, notes=[BUSY]))["next"] == AGAIN
 
 
 @pytest.mark.parametrize(
@@ -133,10 +132,10 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
     code: str, kind: BaselineKind, open_row: str, loss: str
 ) -> None:
     for row, words in ((entry(Verdict.INCONCLUSIVE), open_row), (slower(1), loss)):
-        busy = Statement.of("busy_side", busy=2, made=3, on="n2", load=HEAVY)
+        busy = Statement("busy_side", BUSY.facts)
         facts = {"before": busy, "now": busy} if code == "busy_hosts" else busy.facts
         judged = replace(comparison(row, notes=[Statement(code, facts)]), baseline_kind=kind)
-        assert dict(view(judged).headline).get("next", "") == words
+        assert headline(judged).get("next", "") == words
 
 
 @pytest.mark.parametrize(
@@ -152,9 +151,7 @@ def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
 ) -> None:
     if cause.code == "no_phases_of_commands":
         cause = replace(cause, remedy=Remedy("command_or_hosts", ("n1",)))
-    busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
-    shown = view(comparison(replace(slower(1), causes=(cause,)), notes=[busy]))
-    lines = dict(shown.headline)
+    lines = headline(comparison(replace(slower(1), causes=(cause,)), notes=[BUSY]))
     assert lines["next"].startswith(words)
     assert "busy" in lines["beware"]
 
@@ -165,17 +162,17 @@ def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
 )
 def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, words: str) -> None:
     for code in ("busy_host", "busy_host_before"):
-        busy = Statement.of(code, busy=2, made=3, on="n2", load=HEAVY)
-        shown = view(comparison(entry(verdict), entry(verdict, gpus=1), notes=[busy]))
-        assert dict(shown.headline)["next"].startswith(words)
+        busy = Statement(code, BUSY.facts)
+        shown = comparison(entry(verdict), entry(verdict, gpus=1), notes=[busy])
+        assert headline(shown)["next"].startswith(words)
 
 
 def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
     computing = Cause(kind=CauseKind.COMPUTE, code="computing", lost_s=0.004, after_s=0.1)
     rows = [replace(slower(1), causes=(computing,)), replace(slower(2), causes=(ALL_REDUCE,))]
-    assert "communication +14 ms" in dict(view(comparison(*rows)).headline)["cause"]
+    assert "communication +14 ms" in headline(comparison(*rows))["cause"]
     heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
-    assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["cause"]
+    assert "computing +100 ms" in headline(comparison(heavier, rows[1]))["cause"]
 
 
 def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:
@@ -208,23 +205,17 @@ def test_a_field_has_words() -> None:
 
 
 def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands() -> None:
-    uneven = Statement.of("baseline_runs_differ", deviation=0.05)
-    change = Estimate(value=-0.03, low=-0.08, high=0.02)
-    reason = Statement.of(
-        "loss_not_excluded", quantity="E(n)", change=change, ok_bound=0.05, remedy=uneven
-    )
-    judged = comparison(entry(Verdict.INCONCLUSIVE, reason=reason))
+    judged = comparison(noisy("baseline_runs_differ", deviation=0.05))
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
-    assert dict(view(judged).headline)["next"] == (
+    assert headline(judged)["next"] == (
         "if all was well, add these runs: "
         "gpuscale baseline update --add baselines/ours.json 'my night.jsonl'"
     )
-    busy = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
-    assert dict(view(replace(judged, notes=(busy,))).headline)["next"] == (
+    assert headline(replace(judged, notes=(BUSY,)))["next"] == (
         "measure again once the host is idle, and add those runs: "
         "gpuscale baseline update --add baselines/ours.json FILE"
     )
     of_itself = Statement.of("same_allocation", name="4739")
-    lines = dict(view(replace(judged, notes=(of_itself,))).headline)
-    assert lines["next"] == "measure again, in a session of its own, and compare those results"
+    step = headline(replace(judged, notes=(of_itself,)))["next"]
+    assert step == "measure again, in a session of its own, and compare those results"

@@ -1,6 +1,7 @@
 """Comparisons whose every word is known, for the tests of reports."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from changing import replace
 
@@ -180,3 +181,18 @@ def view(shown: Comparison, *injections: str) -> View:
     return view_of(
         shown, [replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), injections=injections)]
     )
+
+
+def headline(shown: Comparison) -> dict[str, str]:
+    """The first lines of the comparison, by their labels."""
+    return dict(view(shown).headline)
+
+
+def noisy(remedy: str, /, **facts: Any) -> EntryVerdict:
+    """A row that is inconclusive for that remedy."""
+    change = Estimate(value=-0.03, low=-0.08, high=0.02)
+    quantity, advice = QuantityName.EFFICIENCY, Statement.of(remedy, **facts)
+    reason = Statement.of(
+        "loss_not_excluded", quantity=quantity, change=change, ok_bound=0.05, remedy=advice
+    )
+    return replace(entry(Verdict.INCONCLUSIVE, reason=reason), further_runs=facts.get("needed"))
