@@ -18,9 +18,7 @@ import builders as make
 from changing import replace
 from measuring import TIMEOUT_S
 
-from gpuscale.records import Baseline, Configuration, Results
-from gpuscale.records.record import to_json
-from gpuscale.store.file_formats import encode_header
+from gpuscale.records import Baseline, Configuration
 from gpuscale.store.files import write_baseline
 
 REPOSITORY = Path(__file__).parents[1]
@@ -115,7 +113,8 @@ def make_checkout(folder: Path) -> Path:
             for gpus, time_s in times_s.items()
             for index in (1, 2, 3)
         ]
-        write_results(root / f"verdict-{code}.jsonl", make.results(*runs, where=where))
+        text = make.results_text(make.results(*runs, where=where))
+        (root / f"verdict-{code}.jsonl").write_text(text)
     blocked = "import sys\nsys.modules['jinja2'] = None\n"
     write_program(root / "without-plots/sitecustomize.py", blocked)
     write_program(root / ".venv/bin/pytest", STUB_PYTEST)
@@ -132,11 +131,6 @@ def _baseline() -> Baseline:
     times_s = {gpus: [0.1] * 6 for gpus in (1, 2, 4)}
     all_cases = [make.baseline(times_s, configuration=one) for one in _configurations()]
     return replace(all_cases[0], runs=tuple(run for one in all_cases for run in one.runs))
-
-
-def write_results(path: Path, results: Results) -> None:
-    """Write a results file."""
-    path.write_text("\n".join([encode_header(results), *map(to_json, results.runs)]) + "\n")
 
 
 def use_real_pytest(root: Path, test: str) -> Path:

@@ -46,3 +46,13 @@ def python(*arguments: object, **variables: str) -> "CompletedProcess[str]":
         text=True,
         check=False,
     )
+
+
+def refusal(
+    *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+) -> str:
+    """The one line by which the command says, with the exit code 2, what it does not do."""
+    answer = gpuscale(*arguments, cwd=cwd, variables=variables)
+    assert answer.returncode == 2, answer.stdout
+    (line,) = answer.stderr.splitlines()
+    return line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import environment, measured, results_text
 from changing import replace
-from command_line import gpuscale
+from command_line import gpuscale, refusal
 
 from gpuscale.records import Results
 from gpuscale.reports.phrases import to_minutes
@@ -98,10 +98,9 @@ def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None
     shell.write("later", replace(measured(SLOWER), injections=("data=5ms",)))
     assert "faults made on purpose (data=5ms)" in shell(*update(*approved)).stderr
     shell.write("later", replace(measured(SLOWER), environment=environment("NVIDIA A100-SXM4")))
-    refused = shell(*update(*approved))
-    assert refused.returncode == 2
-    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in refused.stderr
-    assert "make another one with 'gpuscale baseline record'" in refused.stderr
+    said = refusal(*update(*approved))
+    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in said
+    assert "make another one with 'gpuscale baseline record'" in said
     assert path.read_bytes() == before
 
 
@@ -166,9 +165,7 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
     shell.write("other", replace(halved, environment=environment("NVIDIA A100-SXM4")))
     shell.write("faulty", replace(halved, injections=("data=5ms",)))
     for name, why in (("half", "different samples"), ("other", "A100"), ("faulty", "on purpose")):
-        answer = shell(*added(name))
-        assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
-        assert why in answer.stderr
+        assert why in refusal(*added(name))
     assert path.read_bytes() == before
     answer = shell(*added("new"))
     assert answer.returncode == 3
@@ -206,9 +203,7 @@ def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shel
     assert shell("compare", "b.json", "b.json").returncode == 2
     baselines = Path(__file__).parent.parent / "baselines"
     published = str(next(baselines.glob("*.json")))
-    refused = shell("compare", "earlier.jsonl", published)
-    assert refused.returncode == 2
-    assert "has no measured runs; give it first" in refused.stderr
+    assert "has no measured runs; give it first" in refusal("compare", "earlier.jsonl", published)
 
 
 def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> None:

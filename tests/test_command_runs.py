@@ -21,6 +21,11 @@ from gpuscale.reports.show import scaling_table
 FOREVER = "steps(range(10**6))\n"
 
 
+@pytest.fixture(autouse=True)
+def _in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def check_step_time(run: Run) -> None:
     """Check that a step took the 10 ms of the scripts' sleep, which a busy machine prolongs.
 
@@ -125,14 +130,12 @@ os.rename("escaped.part", "escaped")
 """
 
 
-def test_no_process_of_a_command_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_process_of_a_command_is_left(tmp_path: Path) -> None:
     measured(tmp_path, ESCAPED + FOREVER)
     assert not is_living(int(Path("escaped").read_text()))
 
 
-def test_a_command_ends_with_its_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_command_ends_with_its_watcher(tmp_path: Path) -> None:
     process = watch(tmp_path, request_for(tmp_path, ESCAPED + "time.sleep(99)\n"))
     assert within_limit(Path("escaped").exists)
     process.send_signal(signal.SIGTERM)
@@ -140,8 +143,7 @@ def test_a_command_ends_with_its_watcher(tmp_path: Path, monkeypatch: pytest.Mon
     assert not is_living(int(Path("escaped").read_text()))
 
 
-def test_placeholders_and_devices_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_placeholders_and_devices_are_set(tmp_path: Path) -> None:
     script = "open('told', 'w').write(' '.join(sys.argv[1:]) + os.environ['PYTHONUNBUFFERED'])\n"
     command = f"{sys.executable} {tmp_path}/train.py {{gpus}} {{batch}} {{global_batch}} {{{{}}}}"
     measured(tmp_path, script, gpus=2, command=command)
@@ -186,7 +188,6 @@ def test_ranks_in_one_pipe_tell_each_step_once(tmp_path: Path) -> None:
 
 
 def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     # Which goes before it on AMD's GPUs.
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,5")
@@ -219,7 +220,6 @@ def test_threads_of_a_rank_do_not_depend_on_their_number(
     own: str | None,
     threads: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if own is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
@@ -254,7 +254,6 @@ def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_command_on_each_node_knows_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     # Of the process that starts it, which is no rank.
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}.items():
         monkeypatch.setenv(name, value)
@@ -339,8 +338,7 @@ while not (Path('there0').exists() and Path('there1').exists()):
 """
 
 
-def test_a_shell_reads_the_ranks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_shell_reads_the_ranks_output(tmp_path: Path) -> None:
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
     command = f"sh -c '{inner} 2>errors | tee log'"
     run = measured(tmp_path, BOTH_ARE_THERE + FOREVER, gpus=2, command=command)
@@ -353,8 +351,7 @@ def test_a_shell_reads_the_ranks_output(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"{words} 1." in told
 
 
-def test_a_shell_hides_no_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_shell_hides_no_failed_rank(tmp_path: Path) -> None:
     script = ON_RANK_1.format(end="raise RuntimeError('label 7')")
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
     failure = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>&1 | tee log'").failure

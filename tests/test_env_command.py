@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import baseline, environment, measured
+from builders import baseline, environment, measured, results_text
 from builders.causes import SLOW_LINK, diagnosed, night_of, well
 from changing import replace
-from command_line import gpuscale
+from command_line import gpuscale, refusal
 
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
@@ -16,8 +16,6 @@ from gpuscale.judge.sides import sides_of
 from gpuscale.records import EnvironmentChange, NodeEvidence, Results, Run
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.evidence import Library
-from gpuscale.records.record import to_json
-from gpuscale.store.file_formats import encode_header
 from gpuscale.store.files import write_baseline
 
 OTHERS = {f"p{number}": "1" for number in range(17)}
@@ -50,8 +48,7 @@ NEW = of("2", library(), torch="2.15", triton="3.6", six="1")
 
 
 def file_of(path: Path, content: Results) -> Path:
-    lines = [encode_header(content), *map(to_json, content.runs)]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(results_text(content))
     return path
 
 
@@ -112,9 +109,7 @@ def test_baselines_and_folders_of_nights_have_software_too(
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments in (("diff", "a"), ("a", "b"), ("absent.jsonl",)):
-        answer = gpuscale("env", *arguments)
-        assert answer.returncode == 2
-        assert len(answer.stderr.splitlines()) == 1
+        assert refusal("env", *arguments)
     absent = replace(OLD.environment, packages={}, packages_absent="process 7 cannot be read")
     path = file_of(tmp_path / "r.jsonl", replace(OLD, environment=absent))
     assert "unknown: process 7 cannot be read" in env(path)

@@ -17,12 +17,9 @@ from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.store.files import write_baseline
 
 
-def gpuscale(
-    folder: Path, *words: str, environment: dict[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    """The answer of the command in a folder where only these programs are on PATH."""
-    variables = {"PATH": f"{folder}/bin", **(environment or {})}
-    return command_line.gpuscale(*words, cwd=folder, variables=variables)
+def gpuscale(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The answer of the command in a folder where only the programs in `bin` are on PATH."""
+    return command_line.gpuscale(*words, cwd=folder, variables={"PATH": f"{folder}/bin"})
 
 
 def made(folder: Path, **programs: str) -> ClusterProfile:
@@ -64,14 +61,11 @@ def test_without_a_scheduler_there_is_no_profile_and_a_line_says_so(tmp_path: Pa
 
 def test_one_file_that_is_there_keeps_all_from_being_written(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    answer = gpuscale(tmp_path, "init", ".")
-    assert answer.returncode == 2
-    (line,) = answer.stderr.splitlines()
-    assert line.startswith("gpuscale: README.md: exists already and is not overwritten")
+    said = command_line.refusal("init", ".", cwd=tmp_path)
+    assert said.startswith("gpuscale: README.md: exists already and is not overwritten")
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     (tmp_path / "file").touch()
-    answer = gpuscale(tmp_path, "init", "file")
-    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+    assert command_line.refusal("init", "file", cwd=tmp_path)
 
 
 def test_what_was_written_is_measured_from_its_folder(tmp_path: Path) -> None:

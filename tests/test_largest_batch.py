@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from builders import run
 from changing import replace
-from command_line import gpuscale
+from command_line import refusal
 from measuring import write_case
 
 from gpuscale.base.errors import GpuscaleError
@@ -71,6 +71,5 @@ def test_another_failure_ends_the_search_with_its_reason() -> None:
 
 def test_cpu_ranks_are_refused(tmp_path: Path) -> None:
     path = write_case(tmp_path, "Case = Tiny")
-    answer = gpuscale("batch", f"{path}::Case", "--device", "cpu")
-    assert answer.returncode == 2
-    assert "gpuscale batch fills the memory of GPUs" in answer.stderr
+    said = refusal("batch", f"{path}::Case", "--device", "cpu")
+    assert "gpuscale batch fills the memory of GPUs" in said

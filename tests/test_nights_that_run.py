@@ -20,7 +20,6 @@ from ci_checkout import (
     run_night,
     use_real_pytest,
     write_program,
-    write_results,
 )
 from commands import is_living
 from measuring import TIMEOUT_S, run_pytest, write_case
@@ -85,7 +84,7 @@ BROKEN = replace(
 
 def results_of(checkout: Path, name: str, step_time_s: float, *further: Run) -> None:
     runs = [make.run(gpus, step_time_s, index=index) for gpus in (1, 2) for index in (1, 2, 3)]
-    write_results(checkout / name, make.results(*runs, *further))
+    (checkout / name).write_text(make.results_text(make.results(*runs, *further)))
 
 
 @pytest.fixture

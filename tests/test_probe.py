@@ -16,7 +16,7 @@ from builders.causes import SLOW, SLOW_LINK, night_of, well
 from builders.comparisons import view
 from builders.nights import Fault
 from changing import replace
-from command_line import TWO_CPU_RANKS, gpuscale
+from command_line import TWO_CPU_RANKS, gpuscale, refusal
 from hosts import Cluster, CpuGroup, cpu_groups
 from measuring import run_pytest, write_case
 from slurm_cluster import slurm_cluster
@@ -164,15 +164,12 @@ def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path)
     results.write_bytes(TWO_CPU_RANKS.read_bytes())
     kept.write_bytes(probes.read_bytes())
     assert read_content(results).probes == read_content(kept).probes != ()
-    again = gpuscale("probe", results)
-    assert again.returncode == 2
-    assert "it is not overwritten" in again.stderr
+    assert "it is not overwritten" in refusal("probe", results)
 
 
 def test_a_probe_that_is_unknown_is_refused_in_one_line() -> None:
-    answer = gpuscale("probe", "--only", "matrix")
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("gpuscale: --only: there is no 'matrix'; there is core, ")
+    said = refusal("probe", "--only", "matrix")
+    assert said.startswith("gpuscale: --only: there is no 'matrix'; there is core, ")
 
 
 @pytest.mark.thorough

@@ -170,28 +170,27 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
 }
 
 
-def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
+def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
     """Return the profile with job options applied; raise UsageError for an invalid value.
 
+    `values` is keyed by option; an option that was not given has no value, None or an empty list.
     `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
     drops only the judged numbers of GPUs.
     """
     tables: dict[str, Any] = msgspec.to_builtins(profile)
+    given = {name: values[name] for name in JOB_OPTIONS if values.get(name) not in (None, [])}
     judge = tables.setdefault("judge", {})
     foreign = ["baseline", "cases", "gpus"] if "--cases" in given else ["gpus"]
     for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
         judge.pop(name, None)
-    options = {name: option for name, option in JOB_OPTIONS.items() if name in given}
-    for name, option in options.items():
-        tables.setdefault(option.table, {})[option.field] = given[name]
+    for name, value in given.items():
+        option = JOB_OPTIONS[name]
+        tables.setdefault(option.table, {})[option.field] = value
     try:
         return from_builtins(ClusterProfile, tables)
     except DecodeError as error:
-        (wrong, *_) = (
-            name
-            for name, option in options.items()
-            if error.place.startswith(f"{option.table}.{option.field}")
-        )
+        places = {name: f"{JOB_OPTIONS[name].table}.{JOB_OPTIONS[name].field}" for name in given}
+        wrong = next(name for name, place in places.items() if error.place.startswith(place))
         raise UsageError(f"{wrong}: {error.problem}") from None
 
 

@@ -76,8 +76,8 @@ def _record(arguments: argparse.Namespace) -> int:
         remedy = f"add runs (--runs {more} --resume FILE) while nothing else runs, or longer ones "
         validate_strength(losses, f"{remedy}(--run-seconds), or take it with --weak", {})
     _write_new(arguments.output, baseline)
-    runs = runs_text(len(baseline.runs), len({run.allocation for run in baseline.runs}))
-    say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs}")
+    made = runs_text(baseline.runs)
+    say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
     text = range_text(losses)
     say(f"the smallest loss that as many runs again would find: {text}")
     return ExitCode.OK

@@ -24,7 +24,7 @@ from gpuscale.judge.baseline import (
 )
 from gpuscale.judge.compare import compare
 from gpuscale.judge.sides import machine_mismatch, results_of
-from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.records import Baseline, Results, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
@@ -205,13 +205,9 @@ def _change_lines(proposal: Proposal, verdicts: Mapping[EntryId, EntryVerdict]) 
     yield f"{proposal.label}: {proposal.remark}" if proposal.remark else proposal.label
     sides = [runs for runs in (proposal.old, proposal.new) if runs]
     yield f"  step time   {' → '.join(map(step_time_text, sides))}"
-    yield f"  measured    {' → '.join(map(_made_text, sides))}"
+    yield f"  measured    {' → '.join(map(runs_text, sides))}"
     if proposal.old and (verdict := verdicts.get(proposal.entry)) is not None:
         yield f"  judged      {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
-
-
-def _made_text(runs: Sequence[Run]) -> str:
-    return runs_text(len(runs), len({run.allocation for run in runs}))
 
 
 def login_name() -> str | None:

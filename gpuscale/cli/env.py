@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
@@ -23,21 +22,10 @@ from gpuscale.records.run import nodes_of
 from gpuscale.reports.phrases import counted
 
 Changes = list[EnvironmentChange]
+MeasuredWith = tuple[Sequence[Environment], Sequence[NodeEvidence]]
+"""The software environments of a measurement, and the evidence recorded about its nodes."""
 _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
 """Environment fields with library versions that torch was built with, keyed by library."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredWith:
-    """The software environments of a measurement, and the evidence recorded about its nodes."""
-
-    environments: Sequence[Environment]
-    nodes: Sequence[NodeEvidence]
-
-    @property
-    def libraries(self) -> tuple[Library, ...]:
-        """All libraries that processes had loaded, each once."""
-        return merged(library for node in self.nodes for library in node.libraries)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         if is_json:
             text = document_text("gpuscale-env-diff", changes=changes, packages=packages)
     else:
-        text = software_text(sides[0])
+        ((environments, nodes),) = sides
+        libraries = merged(library for node in nodes for library in node.libraries)
+        text = software_text(environments, nodes, libraries)
         if is_json:
-            environments, libraries = sides[0].environments, sides[0].libraries
             text = document_text("gpuscale-env", environments=environments, libraries=libraries)
     say(text)
     return ExitCode.OK
@@ -74,10 +63,10 @@ def _measured_with(path: Path) -> MeasuredWith:
     if is_folder(path):
         nights = [night for night in read_nights([path]) if night.left_out is None]
         runs = [run for night in nights for run in night.runs]
-        return MeasuredWith([night.environment for night in nights], nodes_of(runs))
+        return [night.environment for night in nights], nodes_of(runs)
     content = read_content(path)
     found = [content.environment] if isinstance(content, Results) else content.environments.values()
-    return MeasuredWith([*found], nodes_of(content.runs))
+    return [*found], nodes_of(content.runs)
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes, Changes]:
@@ -85,8 +74,8 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> tuple[Changes,
 
     A package that is also a field of the environment, such as torch, is only in the first list.
     """
-    sides = before.environments, after.environments
-    found = environment_changes(*sides, before.nodes, after.nodes)
+    sides = before[0], after[0]
+    found = environment_changes(*sides, before[1], after[1])
     names = {change.name.removesuffix("_version") for change in found}
     packages = [change for change in package_changes(*sides) if change.name not in names]
     return sorted(found, key=lambda change: stack_rank(change.name)), packages
@@ -100,23 +89,25 @@ def changes_text(changes: Changes, packages: Changes) -> str:
     return "\n".join([*lines, *_more(len(packages) - len(named))]) or "no difference"
 
 
-def software_text(measured: MeasuredWith) -> str:
+def software_text(
+    environments: Sequence[Environment], nodes: Sequence[NodeEvidence], libraries: Sequence[Library]
+) -> str:
     """Return a line for each version, library and package; one that varied has all its values."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
-        values = [field.value(environment) for environment in measured.environments]
+        values = [field.value(environment) for environment in environments]
         if field.words and (known := [str(value) for value in values if value is not None]):
             lines.append(f"{field.words} {listed([*dict.fromkeys(known)])}")
-    lines += [_library_text(library, measured.environments) for library in measured.libraries]
+    lines += [_library_text(library, environments) for library in libraries]
     versions: dict[str, dict[str, None]] = {}
-    for environment in measured.environments:
+    for environment in environments:
         for name, version in environment.packages.items():
             versions.setdefault(name, {})[version] = None
     named = [name for name in versions if is_of_stack(name)]
     named.sort(key=lambda name: (stack_rank(name), name))
     lines += [f"package {name} {listed([*versions[name]])}" for name in named]
-    absent = {one.packages_absent for one in measured.environments} - {None}
-    absent |= {node.absent.get("libraries") for node in measured.nodes} - {None}
+    absent = {one.packages_absent for one in environments} - {None}
+    absent |= {node.absent.get("libraries") for node in nodes} - {None}
     lines += [f"unknown: {reason}" for reason in sorted(map(str, absent))]
     return "\n".join([*lines, *_more(len(versions) - len(named))])
 

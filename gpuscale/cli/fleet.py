@@ -128,14 +128,14 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
         title = SCHEDULERS[profile.scheduler].title
         remedy = "use 'gpuscale doctor --nodes' inside a job"
         raise UsageError(f"a sweep takes Slurm, and {profile.name} has {title}; {remedy}")
-    given = {name: value for name in _JOB_OPTIONS if (value := vars(arguments)[name]) is not None}
-    profile = with_options(profile, {**given, "--cases": [_case(profile, arguments.case)]})
+    given = {**vars(arguments), "--cases": [_case(profile, arguments.case)]}
+    profile = with_options(profile, given)
     gpus = tuple(sorted({1, profile.node.gpus or 1}))
     # Each run on one GPU takes the next GPU, so that all are measured equally often.
-    runs = given.get("--runs", gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1]))
+    runs = given["--runs"] or gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1])
     measure = replace(profile.measure, runs=runs, gpus=gpus)
     minutes = math.ceil(max(_SHORTEST_LIMIT_S, _LIMIT_FACTOR * _job_s(measure)) / 60)
-    limit = given.get("--time", f"{minutes // 60:02}:{minutes % 60:02}:00")
+    limit = given["--time"] or f"{minutes // 60:02}:{minutes % 60:02}:00"
     job = replace(profile.job, time_limit=limit, options=(*profile.job.options, "--exclusive"))
     profile = replace(profile, measure=measure, job=job, node=replace(profile.node, whole=True))
     return JobRequest(profile=profile, results=f'"${{{RESULTS}:?set by gpuscale fleet run}}"')

@@ -10,7 +10,6 @@ from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli.inputs import remark, say
 from gpuscale.measure.schedulers import scheduler_here
-from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, read_baseline, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -70,7 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write all files, or none if any of them already exists."""
     folder, scheduler = arguments.folder, scheduler_here()
-    profile = {} if scheduler is None else {"mysite.toml": _profile(scheduler)}
+    profile = {}
+    if scheduler is not None:
+        profile["mysite.toml"] = _PROFILE.format(
+            scheduler=scheduler,
+            host=socket.gethostname(),
+            gpu_option=scheduler.default_gpu_option or "-l gpu={gpus}",
+            options=["--exclusive"] if scheduler.name == "slurm" else [],
+        )
     submit = _SUBMIT if profile else ""
     shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]
     files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
@@ -94,12 +100,3 @@ def run(arguments: argparse.Namespace) -> int:
 def _is_shipped(path: Path) -> bool:
     """True for cases and published figures, but not for baselines measured in this checkout."""
     return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)
-
-
-def _profile(scheduler: Scheduler) -> str:
-    return _PROFILE.format(
-        scheduler=scheduler,
-        host=socket.gethostname(),
-        gpu_option=scheduler.default_gpu_option or "-l gpu={gpus}",
-        options=["--exclusive"] if scheduler.name == "slurm" else [],
-    )

@@ -179,19 +179,19 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
     Follow links to folders, and skip hidden folders.
     """
+
+    def skip_unreadable(problem: OSError) -> None:
+        remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")
+
     # A link may lead to a folder that was already visited, or to a parent of `folder`.
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
-    for here, folders, names in os.walk(folder, onerror=_skip_unreadable, followlinks=True):
+    for here, folders, names in os.walk(folder, onerror=skip_unreadable, followlinks=True):
         if (place := os.path.realpath(here)) in seen:
             folders.clear()
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if name[0] != ".")
         yield from (Path(here, name) for name in names if is_wanted(name))
-
-
-def _skip_unreadable(problem: OSError) -> None:
-    remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")
 
 
 def newest_input() -> Path:

@@ -34,17 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
         phases=arguments.phases,
         columns=Screen.of(sys.stdout).columns,
     )
-    if shown.phases:
-        _check_phases(shown, arguments.format)
+    if shown.phases and not isinstance(content, Results):
+        raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
+    if shown.phases and (arguments.format != "text" or shown.steps is not None):
+        raise UsageError("--phases prints text only; leave out --format and --steps")
     say(SHOWN_FORMATS[arguments.format].render(shown))
     return ExitCode.OK
-
-
-def _check_phases(shown: Shown, format_name: str) -> None:
-    if not isinstance(shown.content, Results):
-        raise UsageError(f"{shown.path}: a baseline has no phases; give --phases a results file")
-    if format_name != "text" or shown.steps is not None:
-        raise UsageError("--phases prints text only; leave out --format and --steps")
 
 
 def _steps(text: str) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -89,7 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise problem
     if not is_confirmed(_announcement(request), arguments.yes):
         return ExitCode.USAGE
-    path = _write(request, script)
+    now = datetime.now().strftime("%Y-%m-%dT%H%M%S.%f")
+    path = _JOBS_FOLDER / f"{request.profile.name}-{now}.{request.scheduler.script_ending}"
+    with file_errors(_JOBS_FOLDER):
+        _JOBS_FOLDER.mkdir(parents=True, exist_ok=True)
+    write_report(path, script)
     try:
         job = request.scheduler.submit(path, job_environment(request.profile.job.container))
     except SchedulerError:
@@ -105,13 +108,8 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
 
     Raise a UsageError if no number of GPUs is given, or if the profile's baseline has none of them.
     """
-    given: dict[str, Any] = {
-        option: value
-        for option, value in vars(arguments).items()
-        if option.startswith("--") and value not in (None, [])
-    }
-    profile = with_options(find_profile(arguments.profile), given)
-    gpus = tuple(sorted(given.get("--gpus", profile.measure.gpus)))
+    profile = with_options(find_profile(arguments.profile), vars(arguments))
+    gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))
     if not gpus:
         problem = "does not say on how many GPUs to measure; add, for example, --gpus 1,2,4"
         raise UsageError(f"the profile {profile.name} {problem}")
@@ -190,15 +188,6 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
             return True
     say("nothing was submitted")
     return False
-
-
-def _write(request: JobRequest, script: str) -> Path:
-    now = datetime.now().strftime("%Y-%m-%dT%H%M%S.%f")
-    path = _JOBS_FOLDER / f"{request.profile.name}-{now}.{request.scheduler.script_ending}"
-    with file_errors(_JOBS_FOLDER):
-        _JOBS_FOLDER.mkdir(parents=True, exist_ok=True)
-    write_report(path, script)
-    return path
 
 
 def _wait(request: JobRequest, job: str) -> int:

@@ -125,7 +125,9 @@ def validate_environment(
         if software is not None and software.packages and known.packages:
             known = software
         environment = environment.with_software_of(known)
-    then, driver = recorded.environment, environment.driver_version or _loaded_driver()
+    # NVML reports the driver's version only during a run, which is too late to refuse the file.
+    driver = environment.driver_version or text_of(_LOADED_DRIVER) or None
+    then = recorded.environment
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
     now = replace(environment, driver_version=driver)
@@ -175,8 +177,3 @@ def validate_configurations(
 
 def _changes(*values: tuple[str, object, object]) -> list[str]:
     return [f"{name}: {then} → {now}" for name, then, now in values if then != now]
-
-
-def _loaded_driver() -> str | None:
-    # NVML reports the driver's version only during a run, which is too late to refuse the file.
-    return text_of(_LOADED_DRIVER) or None

@@ -140,11 +140,6 @@ class RunMaker:
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
-    def would_all_fail(self, plans: Sequence[ItemPlan | None]) -> bool:
-        """True if there are plans, and the runs so far suggest that all of them would fail."""
-        runs = self.recorder.new_runs
-        return bool(plans) and all(plan and broken_by(plan.key, runs) for plan in plans)
-
     def time_left(self, plans: Iterable[ItemPlan]) -> str:
         """Return the estimated time for the runs of these plans as text: `, 4 min 10 s left`."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
@@ -191,12 +186,6 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
         yield replace(run, configuration=asked.configuration, measured=measured)
 
 
-def plan_key(run: Run) -> EntryKey:
-    """Return the key of the plan that produced a run; one command may produce runs of many rows."""
-    is_command = run.configuration.command is not None
-    return run.key._replace(strategy=COMMAND) if is_command else run.key
-
-
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that suggests that other runs of this row would fail too, or None.
 
@@ -204,7 +193,10 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     raised an exception or printed too few lines, and none succeeded. Runs that ran out of memory or
     whose ranks were killed never count.
     """
-    same_case = [run for run in runs if plan_key(run)[:2] == (key.case, key.strategy)]
+    # A command that prints several metrics makes runs of several rows, none of which is the plan's.
+    same_case = [run for run in runs if run.key.case == key.case]
+    if key.strategy != COMMAND:
+        same_case = [run for run in same_case if run.key.strategy == key.strategy]
     same_row = [run for run in same_case if run.gpus == key.gpus]
     for group in (same_case, same_row):
         failed = [run for run in group if run.failure and run.failure.kind in _OF_THE_CASE]

@@ -27,7 +27,7 @@ from gpuscale.plugin.items import (
 )
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
-from gpuscale.plugin.run_maker import RunMaker, maker_for
+from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
 from gpuscale.plugin.terminal import (
     enter_run,
     of_other_tests,
@@ -174,7 +174,8 @@ class _MeasuringSession:
                 self._words[item.nodeid] = "UNSTEADY"
                 pytest.xfail(run.failure.message)
             self._failed_runs.add(item.nodeid)
-            if self._maker.would_all_fail([plan_of(other) for other in later]):
+            plans, runs = map(plan_of, later), self._maker.recorder.new_runs
+            if later and all(plan and broken_by(plan.key, runs) for plan in plans):
                 more = counted(len(later), "more run")
                 item.session.shouldfail = f"{more} would fail as this one did"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""

@@ -151,7 +151,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
     yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
-        made = runs_text(len(runs), len({run.allocation for run in runs}))
+        made = runs_text(runs)
         yield f"          {entry.label} was {step_time_text(runs)} ({made})"
     if change.added:
         yield f"          new: {', '.join(change.added)}"
@@ -189,9 +189,10 @@ def step_time_text(runs: Sequence[Run]) -> str:
     return level_text(level_of(PointKey.of(runs[0]), mean))
 
 
-def runs_text(runs: int, allocations: int) -> str:
-    """Format how often a row was measured: `12 runs in 4 allocations`."""
-    return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
+def runs_text(runs: Sequence[Run]) -> str:
+    """Format how often runs were measured: `12 runs in 4 allocations`."""
+    allocations = phrases.counted(len({run.allocation for run in runs}), "allocation")
+    return f"{phrases.counted(len(runs), 'run')} in {allocations}"
 
 
 def _published(point: ScalingPoint) -> dict[str, Cell]:
