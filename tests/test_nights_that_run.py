@@ -141,7 +141,7 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
             for n in (1, 2, 3)
         ]
         made = make.results(*runs, where=make.environment(job_id=str(job)))
-        write_results(checkout / "night", made)
+        (checkout / "night").write_text(make.results_text(made))
         environment = job_environment(checkout, {"MEASURED": str(checkout / "night")})
         words = f"ci/nightly.sh here {job} measure x compare --gpus 1 --history {nights}"
         night = run_night(words.split(), checkout, environment, checkout)

@@ -73,20 +73,19 @@ def confirmations(
 
 def test_a_slower_gpu_confirms_slower_computing_and_is_named() -> None:
     chance = random.Random(1)
-    levels = healthy(chance)
-    before, slower = probed(chance, levels), {**levels, ("nid0003", 3): 0.92}
-    levels["nid0003", 3] = 1.0
-    before = probed(chance, levels)
-    (fact,) = confirmations(before, probed(chance, slower))
+    levels = healthy(chance) | {("nid0003", 3): 1.0}
+    before, after = (probed(chance, levels | {("nid0003", 3): level}) for level in (1.0, 0.92))
+    (fact,) = confirmations(before, after)
     assert fact.startswith("probe: matrix multiplication −8.")
     assert fact.endswith(" on nid0003 GPU 3: confirms slower computing")
 
 
-def test_probes_as_in_the_baseline_confirm_nothing() -> None:
+def test_probes_as_in_the_baseline_confirm_nothing_and_absent_ones_say_nothing() -> None:
     chance = random.Random(2)
     levels = healthy(chance)
-    facts = confirmations(probed(chance, levels), probed(chance, levels))
-    assert facts == ["probes as in the baseline: not confirmed"]
+    before, after = probed(chance, levels), probed(chance, levels)
+    assert confirmations(before, after) == ["probes as in the baseline: not confirmed"]
+    assert confirmations([], after) == confirmations(before, []) == []
 
 
 def test_a_probe_of_another_kind_says_nothing_of_a_cause() -> None:
@@ -95,20 +94,10 @@ def test_a_probe_of_another_kind_says_nothing_of_a_cause() -> None:
     slower = dict.fromkeys(levels, 0.8)
     before, after = probed(chance, levels), probed(chance, slower)
     assert confirmations(before, after, fault=SLOW_LINK, kind="communication") == []
-    sends = (
-        [replace(p, name=SEND, peer="nid9") for p in before],
-        [replace(p, name=SEND, peer="nid9") for p in after],
-    )
+    sends = ([replace(p, name=SEND, peer="nid9") for p in side] for side in (before, after))
     facts = confirmations(*sends, fault=SLOW_LINK, kind="communication")
     assert len(facts) == 3
     assert all(fact.endswith("confirms slower communication") for fact in facts)
-
-
-def test_a_side_without_probes_says_nothing() -> None:
-    chance = random.Random(4)
-    levels = healthy(chance)
-    assert confirmations([], probed(chance, levels)) == []
-    assert confirmations(probed(chance, levels), []) == []
 
 
 def test_a_device_that_the_baseline_lacks_is_set_beside_all_of_its_devices() -> None:

@@ -120,7 +120,8 @@ def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[floa
     return read_results(path)
 
 
-def write_as_baseline(folder: Path, then: Results) -> None:
+def write_as_baseline(folder: Path, real: Results, steps_s: Mapping[str, Sequence[float]]) -> None:
+    then = write_results(folder / "then.jsonl", real, steps_s)
     baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
     write_baseline(folder / "b.json", baseline)
 
@@ -129,8 +130,7 @@ def judged(folder: Path, real: Results, *, factor: float, more: Sequence[str] = 
     """A resumed session of three runs, judged against a baseline slower by a factor."""
     write_case(folder, "Case = Tiny")
     slower = [factor * step_s for step_s in STEADY]
-    then = write_results(folder / "then.jsonl", real, {"tiny": slower, "elsewhere": slower})
-    write_as_baseline(folder, then)
+    write_as_baseline(folder, real, {"tiny": slower, "elsewhere": slower})
     write_results(folder / "now.jsonl", real, {"tiny": STEADY})
     options = ("--gpus", "1", "--baseline", "b.json", "--runs", "3:6", "--resume", "now.jsonl")
     return run_pytest(folder, *QUICK, *options, *more)
@@ -164,8 +164,7 @@ def test_a_regression_is_called_so_only_after_a_fresh_run(tmp_path: Path, real: 
 
 
 def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real: Results) -> None:
-    then = write_results(tmp_path / "then.jsonl", real, {"elsewhere": STEADY})
-    write_as_baseline(tmp_path, then)
+    write_as_baseline(tmp_path, real, {"elsewhere": STEADY})
     write_case(tmp_path, "Case = Tiny")
     write_results(tmp_path / "now.jsonl", real, {"tiny": STEADY})
     options = ("--gpus", "1", "--baseline", "b.json", "--resume", "now.jsonl")
@@ -178,8 +177,7 @@ def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real
 def test_an_interrupted_session_tells_its_exit_code(tmp_path: Path, real: Results) -> None:
     path = write_case(tmp_path, "Case = Tiny")
     path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
-    then = write_results(tmp_path / "then.jsonl", real, {"tiny": STEADY})
-    write_as_baseline(tmp_path, then)
+    write_as_baseline(tmp_path, real, {"tiny": STEADY})
     session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json")
     assert session.exit_code == 2, session.output
     assert "too few runs to look at (1 so far)" in session.output

@@ -9,19 +9,7 @@ from pathlib import Path
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import visible
-from gpuscale.cli.inputs import (
-    add_selection,
-    newest_input,
-    read_all_results,
-    read_content,
-    read_nights,
-    remark,
-    say,
-    say_left_out,
-    validate_output,
-    validate_sides,
-    without_collecting,
-)
+from gpuscale.cli import inputs
 from gpuscale.judge.compare import compare_sides, earlier_nights, last_night, with_levels
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
@@ -57,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "judge against the earlier nights whose results lie below this folder"
     parser.add_argument("--history", metavar="DIR", type=Path, help=text)
-    add_selection(parser, "judge")
+    inputs.add_selection(parser, "judge")
     *names, last = COMPARISON_FORMATS
     text = (
         f"{', '.join(names)} or {last}, to standard output or into a file; may be given several "
@@ -67,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
-@without_collecting()
+@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdict in every requested format, and return the exit code of the verdict."""
     outputs, files, folder = outputs_of(arguments.format), arguments.files, arguments.history
@@ -77,20 +65,21 @@ def run(arguments: argparse.Namespace) -> int:
     if not files and folder is None:
         # Read before the search for results, whose error would hide that of the named file.
         read_any(before)
-    paths = files or ([] if folder else [newest_input()])
+    paths = files or ([] if folder else [inputs.newest_input()])
     validate_outputs(outputs, [before, *paths])
-    validate_sides(before, paths)
-    read = read_nights([before]) if folder else []
-    say_left_out(read)
-    results = read_all_results(paths, or_baselines=True) if paths else last_night(read)
+    inputs.validate_sides(before, paths)
+    read = inputs.read_nights([before]) if folder else []
+    inputs.say_left_out(read)
+    results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:
-        remark(f"judged: the last night below {visible(str(before))}, as no results are given")
+        below = visible(str(before))
+        inputs.remark(f"judged: the last night below {below}, as no results are given")
     history: History | None = None
     if folder:
         nights = earlier_nights(read, results)
         if nights.later:
             later = counted(nights.later, "night")
-            remark(f"--history: left out: {later} that began after these results")
+            inputs.remark(f"--history: left out: {later} that began after these results")
         kind: BaselineKind = "nights"
         baseline = baseline_of_results(nights.last, name=str(before))
         history = nights.history
@@ -106,7 +95,7 @@ def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, Basel
 
     Raise a FileError if it is a results file that shares runs with `results`, which are judged.
     """
-    content = read_content(path)
+    content = inputs.read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"
     identities = {run.identity for after in results for run in after.runs}
@@ -163,12 +152,11 @@ def _output(option: str) -> RequestedFormat:
     return name, Path(path) if separator else None
 
 
-def validate_outputs(outputs: Iterable[RequestedFormat], inputs: Sequence[Path]) -> None:
-    """Raise a UsageError if an output would replace an input or another output."""
-    others = [*inputs]
+def validate_outputs(outputs: Iterable[RequestedFormat], others: Sequence[Path]) -> None:
+    """Raise a UsageError if an output would replace another output or a file in `others`."""
     for path in (path for _, path in outputs if path is not None):
-        validate_output(path, others, "--format")
-        others.append(path)
+        inputs.validate_output(path, others, "--format")
+        others = [*others, path]
 
 
 def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
@@ -186,6 +174,6 @@ def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
         except FileError as problem:
             problems.append(problem)
     # Printed last, since a reader such as `head` may close the pipe.
-    say(printed, end="")
+    inputs.say(printed, end="")
     if problems:
         raise problems[0]

@@ -10,16 +10,7 @@ from msgspec.structs import replace
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import visible
-from gpuscale.cli.inputs import (
-    add_cases,
-    newest_input,
-    read_all_results,
-    read_content,
-    read_nights,
-    remark,
-    say,
-    validate_output,
-)
+from gpuscale.cli import inputs
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
@@ -39,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
     parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
-    add_cases(parser, "draw")
+    inputs.add_cases(parser, "draw")
     text = f"the picture, whose name ends with .{', .'.join(KINDS)}"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=text)
 
@@ -51,12 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     kind = output.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
-    validate_output(output, [*paths, before])
+    inputs.validate_output(output, [*paths, before])
     if arguments.figure == "history":
-        nights = read_nights(paths or [RESULTS_FOLDER])
+        nights = inputs.read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
     else:
-        paths = paths or [newest_input()]
+        paths = paths or [inputs.newest_input()]
         measurements = _measurements(paths, before, arguments.case)
     picture = FIGURES[arguments.figure](measurements)
     if picture is None:
@@ -65,12 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         problem = "the input has no data for this figure; choose another one"
         raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
     write_report(output, content_of(picture, kind))
-    say(f"{shown}: {picture.title}")
+    inputs.say(f"{shown}: {picture.title}")
     if picture.left_out:
         left_out = ", ".join(picture.left_out)
-        remark(f"not shown: {left_out}; choose with --case")
+        inputs.remark(f"not shown: {left_out}; choose with --case")
     for row in measurements.failed:
-        remark(row)
+        inputs.remark(row)
     return ExitCode.OK
 
 
@@ -84,11 +75,11 @@ def _measurements(
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
         return Measurements(baseline=_of_cases(first, cases), origins=[_origin(first)])
-    results = read_all_results(paths, one_curve=True)
+    results = inputs.read_all_results(paths, one_curve=True)
     runs = [run for file in results for run in file.runs if run.key.is_of(cases)]
     baseline = None
     if before is not None:
-        baseline = _of_cases(as_baseline(read_content(before), before.stem), cases)
+        baseline = _of_cases(as_baseline(inputs.read_content(before), before.stem), cases)
         known = {run.key.name for run in baseline.runs}
         known |= {figure.key.name for figure in baseline.published}
         if known.isdisjoint(run.key.name for run in runs):

@@ -6,21 +6,9 @@ from pathlib import Path
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages
 from gpuscale.base.text import visible
+from gpuscale.cli import inputs
 from gpuscale.cli.compare import judged, read_before
 from gpuscale.cli.fleet import view_of_sweep
-from gpuscale.cli.inputs import (
-    add_selection,
-    is_folder,
-    newest_input,
-    read_all_results,
-    read_nights,
-    remark,
-    say,
-    selected,
-    validate_output,
-    validate_sides,
-    without_collecting,
-)
 from gpuscale.judge.compare import last_night
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
@@ -43,19 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
     text = "judge against this baseline, or against an earlier results file"
     parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
-    add_selection(parser, "judge")
+    inputs.add_selection(parser, "judge")
     text, default = "the page (default: report.html)", Path("report.html")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=default, help=text)
 
 
-@without_collecting()
+@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the HTML page; the exit code does not depend on the verdict."""
     output, baseline = arguments.output, arguments.baseline
-    paths = arguments.paths or [newest_input()]
-    validate_output(output, [*paths, baseline])
+    paths = arguments.paths or [inputs.newest_input()]
+    inputs.validate_output(output, [*paths, baseline])
     if baseline is not None:
-        validate_sides(baseline, paths)
+        inputs.validate_sides(baseline, paths)
     if len(paths) == 1 and (paths[0] / SWEEP_JSON).is_file():
         require_packages("the report of a sweep", ("ClusterShell",))
         page = fleet_html(view_of_sweep(paths[0]))
@@ -63,22 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
         page = report_html(_subject(arguments, paths, baseline))
     write_report(output, page)
     size_kb = len(page.encode()) / 1000
-    say(f"{visible(str(output))}: {size_kb:.0f} kB")
+    inputs.say(f"{visible(str(output))}: {size_kb:.0f} kB")
     return ExitCode.OK
 
 
 def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | None) -> Subject:
-    files = [path for path in paths if not is_folder(path)]
+    files = [path for path in paths if not inputs.is_folder(path)]
     history = None
-    nights = read_nights(paths) if len(files) < len(paths) else []
-    results = read_all_results(files, one_curve=True) if files else last_night(nights)
+    nights = inputs.read_nights(paths) if len(files) < len(paths) else []
+    results = inputs.read_all_results(files, one_curve=True) if files else last_night(nights)
     folder = "" if files else ", ".join(visible(str(path)) for path in paths)
     if nights:
         try:
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
-            remark(f"the page has no history: {problem}")
-    shown = selected(results, cases=arguments.case, gpus=arguments.gpus)
+            inputs.remark(f"the page has no history: {problem}")
+    shown = inputs.selected(results, cases=arguments.case, gpus=arguments.gpus)
     if before is None:
         if any(file.runs for file in results) and not any(file.runs for file in shown):
             there = ", ".join(sorted({run.label for file in results for run in file.runs}))

@@ -28,14 +28,6 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
 from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
-from gpuscale.plugin.terminal import (
-    enter_run,
-    of_other_tests,
-    status_of_verdict,
-    status_without_verdict,
-    summary_lines,
-    verdict_lines,
-)
 from gpuscale.records import Run
 
 _IS_MEASURED = pytest.StashKey[bool]()
@@ -187,7 +179,7 @@ class _MeasuringSession:
             benchmark.extra_info["injections"] = list(request.injections)
         left = self._maker.time_left(plans_of(later))
         if (metric := run.configuration.metric) is None:
-            enter_run(item, benchmark, plan.label, run)
+            terminal.enter_run(item, benchmark, plan.label, run)
             said = f"{format_seconds(run.step_time_s)}/step"
         else:
             said = f"{run.measured[metric.name]:.4g} {metric.unit or metric.name}"
@@ -229,7 +221,7 @@ class _MeasuringSession:
     def pytest_benchmark_group_stats(self) -> Generator[None, Any, Any]:
         """Omit gpuscale's runs from pytest-benchmark's tables, unless an option asks for them."""
         groups = yield
-        return of_other_tests(groups, self._config)
+        return terminal.of_other_tests(groups, self._config)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
@@ -245,7 +237,7 @@ class _MeasuringSession:
         recorder, rule = self._maker.recorder, self._maker.rule
         results, baseline = recorder.measured, self._maker.options.baseline
         terminalreporter.section("scaling", sep="-", bold=True)
-        lines = summary_lines(
+        lines = terminal.summary_lines(
             results, recorder.path, new_runs=recorder.new_runs, interrupted=self._interrupted
         )
         skips = (f"{count} skipped: {reason}" for reason, count in self._skips.items())
@@ -254,7 +246,7 @@ class _MeasuringSession:
         if rule is not None and baseline is not None and results.runs:
             terminalreporter.section(f"against {baseline.name}", sep="-", bold=True)
             files, colour = (baseline, recorder.path), terminalreporter.hasmarkup
-            for line in verdict_lines(rule, results, files, colour, self._exit_code):
+            for line in terminal.verdict_lines(rule, results, files, colour, self._exit_code):
                 terminalreporter.write_line(line)
 
     @pytest.hookimpl(trylast=True)
@@ -265,9 +257,11 @@ class _MeasuringSession:
         given = int(session.exitstatus)
         if rule is None:
             needless = not self._has_items or self._anything_passed
-            session.exitstatus = status_without_verdict(given, measured.runs, needless=needless)
+            session.exitstatus = terminal.status_without_verdict(
+                given, measured.runs, needless=needless
+            )
             return
-        session.exitstatus = self._exit_code = status_of_verdict(
+        session.exitstatus = self._exit_code = terminal.status_of_verdict(
             given,
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),

@@ -92,18 +92,13 @@ class Search:
             if len(needed) < len(self._suspects):
                 self._suspects = needed
                 alone, taken_back = self._proofs(bad, loss)
-        if alone is None or taken_back is None:
-            return self._result(
-                BisectionFinding.SUSPECTED, alone, taken_back, reason="cannot be tried"
-            )
-        is_proved = (
-            alone[0].answer is TrialAnswer.SLOWER
-            and taken_back[0].answer is TrialAnswer.LIKE
-            and taken_back[1].answer is TrialAnswer.SLOWER
-        )
-        if is_proved:
-            return self._result(BisectionFinding.FOUND, alone, taken_back)
-        return self._result(BisectionFinding.SUSPECTED, alone, taken_back, reason="not explained")
+        reason: Reason = "cannot be tried"
+        if alone is not None and taken_back is not None:
+            answers = (alone[0].answer, taken_back[0].answer, taken_back[1].answer)
+            if answers == (TrialAnswer.SLOWER, TrialAnswer.LIKE, TrialAnswer.SLOWER):
+                return self._result(BisectionFinding.FOUND, alone, taken_back)
+            reason = "not explained"
+        return self._result(BisectionFinding.SUSPECTED, alone, taken_back, reason=reason)
 
     def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
         """Confirm each culprit of an ordered range, by measuring just before and just after it."""
