@@ -23,9 +23,6 @@ from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import read_any, write_report
 
-RequestedFormat = tuple[str, Path | None]
-"""A value of `--format`: an output format, and the file to write (None: standard output)."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Judge results against a baseline, or against earlier results."
@@ -58,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdict in every requested format, and return the exit code of the verdict."""
-    outputs, files, folder = outputs_of(arguments.format), arguments.files, arguments.history
+    files, folder = arguments.files, arguments.history
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
@@ -66,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Read before the search for results, whose error would hide that of the named file.
         read_any(before)
     paths = files or ([] if folder else [inputs.newest_input()])
-    validate_outputs(outputs, [before, *paths])
+    outputs = outputs_of(arguments.format, [before, *paths])
     inputs.validate_sides(before, paths)
     read = inputs.read_nights([before]) if folder else []
     inputs.say_left_out(read)
@@ -129,8 +126,14 @@ def judged(
     )
 
 
-def outputs_of(options: Sequence[str] | None) -> list[RequestedFormat]:
-    """Parse the values of `--format`, of which only one may be printed; if none is, print text."""
+def outputs_of(
+    options: Sequence[str] | None, others: Sequence[Path]
+) -> list[tuple[str, Path | None]]:
+    """Parse the values of `--format`: names, and files to write (None: standard output).
+
+    If none is printed, print text. Raise a UsageError if two of them are printed, or if a file
+    would replace another output or one of the `others`.
+    """
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:
@@ -139,10 +142,13 @@ def outputs_of(options: Sequence[str] | None) -> list[RequestedFormat]:
             f"--format: {first} and {second} cannot both go to standard output; "
             f"give one a file, such as {second}=FILE"
         )
+    for path in (path for _, path in outputs if path is not None):
+        inputs.validate_output(path, others, "--format")
+        others = [*others, path]
     return outputs if printed else [("text", None), *outputs]
 
 
-def _output(option: str) -> RequestedFormat:
+def _output(option: str) -> tuple[str, Path | None]:
     name, separator, path = option.partition("=")
     if name not in COMPARISON_FORMATS:
         known = ", ".join(COMPARISON_FORMATS)
@@ -152,14 +158,7 @@ def _output(option: str) -> RequestedFormat:
     return name, Path(path) if separator else None
 
 
-def validate_outputs(outputs: Iterable[RequestedFormat], others: Sequence[Path]) -> None:
-    """Raise a UsageError if an output would replace another output or a file in `others`."""
-    for path in (path for _, path in outputs if path is not None):
-        inputs.validate_output(path, others, "--format")
-        others = [*others, path]
-
-
-def _write(outputs: Iterable[RequestedFormat], view: View) -> None:
+def _write(outputs: Iterable[tuple[str, Path | None]], view: View) -> None:
     """Write the verdict in every format; if any file failed, then raise the first error."""
     problems: list[FileError] = []
     printed = ""
