@@ -11,14 +11,7 @@ from gpuscale.cli.inputs import direction
 from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
 from gpuscale.records import Environment
-from gpuscale.workload.command_case import (
-    LAUNCHES,
-    PLACEHOLDERS,
-    CommandCase,
-    joined,
-    validate_command,
-    validate_scaling,
-)
+from gpuscale.workload import command_case
 from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _SCRIPT_ENDINGS = (".py", ".sh")
@@ -31,7 +24,7 @@ _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    names = ", ".join(f"{{{name}}}" for name in command_case.PLACEHOLDERS)
     parser.usage = "gpuscale run --gpus N,N,… [options] -- COMMAND …"
     parser.description = (
         "Measure an unchanged training script by the lines that it prints; speedup, telemetry "
@@ -55,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the work of a figure that is a time: the same on each GPU, or in all"
     add("--scaling", choices=("weak", "strong"), help=text)
     text = "start it for each rank (also: torchrun), on each node, or once; plain (default) chooses"
-    add("--launch", choices=LAUNCHES, default="plain", help=text)
+    add("--launch", choices=command_case.LAUNCHES, default="plain", help=text)
     for option in _OPTIONS:
         add(option.flag, **option.settings())
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -77,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     return measured_in_session(case, words)
 
 
-def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[CommandCase]:
+def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[command_case.CommandCase]:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
         raise UsageError("there is no command; give one after --, such as -- python train.py")
@@ -85,7 +78,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     attributes: dict[str, Any] = {
         "name": classmethod(lambda cls: name),
         "__module__": __name__,
-        "command": joined(words),
+        "command": command_case.joined(words),
         "batch": next(iter(options.batches or ()), None),
         "global_batch": arguments.global_batch,
         "launch": arguments.launch,
@@ -95,9 +88,9 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
         "better": dict(arguments.better or ()),
         "scaling": arguments.scaling,
     }
-    case: type[CommandCase] = type("Command", (CommandCase,), attributes)
+    case: type[command_case.CommandCase] = type("Command", (command_case.CommandCase,), attributes)
     try:
-        validate_command(case)
+        command_case.validate_command(case)
         # Validate all counts now, not after others have been measured for hours.
         for number in options.gpus:
             for batch in options.batches or (None,):
@@ -105,7 +98,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
         if options.launcher == "local":
             # The session detects the actual GPUs later.
             here = Environment(device="cpu" if options.device == "cpu" else "cuda")
-            validate_scaling(case, {*options.gpus}, here)
+            command_case.validate_scaling(case, {*options.gpus}, here)
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

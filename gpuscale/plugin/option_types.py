@@ -4,7 +4,6 @@ import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,15 @@ def parse_seconds(text: str) -> float:
     return number
 
 
-def parse_choice(text: str, known: tuple[str, ...]) -> str:
-    """Return the text if it is one of the known values; raise ArgumentTypeError if it is not."""
-    if text not in known:
-        raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
-    return text
-
-
 def one_of(*known: str) -> Callable[[str], str]:
-    """Return a parser for options that accept only these values."""
-    return partial(parse_choice, known=known)
+    """Return a parser that accepts only these values, and raises ArgumentTypeError for others."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
+        return text
+
+    return parse
 
 
 def absolute_path(text: str) -> Path:

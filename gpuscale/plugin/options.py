@@ -21,7 +21,6 @@ from gpuscale.plugin.option_types import (
     absolute_path,
     one_of,
     option,
-    parse_choice,
     parse_count,
     parse_counts,
     parse_seconds,
@@ -47,12 +46,12 @@ def _runs(text: str) -> tuple[int | None, int]:
 
 
 def _cpu_binding(text: str) -> str:
-    return text if is_map(text) else parse_choice(text, (UNBOUND, SITE, "mask_cpu:…", "map_cpu:…"))
+    return text if is_map(text) else one_of(UNBOUND, SITE, "mask_cpu:…", "map_cpu:…")(text)
 
 
 def _strategies(text: str) -> tuple[str, ...]:
     """Parse a list of strategies such as `dp,ddp`, and drop repeated names."""
-    names = (parse_choice(part.strip(), tuple(STRATEGIES)) for part in text.split(","))
+    names = (one_of(*STRATEGIES)(part.strip()) for part in text.split(","))
     return tuple(dict.fromkeys(names))
 
 
