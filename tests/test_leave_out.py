@@ -90,7 +90,9 @@ def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: 
         ("baseline", "record", bad, "--cluster", "x", "-o", tmp_path / "c.json"),
         ("baseline", "update", "--add", baseline, bad),
     ):
-        assert "'gpuscale leave-out --undo NIGHT' takes it back" in refusal(*refused)
+        answer = gpuscale(*refused)
+        assert answer.returncode == 2
+        assert "'gpuscale leave-out --undo NIGHT' takes it back" in answer.stderr
     assert baseline.read_bytes() == kept
 
 

@@ -76,7 +76,7 @@ def test_a_slower_gpu_confirms_slower_computing_and_is_named() -> None:
     levels = healthy(chance) | {("nid0003", 3): 1.0}
     before, after = (probed(chance, levels | {("nid0003", 3): level}) for level in (1.0, 0.92))
     (fact,) = confirmations(before, after)
-    assert fact.startswith("probe: matrix multiplication −8.")
+    assert fact.startswith("probe: matrix multiplication −7.")
     assert fact.endswith(" on nid0003 GPU 3: confirms slower computing")
 
 
