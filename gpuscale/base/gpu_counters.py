@@ -79,11 +79,6 @@ class Field:
     shown: str | None = "{}"
     """Format string for number and unit in `gpuscale doctor`; None to omit the counter there."""
 
-    @property
-    def is_number(self) -> bool:
-        """True if the counter is reduced to a single number."""
-        return self.reduce != "shares"
-
     def number(self, answer: Any) -> float | None:
         """Extract the number from an answer; None if there is no answer."""
         return None if answer is None else self.take(answer)
@@ -197,7 +192,7 @@ FIELDS = (
 )
 # fmt: on
 
-NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
+NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.reduce != "shares"}
 """Counters that are reduced to a single number, by name: possible keys of `GpuSummary.values`."""
 
 MOMENTS: Mapping[str, Field] = {

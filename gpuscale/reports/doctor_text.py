@@ -169,9 +169,9 @@ def _text(field: Field, gpu: ExaminedGpu) -> str | None:
         return None
     if field.moment in _OWN_TEXTS:
         return _OWN_TEXTS[field.moment](answer, gpu)
-    number = field.number(answer) if field.is_number else None
+    number = field.number(answer)
     if number is None:
-        return None if field.is_number else field.shown
+        return None
     forms = {BYTES: format_bytes, SHARE: whole_percent}
     plain = f"{number:.0f} {field.quantity.unit}".rstrip()
     return field.shown.format(forms[field.quantity](number) if field.quantity in forms else plain)
