@@ -137,13 +137,13 @@ WORDS: Mapping[str, Words] = {
         "more runs may settle it; {too_few} too few to tell how many", beyond_table=""
     ),
     "runs_differ": Words(
-        "further runs like these would probably not settle it, since they differ by "
-        "{deviation} from one to the next: find what disturbs them",
+        "further runs like these would probably not settle it, since those{on_1} differ "
+        "by {deviation} from one to the next: find what disturbs them",
         remedy="run 'gpuscale doctor', and look for other work on the host",
     ),
     "baseline_runs_differ": Words(
-        "further runs like these would probably not settle it, since the baseline's runs differ by "
-        "{deviation} from one to the next: more runs in the baseline may",
+        "further runs like these would probably not settle it, since the baseline's "
+        "runs{on_1} differ by {deviation} from one to the next: more runs in the baseline may",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -433,6 +433,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
+    texts["on_1"] = f" on 1 {texts['device']}" if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}
         texts["rate"] = rate_word(entry.configuration)

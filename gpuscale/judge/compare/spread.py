@@ -145,7 +145,8 @@ def largest_spread(
     else:
         grown = current.with_further_runs(further_runs)
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
-    variance = max(sample.own_variance for sample in side.samples)
+    widest = max(side.samples, key=lambda sample: sample.own_variance)
+    variance = widest.own_variance
     if between > most:
         code, variance, most = "nights_differ", between / shares, between
     samples = [(sample, sample.count) for sample in baseline.samples]
@@ -155,7 +156,10 @@ def largest_spread(
     own = max(sample.own_variance for sample, _ in samples)
     if of_others > most and others > _FAR_NOISIER * own:
         code, variance = "other_rows_differ", others
-    return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
+    facts: dict[str, float | bool] = {"deviation": exponential(math.sqrt(variance)) - 1}
+    if widest is not side.samples[0] and code in ("runs_differ", "baseline_runs_differ"):
+        facts["on_1"] = True
+    return Statement(code, facts)
 
 
 def gain_of(

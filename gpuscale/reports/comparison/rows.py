@@ -171,12 +171,11 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    if (loss := entry.minimum_detectable_loss) is None:
-        return ""
-    # The detectable loss is one of throughput, even if E is uncertain; published figures differ.
+    loss = entry.minimum_detectable_loss
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-    if of_speedup and "ok_bound" in entry.reason.facts:
-        return f"a throughput lower by {_loss_text(loss)} would be {phrases.FOUND}"
+    # The detectable loss is one of throughput, which says nothing beside a change of E.
+    if loss is None or (of_speedup and "ok_bound" in entry.reason.facts):
+        return ""
     return smallest_losses(loss)
 
 
