@@ -86,6 +86,12 @@ def test_every_axis_has_two_ticks_or_more(name: str, step_time_s: float) -> None
     assert max(ticks) > most / 4
 
 
+def test_a_speedup_on_two_devices_has_values_beside_its_bar() -> None:
+    (axes,) = drawn("speedup", Measurements(runs=measured(counts=(1, 2)))).figure.axes
+    least, most = axes.get_ylim()
+    assert sum(least <= tick <= most for tick in axes.get_yticks()) >= 4
+
+
 def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_counted() -> None:
     runs = [
         each for i in range(6) for each in measured(replace(CNN, case=f"case_{i}"), counts=(1, 2))
@@ -162,8 +168,8 @@ def test_a_published_time_of_a_job_is_drawn_alone_but_its_speedup_beside_others(
     assert baseline.source.title in notes_below(beside)
 
 
-def of_phases(gpus: int, case: str = "mnist_cnn") -> Run:
-    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+def of_phases(gpus: int, case: str = "mnist_cnn", optimizer_s: float = 0.01) -> Run:
+    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=optimizer_s)
     return phased_run(
         [rank] * gpus,
         communication_s=0.025 if gpus > 1 else 0.0,
@@ -179,6 +185,8 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     (axes,) = drawn("phases", Measurements(runs=runs)).figure.axes
     ends = {round(bar.get_x() + bar.get_width(), 6) for each in axes.containers for bar in each}
     assert {100, 125} <= ends
+    (axes,) = drawn("phases", Measurements(runs=[of_phases(1, optimizer_s=0.003)])).figure.axes
+    assert "optimizer 3 %" in [each.get_text() for each in axes.texts]
     many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
 
@@ -206,6 +214,8 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
     assert 11 < at_of(changed)[0, 0] < 12
     assert "torch 2.11 → 2.12" in notes_below(picture)
+    ticks = [tick.get_text() for tick in picture.figure.axes[-1].get_xticklabels()]
+    assert history.names[12] in ticks
     # Laid out with room for all of it, which matplotlib warns of.
     content_of(picture, "svg")
 

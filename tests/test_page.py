@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from browser import seen_in_chromium
+from builders import results_text
 from builders.nights import CNN, RESNET, Fault, Night, baseline_of, write_night
 from changing import replace
 from test_over_nights import write_nights
 
+from gpuscale.analysis.history import history_of
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
 from gpuscale.reports.page import write_index
@@ -138,10 +140,29 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
     assert index.count('<span class="below">left out: cooling failure</span>') == 1
     assert "<b>" not in index
     assert re.findall(r'href="(2026[^"]+)"', index) == [
-        "2026-11-02_%3Cb%3E2%23/night.txt",
         "2026-11-01_1/report.html",
+        "2026-11-02_%3Cb%3E2%23/night.txt",
     ]
-    assert re.findall(r"2026-11-0\d(?=<)", index) == ["2026-11-03", "2026-11-02", "2026-11-01"]
+    # The results say when the first night was measured.
+    dates = re.findall(r"(?:2026-11|2096-03)-0\d(?=<)", index)
+    assert dates == ["2096-03-01", "2026-11-03", "2026-11-02"]
+
+
+def test_the_index_and_the_history_give_a_night_the_same_time(tmp_path: Path) -> None:
+    paths = write_nights(tmp_path, 3, lambda night: 1.0)
+    for number, path in enumerate(paths):
+        results = read_results(path)
+        # All on one date; the job began a minute before it measured.
+        runs = (replace(run, started_at_s=1.79e9 + 60 * number) for run in results.runs)
+        path.write_text(results_text(replace(results, runs=tuple(runs))))
+        record = NightRecord(night="ok", exit=0, started=f"2026-09-21T13:{12 + number}:20+00:00")
+        folder = path.parent.rename(tmp_path / f"2026-09-21_{number}")
+        for file, text in record_files(record).items():
+            (folder / file).write_text(text)
+    write_index(tmp_path)
+    index = (tmp_path / "index.html").read_text()
+    history = history_of(read_results(path) for path in tmp_path.glob("*/results.jsonl"))
+    assert re.findall(r"2026-09-21 [\d:]+(?=<)", index) == [*reversed(history.names)]
 
 
 def test_what_pages_are_made_with_is_named_where_it_is_not_installed(

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
@@ -90,20 +89,6 @@ def leave_out(path: Path, reason: str | None) -> Results:
     finally:
         locked.close()
     return marked
-
-
-class _LeftOut(msgspec.Struct):
-    left_out: str | None = None
-
-
-def left_out_reason(path: Path) -> str | None:
-    """Return the reason why a results file is left out; None if it is used or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            header = msgspec.json.decode(file.readline(), type=_LeftOut)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return header.left_out
 
 
 class _RunAppender:

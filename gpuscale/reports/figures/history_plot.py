@@ -54,7 +54,11 @@ def history_picture(measurements: Measurements) -> Picture | None:
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
         last, dates = len(history.nights) - 1, history.names
-        named = sorted({0, last // 2, last})
+        onsets = [change.onset for row in shown for change in row.changes]
+        named: list[int] = []
+        for at in (*onsets, 0, last, last // 2):
+            if all(abs(at - other) >= max(1, 0.3 * last) for other in named):
+                named.append(at)
         # The label of a change is to the right of it.
         width = _LABEL_WIDTH * len(history.nights)
         moments = [_moment(row, change) for row in shown for change in row.changes]

@@ -178,12 +178,14 @@ def _draw(
     axes.margins(0.1)
     axes.set_xticks(counts)
     least, most = axes.get_ylim()
-    if quantity == "speedup" and most < 2 * counts[-1]:
+    if quantity == "speedup" and most < 2 * counts[-1] and len(counts) > 2:
         axes.set_yticks(counts)
     else:
         round_values = LogLocator(subs=(1, 2, 5))
         shown = [tick for tick in round_values.tick_values(least, most) if least <= tick <= most]
-        axes.yaxis.set_major_locator(round_values if len(shown) > 1 else MaxNLocator(4))
+        axes.yaxis.set_major_locator(
+            round_values if len(shown) > 2 else MaxNLocator(8, steps=(1, 2, 5, 10))
+        )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter("{x:,.10g}")

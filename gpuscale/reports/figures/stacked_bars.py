@@ -23,11 +23,11 @@ from gpuscale.reports.phrases import row_text
 
 MOST_BARS = 24
 _SHARE = "share of a step"
-_BAR_IN = 0.4
-_BAR_HEIGHT = 0.45
-"""Height of a bar as a share of the space per bar; the bar's label takes the rest."""
+_BAR_IN = 0.5
+_BAR_HEIGHT = 0.36
+"""Height of a bar as a share of the space per bar; its label and small parts take the rest."""
 _LEAST_LABELLED = 0.06
-"""Smallest part that shows its number, as a share of the longest bar."""
+"""Smallest part with room for its number, as a share of the longest bar."""
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
 _FILLS = {
     **dict.fromkeys(("communication", "bubble"), "#d55e00"),
@@ -165,9 +165,23 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
             textcoords="offset points",
             va="bottom",
         ).set_in_layout(False)
+        small = [
+            f"{name} {bar.shares[name]}"
+            for name, part in bar.parts.items()
+            if part < _LEAST_LABELLED * longest and bar.shares.get(name, "0 %") != "0 %"
+        ]
+        axes.annotate(
+            ", ".join(small),
+            (0.0, place + _BAR_HEIGHT / 2),
+            (3, -1),
+            xycoords="data",
+            textcoords="offset points",
+            va="top",
+            fontsize=5.5,
+        ).set_in_layout(False)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     # Leave room for the first label.
-    axes.set_ylim(len(bars) - 1 + _BAR_HEIGHT, _BAR_HEIGHT / 2 - 1)
+    axes.set_ylim(len(bars) - 0.5, _BAR_HEIGHT / 2 - 1)
     axes.margins(x=0.02)

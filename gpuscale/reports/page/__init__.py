@@ -1,16 +1,17 @@
 """HTML pages: their sections, tables and notes, rendering, and the index of nightly runs."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from gpuscale import __version__
 from gpuscale.analysis.history import History
-from gpuscale.base.errors import ExitCode, require_packages
+from gpuscale.analysis.nights import began, date_texts
+from gpuscale.base.errors import ExitCode, FileError, require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
@@ -18,7 +19,7 @@ from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
 from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
 from gpuscale.store.files import write_report
-from gpuscale.store.results import left_out_reason
+from gpuscale.store.results import read_results
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
@@ -138,24 +139,32 @@ def write_index(folder: Path) -> None:
 def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
     """Yield the rows of the index, the latest nightly run first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
-    unknown = NightRecord(night="no record: it still runs, or was ended")
-    records = {night: read_night(night) or unknown for night in nights}
-    dates = Counter(night.name.partition("_")[0] for night in nights)
-    for night in sorted(
-        nights, key=lambda each: (each.name[:10], records[each].started or ""), reverse=True
-    ):
-        record = records[night]
-        date, _, job = night.name.partition("_")
-        if dates[date] > 1 and record.started and record.started.startswith(date):
-            date = f"{date} {record.started[11:16]}"
+    found = sorted(map(_night_in, nights), key=lambda each: each[0], reverse=True)
+    dates = date_texts([moment for moment, *_ in found])
+    for (_, night, record, reason), date in zip(found, dates, strict=True):
         code = "" if record.exit is None else str(record.exit)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
-        reason = left_out_reason(night / "results.jsonl") or ""
         tone: Tone = "doubt" if reason else TONES.get(record.exit, "doubt")
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
             "verdict": Cell(record.night, reason and f"left out: {reason}", tone),
             "exit": Cell(code),
-            "job": Cell(job),
+            "job": Cell(night.name.partition("_")[2]),
             "host": Cell(record.host or ""),
         }
+
+
+def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
+    """Return a night's start, as `gpuscale history` has it, its folder, record and left-out reason.
+
+    Without results, the start is that of the record, or else the date in the folder's name.
+    """
+    record = read_night(night)
+    try:
+        results = read_results(night / "results.jsonl")
+        moment, reason = began(results), results.left_out or ""
+    except FileError:
+        text = (record and record.started) or night.name[:10]
+        moment, reason = datetime.fromisoformat(text).astimezone(UTC), ""
+    unknown = NightRecord(night="no record: it still runs, or was ended")
+    return moment, night, record or unknown, reason

@@ -26,7 +26,6 @@ from gpuscale.reports.page import (
     Section,
     Subject,
     Table,
-    readable,
     rendered,
     tone_of,
     without_unknown,
@@ -110,8 +109,8 @@ def _compared_row(row: Row) -> dict[str, Cell]:
         "GPUs": Cell(str(row.entry.key.gpus)),
         "verdict": Cell(row.verdict, tone=tone_of(row.entry.verdict)),
         **numbers,
-        "change": Cell(row.moved.text or UNKNOWN, readable(row.moved.below)),
-        "because": Cell(readable(row.short_reason)),
+        "change": Cell(row.moved.text or UNKNOWN, row.moved.below),
+        "because": Cell(row.short_reason),
     }
 
 
@@ -129,8 +128,8 @@ _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
 """Facts not highlighted if they differ between sides; `devices` covers the machine's GPUs."""
 
 
-def machines(subject: Subject) -> Section:
-    """Return the section on the machines of the results and, if given, of the baseline."""
+def machines(subject: Subject) -> Section | None:
+    """Return the section on machines, of the results and baseline; None if only times are known."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
     jobs = [
@@ -154,6 +153,8 @@ def machines(subject: Subject) -> Section:
             for side, text in zip(sides, known, strict=True):
                 row[side] = Cell(text, tone=tone)
             rows.append(row)
+    if len(rows) == 1:
+        return None
     table = Table(
         caption="When, where and with what it was measured",
         rows=rows,

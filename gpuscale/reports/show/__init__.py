@@ -147,7 +147,8 @@ def scaling_cells(
     headers += level_columns(point.configuration for point in points)
     if with_epoch or any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
-    headers += PAIR_HEADERS
+    # A single device, such as that of an imported figure, has no speedup.
+    headers += PAIR_HEADERS if any(point.gpus > 1 for point in points) else ()
     on_cpu = all(point.configuration.device == "cpu" for point in points)
     counters = ("peak RAM",) if on_cpu else ("GPU util", "peak memory")
     # Runs of commands or without telemetry have no counters.
