@@ -162,9 +162,9 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def variables_of(process: int | str, root: Path = Path("/")) -> dict[str, str]:
+def variables_of(process: int | str) -> dict[str, str]:
     """Return a process's initial environment variables; raise an OSError if they cannot be read."""
-    text = (root / f"proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
+    text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
     return dict(entry.partition("=")[::2] for entry in text.split("\0"))
 
 

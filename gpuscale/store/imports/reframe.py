@@ -156,7 +156,7 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")
     for row in csv.DictReader(lines, delimiter="|"):
-        fields = {name: value for name, value in row.items() if value not in _NONE}
+        fields = {name: value for name, value in row.items() if name and value not in _NONE}
         names = map(fields.get, ("display_name", "name", "check_name"))
         derived = {
             "name": next(filter(None, names), path.stem),
