@@ -12,6 +12,7 @@ from gpuscale.measure.worker.output import CommandError, Line, _Pipe
 from gpuscale.measure.worker.windows import Point, Series, Windows, comes_in_bursts, windows_of
 from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
+from gpuscale.reports.screen import progress_text
 from gpuscale.workload.log_formats import FORMATS
 from gpuscale.workload.log_lines import Mark
 
@@ -137,6 +138,26 @@ def test_a_command_that_may_only_start_is_waited_for(line: str, seconds: float) 
     reader = reader_of(None, [(number * 1.0, f"epoch {number}, loss 0.5") for number in range(30)])
     with pytest.raises(CommandError, match="no format known reads a step in lines"):
         reader.validate_lines(0, is_late=False)
+
+
+@pytest.mark.parametrize("line", ["epoch {}: 0.53", "lr 0.1 acc: {}", "[{}] ppl={}", "Accuracy {}"])
+def test_words_that_only_training_prints_show_that_it_has_begun(line: str) -> None:
+    lines = [(number * 1.0, line.format(number, number)) for number in range(30)]
+    with pytest.raises(CommandError, match="or judge a figure that it prints, by --figure"):
+        reader_of(None, lines).validate_lines(0, is_late=False)
+
+
+@pytest.mark.parametrize("log_format", [None, "timm"])
+def test_who_waits_for_the_first_step_sees_that_the_lines_hold_none(log_format: str | None) -> None:
+    assert progress_text(*reader_of(log_format, []).progress()).endswith(" window 0/10")
+    lines = [(number * 9.0, f"[{number}/390]\t0.25") for number in range(40)]
+    reader = reader_of(log_format, lines)
+    # Nothing shows that these lines are of a training rather than of what comes before it.
+    reader.validate_lines(0, is_late=True)
+    said = "no step read in 40 lines; last: [39/390] 0.25"
+    assert [progress_text(*reader.progress(), room) for room in (99, 24)] == [said, said[:24]]
+    steps = [(number * 1.0, f"Epoch [1/5], Step [{number}/600], Loss: 0.1") for number in range(9)]
+    assert "window" in progress_text(*reader_of(None, [*lines, *steps]).progress())
 
 
 PLAN = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_seconds=20.0)

@@ -182,13 +182,15 @@ def progress_text(what: str, done: int, total: int, room: int | None = None) -> 
     """Return a progress bar with a count: `██████████░░░░░░░░░░ window 5/10`.
 
     If `room`, in columns, is too small, the bar is shorter or omitted; the text is empty if not
-    even the words fit.
+    even the words fit. Without a total, return the beginning of `what`.
     """
+    if not total:
+        return what[:room]
     words = f"{what} {done}/{total}"
     cells = _BAR_CELLS if room is None else min(_BAR_CELLS, room - len(words) - 1)
     if cells < _SHORTEST_BAR:
         return words if room is None or len(words) <= room else ""
-    filled = cells * done // total if total else 0
+    filled = cells * done // total
     return f"{'█' * filled}{'░' * (cells - filled)} {words}"
 
 

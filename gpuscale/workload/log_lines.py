@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscale.base.errors import UsageError
+from gpuscale.base.text import counted, visible
 
 NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
 STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
@@ -14,7 +15,10 @@ STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"
 LONGEST = 4000
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
 _STEP_WORD = r"(?<![a-z])(?:steps?|iter[a-z]*|it|batch)(?![a-z])"
-_OF_TRAINING = re.compile(rf"(?:{_STEP_WORD}\W*\d|(?<![a-z])loss\W*\d)", re.IGNORECASE)
+_OF_TRAINING = re.compile(
+    rf"(?:{_STEP_WORD}|(?<![a-z])(?:loss|epoch|acc(?:uracy)?|lr|ppl|perplexity))\W*\d",
+    re.IGNORECASE,
+)
 _COUNTER = re.compile(rf"({_STEP_WORD}\W*)\d", re.IGNORECASE)
 _FEWEST_ALIKE = 20
 _SHORTEST_S = 10.0
@@ -156,10 +160,14 @@ class UnreadLines:
         self._kinds: dict[str, tuple[int, float]] = {}
         """Number of lines, and arrival time of the first line, for each sequence of words."""
         self.of_training: str | None = None
-        """Latest line of a frequent kind that mentions steps or a loss; None if there is none."""
+        """Latest line of a frequent kind that only training prints; None if there is none."""
+        self.count = 0
+        self._last = ""
 
     def take(self, line: str, arrived_s: float) -> None:
         """Examine the next line, as returned by `plain`."""
+        self.count += 1
+        self._last = " ".join(line.split())[:_LONGEST_SHOWN] or self._last
         if not _OF_TRAINING.search(line):
             return
         kind = re.sub(r"[^A-Za-z]+", " ", line)
@@ -168,9 +176,14 @@ class UnreadLines:
         if count + 1 >= _FEWEST_ALIKE and arrived_s - first_s >= _SHORTEST_S:
             self.of_training = line.strip()[:_LONGEST_SHOWN]
 
-    def reason(self, format_name: str | None, last_line: str) -> str:
+    @property
+    def notice(self) -> str:
+        """The number of lines and the last one, for a user who waits for the first step."""
+        return f"no step read in {counted(self.count, 'line')}; last: {visible(self._last)}"
+
+    def reason(self, format_name: str | None) -> str:
         """Explain why no step was found in the lines, and suggest a remedy."""
-        line = self.of_training or last_line
+        line = self.of_training or self._last
         if not line:
             return "it printed nothing, and its steps are timed by the lines that tell them"
         reads = f"{format_name} does not read" if format_name else "no format known reads"
@@ -178,7 +191,7 @@ class UnreadLines:
 
 
 def _remedy(line: str) -> str:
-    own = "print lines of 'GPUSCALE {\"step\": 10}'"
+    own = "print lines of 'GPUSCALE {\"step\": 10}', or judge a figure that it prints, by --figure"
     if counter := _COUNTER.search(line):
         # A single quote would end the quoted shell argument.
         words = re.escape(counter[1]).replace(r"\ ", r"\s*").replace("'", ".")

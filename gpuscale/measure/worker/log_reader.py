@@ -142,9 +142,10 @@ class LogReader:
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def progress(self) -> tuple[str, int, int]:
-        """Return the unit of progress, `window`, and the numbers of windows found and wanted."""
-        windows = self.windows
-        if windows is None:
+        """Return `window` and the numbers of windows found and wanted; without steps, a notice."""
+        if self._unread.count and not self.has_steps:
+            return self._unread.notice, 0, 0
+        if (windows := self.windows) is None:
             return "window", 0, FEWEST_WINDOWS
         return "window", len(windows.spans), windows.wanted
 
@@ -198,9 +199,7 @@ class LogReader:
         """Return a message on what an unfinished command has printed so far, with a remedy."""
         series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
-            name = None if self._format is None else self._format.name
-            printed = (text.strip() for text in reversed(self._latest) if text.strip())
-            return self._unread.reason(name, next(printed, ""))
+            return self._unread.reason(None if self._format is None else self._format.name)
         found = counted(0 if windows is None else len(windows.spans), "window")
         needed_s = timing.warmup_s + FEWEST_WINDOWS * timing.window_s
         return (
