@@ -275,6 +275,10 @@ def test_parts_of_the_efficiency_that_cannot_be_are_no_finding() -> None:
     budget, who = findings(0.02, *always)
     assert who.startswith("skew: rank 1 ")
     assert who.endswith("in runs 1, 2, 3")
+    _, who = findings(0.02, *((1.0, 16.4),) * 3)
+    assert "takes 16 times as long a step as rank 0" in who
+    # Runs of 100, 200 and 300 ms tell nothing of 30 %.
+    assert len(findings(0.02, (1.0, 1.3), (2.0, 2.6), (3.0, 3.9))) == 1
 
 
 def test_a_number_of_further_runs_that_is_foretold_settles_most_rows() -> None:

@@ -13,7 +13,7 @@ from gpuscale.analysis.efficiency_budget import (
 )
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import format_percent, format_seconds
+from gpuscale.base.text import format_percent, format_seconds, significant
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
@@ -115,7 +115,10 @@ def budget_text(budget: EfficiencyBudget) -> str:
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
     seen = rank_skews(run for run in runs if (run.configuration, run.key) == point)
-    lagging = [skew for skew in seen if skew.skew_s >= NAMED_SKEW * skew.median_pace_s]
+    paces_s = [skew.median_pace_s for skew in seen]
+    # A lag that is smaller than the difference between runs would be a figure of false precision.
+    least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
+    lagging = [skew for skew in seen if skew.skew_s >= least * skew.median_pace_s]
     slowest = [skew.slowest for skew in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
@@ -127,10 +130,10 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         numbers = ", ".join(str(skew.run.index) for skew in skews)
         # With two ranks, the other one is the median.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
-        yield (
-            f"{who} takes {format_percent(lag)} longer a step than {other} "
-            f"in run{'s' if len(skews) > 1 else ''} {numbers}"
-        )
+        longer = f"{format_percent(lag)} longer a step than"
+        if lag > 1:
+            longer = f"{significant(1 + lag, 2)} times as long a step as"
+        yield f"{who} takes {longer} {other} in run{'s' if len(skews) > 1 else ''} {numbers}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
