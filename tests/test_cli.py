@@ -21,6 +21,11 @@ from command_line import TWO_CPU_RANKS as RESULTS
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["compar", RESULTS],
+            "no command 'compar'; did you mean 'compare'? 'gpuscale --help' lists",
+        ),
+        (["xyzzy"], "no command 'xyzzy'; 'gpuscale --help' lists all"),
         (["compare", "cut.json", RESULTS], "cut.json:12: column"),
         (["compare", "binary.json", RESULTS], "UTF-8"),
         (["compare", "deep.json", RESULTS], "deep.json: "),

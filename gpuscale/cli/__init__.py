@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, TextIO
@@ -20,6 +21,7 @@ from gpuscale.base.errors import (
     ExitCode,
     GpuscaleError,
     RunTerminated,
+    UsageError,
     require_packages,
 )
 from gpuscale.base.text import spell_out
@@ -66,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
+        _refuse_unknown(*(sys.argv[1:] if arguments is None else arguments)[:1])
         # Parsing imports the command's module, which may fail.
         parsed = _parser().parse_args(arguments)
         code: int = import_module(parsed.run).run(parsed)
@@ -90,6 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python's own exit code for a crash is 1, which here means "regressed".
         _say(f"{traceback.format_exc()}gpuscale: this is a bug; please report the lines above")
         return ExitCode.USAGE
+
+
+def _refuse_unknown(word: str = "-") -> None:
+    """Raise a UsageError that names the closest command if a word is none."""
+    names = [name for name, _ in _COMMANDS]
+    if word not in names and not word.startswith("-"):
+        near = get_close_matches(word, names, 1)
+        meant = f"; did you mean '{near[0]}'?" if near else ";"
+        raise UsageError(f"there is no command '{word}'{meant} 'gpuscale --help' lists all")
 
 
 def _say(text: str) -> None:
