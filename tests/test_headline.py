@@ -1,7 +1,7 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
-from builders import baseline, measured
+from builders import CNN, baseline, measured
 from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view
 from changing import replace
 from statements import known
@@ -165,6 +165,35 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
         busy = Statement(code, BUSY.facts)
         shown = comparison(entry(verdict), entry(verdict, gpus=1), notes=[busy])
         assert headline(shown)["next"].startswith(words)
+
+
+@pytest.mark.parametrize(("command", "maker"), [(None, "pytest"), ("a.py", "gpuscale run")])
+def test_a_missing_row_is_measured_by_what_measured_the_others(
+    command: str | None, maker: str
+) -> None:
+    missing = entry(Verdict.MISSING, configuration=replace(CNN, command=command))
+    assert f"or measure it: {maker} … --resume FILE" in headline(comparison(missing))["next"]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            replace(
+                slower(1),
+                reason=Statement.of("level_lost", loss=0.1, since="2026-11-05", changed=()),
+            ),
+            "see 'gpuscale history'",
+        ),
+        (
+            entry(Verdict.INCOMPARABLE, reason=Statement.of("no_earlier_night")),
+            "compare again after more nights",
+        ),
+    ],
+)
+def test_what_only_nights_can_show_asks_for_them(row: EntryVerdict, words: str) -> None:
+    judged = replace(comparison(row), baseline_kind="nights")
+    assert headline(judged)["next"].startswith(words)
 
 
 def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:

@@ -158,7 +158,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are_with_the_nccl_that_they_prel
     assert run.configuration.command == joined(command)
     assert run.configuration.precision is None
     assert "::test_command[command-2gpus-run1] PASSED" in done.output
-    assert "was not checked: train/command" in " ".join(done.output.split())
+    assert "model together: train/command" in " ".join(done.output.split())
     assert not processes_in(tmp_path)
     assert not (tmp_path / ".benchmarks").exists()
     (node,) = run.nodes

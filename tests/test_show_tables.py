@@ -97,7 +97,7 @@ def test_ranks_of_a_command_train_together_or_not_only_where_there_are_several(
     ran = replace(CNN, strategy="command", command="python train.py")
     made = results(*(replace(run(n, 0.1), configuration=ran) for n in gpus))
     for texts in (table_notes(scaling_points(made.runs)), scaling_lines(made, 100)):
-        assert ("was not checked" in " ".join(texts)) is is_noted
+        assert ("cannot check" in " ".join(texts)) is is_noted
     (note,) = [line for line in scaling_lines(made, 200) if "{batch}" in line]
     assert "the command has no {batch}, so check that its batch on each GPU is 128" in note
     notes = compare(baseline({1: [0.1]}), [made]).notes

@@ -35,6 +35,8 @@ from gpuscale.reports.phrases import (
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
 _ONCE_IDLE = "measure again once the host is idle"
+_HISTORY = "see 'gpuscale history' for what else changed then"
+_MORE_NIGHTS = "compare again after more nights"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
@@ -104,10 +106,12 @@ WORDS: Mapping[str, Words] = {
     "level_lost": Words(
         "the {rate} on {gpus} is {loss} less from {since} on{changed}",
         short="since {since}, against the nights before",
+        remedy=_HISTORY,
     ),
     "drifted": Words(
         "the {rate} on {gpus} fell slowly, by {loss} until {since}",
         short="slowly, until {since}, against the nights before",
+        remedy=_HISTORY,
     ),
     "single_run": Words(
         f"{_SINGLE_RUN}; measure 3 or more",
@@ -169,7 +173,7 @@ WORDS: Mapping[str, Words] = {
     "not_measured": Words(
         "not measured",
         short="not measured",
-        remedy="name the results that have what is missing, or measure it: pytest … --resume FILE",
+        remedy="name the results that have what is missing, or measure it: {maker} … --resume FILE",
     ),
     "on_neither_side": Words("asked for, and on neither side", short="on neither side"),
     "no_entry": Words(
@@ -183,11 +187,14 @@ WORDS: Mapping[str, Words] = {
         remedy="measure in the baseline's configuration, or record a baseline of this one",
     ),
     "no_earlier_night": Words(
-        "none of the earlier nights measured it", short="in no earlier night"
+        "none of the earlier nights measured it",
+        short="in no earlier night",
+        remedy=_MORE_NIGHTS,
     ),
     "no_earlier_night_alike": Words(
         "none of the earlier nights measured it in this configuration ({differences})",
         short="in earlier nights in another configuration only",
+        remedy=_MORE_NIGHTS,
     ),
     "other_measurement": Words(
         "not the same measurement ({differences})",
@@ -276,7 +283,7 @@ WORDS: Mapping[str, Words] = {
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
     ),
     "unchecked_training": Words(
-        "that the ranks of a command train one model together was not checked: {cases}"
+        "gpuscale cannot check that the ranks of a command train one model together: {cases}"
     ),
     "unit_error": Words(
         "{row}: an efficiency of {value} is hardly possible: if the host was busy, measure again "

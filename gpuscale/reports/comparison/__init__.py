@@ -198,12 +198,16 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
     configuration = worst.entry.configuration
     maker = "gpuscale run" if configuration and configuration.command else "pytest"
     if weight == 0:
-        return "; or ".join(filter(None, (_how_to_find_change(comparison, worst), step)))
+        undoing = _how_to_find_change(comparison, worst)
+        step = "; or ".join(filter(None, (undoing, step)))
     if of_baseline and not step:
         return _more_before(comparison, notes, maker)
     if not step:
-        remedies = (words.remedy for row in (worst, *rows) for words in _words(row))
-        step = next(filter(None, remedies), "")
+        chosen = (worst, *rows) if weight else (worst,)
+        remedies = (words.remedy for row in chosen for words in _words(row))
+        step = next(filter(None, remedies), "").format(maker=maker)
+    if weight == 0:
+        return step
     return step or _more_now(comparison, rows, maker)
 
 
