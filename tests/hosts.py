@@ -327,6 +327,14 @@ def start_hosts(
     return [login, *hosts]
 
 
+def ended(
+    answer: "subprocess.CompletedProcess[str]", exit_code: int = 0
+) -> "subprocess.CompletedProcess[str]":
+    """What a command answered, which is expected to have ended with an exit code."""
+    assert answer.returncode == exit_code, answer.stdout
+    return answer
+
+
 def processes_in(folder: Path) -> list[str]:
     """Command lines, on all hosts, of processes that run in a folder or name it."""
     found = []
@@ -387,5 +395,4 @@ def _host(
 
 
 def _on(host: Host, *command: str) -> None:
-    answer = host.run(*command, folder=Path("/"), environment=outside_environment())
-    assert answer.returncode == 0, answer.stdout
+    ended(host.run(*command, folder=Path("/"), environment=outside_environment()))

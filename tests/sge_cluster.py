@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from hosts import Cluster, cluster_of
+from hosts import Cluster, cluster_of, ended
 
 NODE = "d13gpu1"
 # Where Debian has what belongs to no cluster yet.
@@ -155,6 +155,5 @@ def _file(cluster: Cluster, text: str) -> str:
 
 
 def _done(cluster: Cluster, *command: str) -> str:
-    answer = cluster.run(*command)
-    assert answer.returncode == 0, answer.stdout
+    answer = ended(cluster.run(*command))
     return answer.stdout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hosts import LIMIT_S, Cluster, processes_in, within_limit
+from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
 from measuring import pytest_command, write_case
 from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
@@ -200,8 +200,7 @@ def test_a_case_in_a_file_says_how_it_is_launched(site: Site, tmp_path: Path) ->
     (tmp_path / "test_train.py").write_text(CASE.format(command=command, launch="once"))
     (tmp_path / "train.py").write_text(HEALTHY)
     session = pytest_command("--gpus", "4", "--launcher", site.launcher, *OPTIONS, *INTO_FILE)
-    done = site.cluster.run(*site.session(*session), folder=tmp_path)
-    assert done.returncode == 0, done.stdout
+    ended(site.cluster.run(*site.session(*session), folder=tmp_path))
     assert runs_in(tmp_path)[0].is_valid
 
 
@@ -213,8 +212,7 @@ def test_mpirun_starts_ranks_in_a_job_of_slurm(site: Site, tmp_path: Path, kind:
     across = ("--launcher", "mpirun", "--gpus", "4", *OPTIONS, *INTO_FILE)
     run = (sys.executable, "-m", "gpuscale", "run", *across, "--", *TORCHRUN)
     session = pytest_command(*across) if kind == "case" else run
-    done = site.cluster.run(*ALLOCATE, *session, folder=tmp_path)
-    assert done.returncode == 0, done.stdout
+    ended(site.cluster.run(*ALLOCATE, *session, folder=tmp_path))
     hosts = [rank.host for rank in runs_in(tmp_path)[0].ranks]
     assert sorted(map(str, hosts)) == ["n1", "n1", "n2", "n2"]
     assert processes_in(tmp_path) == []

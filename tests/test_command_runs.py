@@ -36,6 +36,12 @@ def check_step_time(run: Run) -> None:
     assert 0.008 < run.step_time_s < 0.2
 
 
+def be_rank(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """Have the variables of a process that starts a command across nodes."""
+    for name, value in {"MASTER_ADDR": "n1", "MASTER_PORT": "77", **variables}.items():
+        monkeypatch.setenv(name, value)
+
+
 def test_a_step_takes_as_long_as_its_lines_are_apart(tmp_path: Path) -> None:
     run = measured(tmp_path, FOREVER)
     check_step_time(run)
@@ -232,10 +238,7 @@ def test_threads_of_a_rank_do_not_depend_on_their_number(
 
 
 def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("MASTER_ADDR", "n1")
-    monkeypatch.setenv("MASTER_PORT", "1")
+    be_rank(monkeypatch, RANK="2", LOCAL_RANK="0")
     (tmp_path / "run").mkdir()
     directory = RunDirectory(path=tmp_path / "run")
     directory.hosts.write_text("n1\nn2")
@@ -255,10 +258,7 @@ def test_a_command_on_each_node_knows_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the process that starts it, which is no rank.
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", "77")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    be_rank(monkeypatch, RANK="1", WORLD_SIZE="2", CUDA_VISIBLE_DEVICES="4,5")
     (tmp_path / "run").mkdir()
     RunDirectory(path=tmp_path / "run").hosts.write_text("n1\nn2")
     names = "{nodes} {node_rank} {gpus_per_node} {master_addr} {master_port} {hosts}"
@@ -277,8 +277,7 @@ open("told", "w").write(" ".join([*told, str("RANK" in os.environ)]))
 def test_a_node_without_steps_leaves_the_failure_to_one_that_has_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reported: bool
 ) -> None:
-    for name, value in {"RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
+    be_rank(monkeypatch, RANK="0")
     (tmp_path / "run").mkdir()
     directory = RunDirectory(path=tmp_path / "run")
     directory.hosts.write_text("n1\nn2")

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hosts import Cluster, outside_environment, processes_in, skip_without_hosts, start_hosts
+from hosts import Cluster, ended, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
 from nccl_speaks import CASE
 
@@ -79,8 +79,7 @@ ACROSS = (
 @pytest.mark.scheduler
 def test_mpirun_measures_across_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, TOLD)
-    session = cluster.run(*pytest_command(*ACROSS), folder=tmp_path)
-    assert session.returncode == 0, session.stdout
+    ended(cluster.run(*pytest_command(*ACROSS), folder=tmp_path))
     results = read_results(tmp_path / "results.jsonl")
     assert results.environment.launcher == "mpirun"
     assert [node.host for node in results.environment.nodes] == ["n1", "n2"]
@@ -105,12 +104,10 @@ def test_the_site_or_a_map_binds_the_ranks_of_each_host(cluster: Cluster, tmp_pa
         )
 
     for binding, cpus in (("site", HERE[:2]), (f"map_cpu:{LAST},{FIRST}", [LAST, FIRST])):
-        session = bound(binding)
-        assert session.returncode == 0, session.stdout
+        ended(bound(binding))
         (run,) = read_results(tmp_path / f"{binding[:4]}.jsonl").runs
         assert [node.cpus for node in run.nodes] == [tuple(map(str, cpus))] * 2
-    refused = bound(f"mask_cpu:{1 << LAST + 7:x}")
-    assert refused.returncode == 1, refused.stdout
+    refused = ended(bound(f"mask_cpu:{1 << LAST + 7:x}"), 1)
     reason = f"--cpu-bind: CPU {LAST + 7} is not among those of the job here"
     assert [line for line in refused.stdout.splitlines() if line.startswith(reason)], refused.stdout
     assert "Traceback" not in refused.stdout
@@ -124,8 +121,7 @@ def test_each_host_keeps_what_nccl_says_there(
     network = "'Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0'"
     direct = "('/GDRDMA' if socket.gethostname() == 'n1' else '')"
     write_case(tmp_path, CASE.replace("*LINES", f"*LINES, {network} + {direct}"))
-    session = cluster.run(*pytest_command(*ACROSS, *more), folder=tmp_path)
-    assert session.returncode == 0, session.stdout
+    ended(cluster.run(*pytest_command(*ACROSS, *more), folder=tmp_path))
     (run,) = read_results(tmp_path / "results.jsonl").runs
     found = {node.host: node.connections["GDRDMA"] for node in run.nodes}
     assert found == {"n1": "on", "n2": "off"}
@@ -155,8 +151,7 @@ def test_mpirun_starts_a_command_per_rank_on_two_hosts(cluster: Cluster, tmp_pat
     train = ("env", f"LD_PRELOAD={nccl}", f"MAP={of_ranks}", sys.executable, "train.py")
     across = (*ACROSS, "--cpu-bind", f"map_cpu:{of_ranks}")
     command = (sys.executable, "-m", "gpuscale", "run", *across, "--", *train)
-    session = cluster.run(*command, folder=tmp_path)
-    assert session.returncode == 0, session.stdout
+    ended(cluster.run(*command, folder=tmp_path))
     results = read_results(tmp_path / "results.jsonl")
     (run,) = results.runs
     assert results.environment.packages, results.environment.packages_absent

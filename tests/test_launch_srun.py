@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from changing import replace
 from command_line import gpuscale
-from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
+from hosts import LIMIT_S, Cluster, Host, ended, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 
@@ -127,8 +127,7 @@ def nodes_of(run: Run) -> list[str]:
 def test_a_job_on_two_nodes_gets_a_verdict(cluster: Cluster, tmp_path: Path) -> None:
     case = str(BENCH_CASES / "test_mnist_cnn.py")
     options = ("--gpus", "1,2,4,8", "--strategy", "ddp", "--run-seconds", "0.5")
-    session = measure(cluster, tmp_path, case, *options)
-    assert session.returncode == 0, session.stdout
+    session = ended(measure(cluster, tmp_path, case, *options))
     assert "on 2 nodes with 2 CPU cores" in session.stdout
     assert "8 CPU ranks need as many cores; 2 nodes with 2 each found" in session.stdout
     results = results_in(tmp_path)
@@ -183,8 +182,7 @@ def test_a_setting_that_one_node_has_otherwise_is_named_with_the_node(
         cmdline = tmp_path / f"cmdline-{place}"
         cmdline.write_text(line)
         cluster.nodes[1].mount_over(Path("/proc/cmdline"), cmdline)
-        session = measure(cluster, tmp_path, *options, "--results", f"{place}.jsonl")
-        assert session.returncode == 0, session.stdout
+        ended(measure(cluster, tmp_path, *options, "--results", f"{place}.jsonl"))
         (run,) = read_results(tmp_path / f"{place}.jsonl").runs
         seen.append([(node.host, node.settings["kernel_options"]) for node in run.nodes])
     (_, here), second = seen[0]
@@ -195,8 +193,7 @@ def test_a_setting_that_one_node_has_otherwise_is_named_with_the_node(
 
 
 def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: Path) -> None:
-    session = run_command(cluster, tmp_path, COMMAND, "--gpus", "4")
-    assert session.returncode == 0, session.stdout
+    ended(run_command(cluster, tmp_path, COMMAND, "--gpus", "4"))
     (run,) = read_results(tmp_path / "r.jsonl").runs
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert (tmp_path / "hosts").read_text().split() == ["n1", "n1", "n2", "n2"]
@@ -207,8 +204,7 @@ def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: 
 
 def test_who_hung_or_died_is_told_from_who_waited(cluster: Cluster, tmp_path: Path) -> None:
     asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "14")
-    session = run_command(cluster, tmp_path, FAULTY_COMMAND, *asked)
-    assert session.returncode == 1, session.stdout
+    ended(run_command(cluster, tmp_path, FAULTY_COMMAND, *asked), 1)
     died, hung = (run.failure for run in read_results(tmp_path / "r.jsonl").runs)
     assert hung is not None
     assert died is not None
@@ -245,8 +241,7 @@ def test_a_job_whose_gpus_are_not_by_node_is_refused(cluster: Cluster, gpus: str
 def test_a_rank_killed_on_another_node_is_named(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="os.kill(os.getpid(), signal.SIGKILL)"))
     write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
-    session = measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1")
-    assert session.returncode == 1, session.stdout
+    session = ended(measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1"), 1)
     assert "rank 2 was killed by SIGKILL on n2" in session.stdout
     failed, healthy = results_in(tmp_path).runs
     assert failed.failure is not None
@@ -262,8 +257,7 @@ def test_a_rank_that_kills_its_keeper_is_named_and_the_next_item_has_a_new_one(
 ) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="os.kill(os.getppid(), signal.SIGKILL)"))
     write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
-    session = measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1")
-    assert session.returncode == 1, session.stdout
+    session = ended(measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1"), 1)
     assert "ranks 2, 3 ended without a word on n2" in session.stdout
     failed, healthy = results_in(tmp_path).runs
     assert failed.failure is not None
@@ -297,8 +291,7 @@ def test_a_node_without_the_results_folder_is_named(cluster: Cluster, tmp_path: 
     (tmp_path / "hidden").mkdir()
     cluster.nodes[1].mount_over(tmp_path / "hidden")
     results = str(tmp_path / "hidden" / "results.jsonl")
-    session = measure(cluster, tmp_path, "--gpus", "4", "--results", results)
-    assert session.returncode == 4, session.stdout
+    session = ended(measure(cluster, tmp_path, "--gpus", "4", "--results", results), 4)
     assert f"n2: does not see {tmp_path / 'hidden'}" in session.stdout
     assert "put the results on a file system that all nodes share" in session.stdout
     assert "n2: there is no folder" in session.stdout
@@ -338,13 +331,11 @@ def test_packets_lost_between_nodes_are_found_behind_slower_communication(
                 own_name(node, cluster, tmp_path)
                 if name == "now":
                     node.lose_packets()
-            session = cluster.run(*ALLOCATE, *command, f"--results={name}.jsonl", folder=tmp_path)
-            assert session.returncode == 0, session.stdout
+            ended(cluster.run(*ALLOCATE, *command, f"--results={name}.jsonl", folder=tmp_path))
     finally:
         for node in cluster.nodes:
             node.limit_link("none")
-    answer = gpuscale("compare", "then.jsonl", "now.jsonl", cwd=tmp_path)
-    assert answer.returncode == 1, answer.stdout
+    answer = ended(gpuscale("compare", "then.jsonl", "now.jsonl", cwd=tmp_path), 1)
     text = " ".join(answer.stdout.split())
     assert re.search(r"· n[12] TCP: \+[\d,]+ retransmissions a run, ", text)
 

@@ -26,9 +26,12 @@ class Case(Tiny):
 """
 
 
-def only_run(session: Session) -> Run:
+def measured(folder: Path, case: str, *options: str) -> tuple[Session, Run]:
+    """A session of a case, and its only run."""
+    write_case(folder, case)
+    session = run_pytest(folder, *OPTIONS, *options)
     (run,) = session.results.runs
-    return run
+    return session, run
 
 
 # Steps that are as long whatever else the machine does.
@@ -49,10 +52,8 @@ def phases_of_ranks(run: Run) -> list[Phases]:
 
 
 def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_path: Path) -> None:
-    write_case(tmp_path, NAPPING)
     faults = ("--inject", "data=5ms", "--inject", "slow-rank=1:1.5")
-    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, *faults)
-    run = only_run(session)
+    session, run = measured(tmp_path, NAPPING, "--gpus", "2", *faults)
     for phases in phases_of_ranks(run):
         assert 0.004 < phases.data_s < 0.006
     (skew,) = rank_skews([run])
@@ -64,9 +65,7 @@ def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_pat
 
 
 def test_slower_computation_shows_as_forward_of_all_ranks(tmp_path: Path) -> None:
-    write_case(tmp_path, NAPPING)
-    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, "--inject", "compute=1.5")
-    run = only_run(session)
+    _, run = measured(tmp_path, NAPPING, "--gpus", "2", "--inject", "compute=1.5")
     for phases in phases_of_ranks(run):
         assert 0.029 < phases.forward_s < 0.034
         assert phases.data_s < 0.002
@@ -75,9 +74,7 @@ def test_slower_computation_shows_as_forward_of_all_ranks(tmp_path: Path) -> Non
 
 
 def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:
-    write_case(tmp_path, HEAVIER)
-    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS)
-    run = only_run(session)
+    session, run = measured(tmp_path, HEAVIER, "--gpus", "2")
     assert run.is_valid, session.output
     for window in (*run.windows, *run.unsynced_windows):
         assert window.phases is not None
@@ -86,13 +83,11 @@ def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:
 
 def test_an_injected_crash_and_hang_are_found_as_such(tmp_path: Path) -> None:
     write_case(tmp_path, HEAVIER)
-    crashed = run_pytest(
-        tmp_path, "--gpus", "2", *OPTIONS, "--inject", "crash=0@20", "--results", "c.jsonl"
-    )
-    assert crashed.exit_code == 1
+    asked = ("--gpus", "2", *OPTIONS)
+    crash = ("--inject", "crash=0@20", "--results", "c.jsonl")
+    crashed = run_pytest(tmp_path, *asked, *crash).ended(1)
     assert "rank 0 was killed by SIGSEGV" in crashed.output
-    hung = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, "--inject", "hang=1@20", "--timeout", "20")
-    assert hung.exit_code == 1
+    hung = run_pytest(tmp_path, *asked, "--inject", "hang=1@20", "--timeout", "20").ended(1)
     assert "not done after 20 s" in hung.output
     assert re.search(r"rank 1 was here:.*in at_step", hung.output, re.DOTALL)
 
@@ -110,11 +105,7 @@ class Case(Tiny):
         time.sleep(0.02 if time.monotonic() - Case.started < 1.2 else 0.04)
         return model(inputs)
 """
-    write_case(tmp_path, slowing)
-    session = run_pytest(
-        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "2"
-    )
-    run = only_run(session)
+    session, run = measured(tmp_path, slowing, "--gpus", "1")
     assert run.failure is not None, session.output
     assert run.failure.kind == "unsteady"
     assert re.search(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Cluster, processes_in, within_limit
+from hosts import Cluster, ended, processes_in, within_limit
 from measuring import REPOSITORY, write_case
 from sge_cluster import NODE, sge_cluster
 from site_folder import make_site, record_of
@@ -99,8 +99,7 @@ def test_the_job_script_ends_with_its_exit_code(cluster: Cluster, tmp_path: Path
 
 def test_submit_follows_the_job_to_its_verdict(cluster: Cluster, tmp_path: Path) -> None:
     site = arc4_site(tmp_path, case=CASE, samples_per_s=HARDLY_ANY)
-    answer = cluster.run(*SUBMIT, folder=site)
-    assert answer.returncode == 0, answer.stdout
+    answer = ended(cluster.run(*SUBMIT, folder=site))
     assert "ended as done: ok" in answer.stdout
     night = night_in(site)
     record = record_of(night)
@@ -113,7 +112,6 @@ def test_submit_follows_the_job_to_its_verdict(cluster: Cluster, tmp_path: Path)
 
 def test_submit_tells_that_the_time_of_a_job_was_up(cluster: Cluster, tmp_path: Path) -> None:
     site = arc4_site(tmp_path, case=HANGS, samples_per_s=HARDLY_ANY)
-    answer = cluster.run(*SUBMIT, "--time", "00:00:10", folder=site)
-    assert answer.returncode == 5, answer.stdout
+    answer = ended(cluster.run(*SUBMIT, "--time", "00:00:10", folder=site), 5)
     assert "ended as failed 37 qmaster enforced h_rt" in answer.stdout
     assert within_limit(lambda: processes_in(site) == []), processes_in(site)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts import LIMIT_S, Cluster, processes_in, within_limit
+from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
 from measuring import write_case
 from site_folder import ON_EACH_NODE, make_site, profile_of, record_of, write_cases
 from slurm_cluster import TWO_NODES, slurm_cluster
@@ -97,8 +97,7 @@ def submit_and_wait_until(
 
 def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, site: Path) -> None:
     write_cases(site, ON_EACH_NODE, ONCE_AND_BY_ITS_OWN_SRUN)
-    answer = submit(cluster, site, "--gpus", "1,3")
-    assert answer.returncode == 0, answer.stdout
+    answer = ended(submit(cluster, site, "--gpus", "1,3"))
     assert "on 1 and 3 CPU ranks, 2 nodes with 2 each, launcher slurm" in answer.stdout
     assert "ended as COMPLETED: ok" in answer.stdout
     (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
@@ -120,8 +119,7 @@ def test_a_job_whose_rank_is_killed_once_measures_what_is_missing(
     cluster: Cluster, site: Path
 ) -> None:
     write_case(site / "bench_cases", DIES_ONCE)
-    answer = submit(cluster, site, "--gpus", "1", "--runs", "3")
-    assert answer.returncode == 0, answer.stdout
+    ended(submit(cluster, site, "--gpus", "1", "--runs", "3"))
     (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     record = record_of(night)
     assert "rank 0 was killed by SIGKILL" in record["infrastructure"]

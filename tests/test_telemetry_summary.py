@@ -72,11 +72,18 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
 
 
 def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -> None:
-    found = header(aaaa=SampledDevice(name="one"), bbbb=SampledDevice(name="two"))
+    found = header(
+        aaaa=SampledDevice(name="one"),
+        bbbb=SampledDevice(name="two"),
+        cccc=SampledDevice(absent="unknown UUID"),
+    )
     samples.write_text(found + tick(1.0, aaaa=busy(0.2), bbbb=busy(0.7)))
-    report = summarize(samples, uuids=[B, A], intervals=[(0, 2)])
-    assert [gpu.name for gpu in report.gpu_summaries] == ["two", "one"]
-    assert [gpu.values["utilization_mean"] for gpu in report.gpu_summaries] == [0.7, 0.2]
+    uuids, intervals = [B, "cccc", A], [(0, 2), (2, 4)]
+    two, lost, one = summarize(samples, uuids=uuids, intervals=intervals).gpu_summaries
+    assert [(gpu.name, gpu.samples) for gpu in (two, one)] == [("two", 1), ("one", 1)]
+    assert [gpu.values["utilization_mean"] for gpu in (two, one)] == [0.7, 0.2]
+    assert (lost.uuid, lost.samples, lost.values) == ("cccc", 0, {})
+    assert lost.absent == ("device: unknown UUID",)
 
 
 def test_a_line_that_is_still_being_written_is_left_out(samples: Path) -> None:
@@ -101,15 +108,6 @@ def test_a_field_that_failed_midway_says_in_how_many_samples(samples: Path) -> N
     gpu = one(samples, tick(1.0, aaaa=busy(0.5)), tick(2, aaaa=lost) * 3, intervals=[(0, 9)])
     assert (gpu.samples, gpu.values["utilization_mean"]) == (4, 0.5)
     assert gpu.absent[0] == "utilization: GPU is lost (in 3 of 4 samples)"
-
-
-def test_a_device_that_was_not_found_is_named_beside_those_that_were(samples: Path) -> None:
-    found = header(aaaa=SampledDevice(name="one"), bbbb=SampledDevice(absent="unknown UUID"))
-    samples.write_text(found + tick(1.0, aaaa=busy(0.5)))
-    first, two = summarize(samples, uuids=[A, B], intervals=[(0, 2), (2, 4)]).gpu_summaries
-    assert first.samples == 1
-    assert (two.uuid, two.samples, two.values) == (B, 0, {})
-    assert two.absent == ("device: unknown UUID",)
 
 
 @pytest.mark.parametrize(
