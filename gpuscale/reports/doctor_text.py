@@ -152,9 +152,7 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
     if gpu.firmware:
         yield f"  {'firmware':<13} {gpu.firmware}"
     absent = gpu.reading.absent
-    labels = dict.fromkeys(field.label for field in FIELDS)
-    for label in labels:
-        fields = [field for field in FIELDS if field.label == label]
+    for label, fields in by_key((field.label, field) for field in FIELDS).items():
         texts = [_text(field, gpu) for field in fields if field.moment not in absent]
         shown = [text for text in texts if text is not None]
         lacking = [absent[field.moment] for field in fields if field.moment in absent]

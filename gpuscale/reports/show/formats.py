@@ -151,8 +151,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
     yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
-        made = runs_text(runs)
-        yield f"          {entry.label} was {step_time_text(runs)} ({made})"
+        yield f"          {entry.label} was {step_time_text(runs)} ({runs_text(runs)})"
     if change.added:
         yield f"          new: {', '.join(change.added)}"
 
@@ -219,13 +218,17 @@ def csv(shown: Shown) -> str:
 
 def json(shown: Shown) -> str:
     """Return the rows as a JSON document (docs/tools.md); unknown values are null."""
-    return document_text(
-        "gpuscale-scaling",
-        **_origin(shown),
-        injections=shown.injections,
-        steps=shown.steps,
-        rows=[_row(point, shown.steps) for point in shown.points],
-    )
+    kind, *numbers = columns_with(shown.steps)
+    rows = [
+        {
+            kind.field: kind.value_in(point),
+            "configuration": msgspec.structs.asdict(point.configuration),
+            **{column.field: column.value_in(point) for column in numbers},
+        }
+        for point in shown.points
+    ]
+    more = {"injections": shown.injections, "steps": shown.steps, "rows": rows}
+    return document_text("gpuscale-scaling", **_origin(shown), **more)
 
 
 def _origin(shown: Shown) -> dict[str, object]:
@@ -240,15 +243,6 @@ def _origin(shown: Shown) -> dict[str, object]:
         source, environments = content.source, dict(content.environments)
     version = {"gpuscale_version": content.gpuscale_version}
     return {"shown": what, **named, **version, "source": source, "environments": environments}
-
-
-def _row(point: ScalingPoint, steps: int | None) -> dict[str, object]:
-    kind, *numbers = columns_with(steps)
-    return {
-        kind.field: kind.value_in(point),
-        "configuration": msgspec.structs.asdict(point.configuration),
-        **{column.field: column.value_in(point) for column in numbers},
-    }
 
 
 def latex(shown: Shown) -> str:
