@@ -224,6 +224,7 @@ def test_a_night_says_how_it_ended(
     [
         (JobState(stage="ended", exit_code=3, ending=Ending.COMPLETED), 3, "not shown to be fine"),
         (JobState(stage="ended", exit_code=0, ending=Ending.COMPLETED), 0, "ok"),
+        (JobState(stage="ended", exit_code=4, ending=Ending.FAILED), 4, "nothing was judged; the"),
         (JobState(stage="ended", exit_code=7, ending=Ending.COMPLETED), 2, "exit code 7"),
         (JobState(stage="ended", exit_code=None, ending=Ending.COMPLETED), 2, "no exit code"),
         (JobState(stage="ended", exit_code=0, ending=Ending.RESOURCES_LOST), 6, "infrastructure"),

@@ -254,6 +254,9 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
         return ExitCode.USAGE, state.remark
     if code == ExitCode.OK and state.ending is not Ending.COMPLETED:
         return ExitCode.USAGE, "somebody ended the job; see its log"
+    if code == ExitCode.NOTHING_COMPARABLE:
+        # A first night, which has no baseline yet, ends so without any failure.
+        return ExitCode(code), "nothing was judged; the last lines of its log say why"
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
     # A nightly run never returns such a code, so a signal or another program ended the job.
