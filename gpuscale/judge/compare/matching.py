@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from gpuscale.analysis.estimates import far_apart
 from gpuscale.analysis.scaling import Entry
@@ -165,7 +165,7 @@ class MatchedRow:
             configuration=None if shown is None else shown.key.configuration,
         )
 
-    def blocked(self, obstacle: Verdict, code: str, **facts: Any) -> "MatchedRow":
+    def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
         """Return a copy marked as impossible to judge, with the verdict `obstacle` and a reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 

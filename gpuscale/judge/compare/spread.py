@@ -16,7 +16,7 @@ from gpuscale.analysis.estimates import (
     outlying_allocations,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
-from gpuscale.records import Statement
+from gpuscale.records import Facts, Statement
 
 DECLARED_DF = 2.0
 """Weight, in degrees of freedom, of the declared deviation between allocations as a prior.
@@ -156,7 +156,7 @@ def largest_spread(
     own = max(sample.own_variance for sample, _ in samples)
     if of_others > most and others > _FAR_NOISIER * own:
         code, variance = "other_rows_differ", others
-    facts: dict[str, float | bool] = {"deviation": exponential(math.sqrt(variance)) - 1}
+    facts: Facts = {"deviation": exponential(math.sqrt(variance)) - 1}
     if widest is not side.samples[0] and code in ("runs_differ", "baseline_runs_differ"):
         facts["on_1"] = True
     return Statement(code, facts)
