@@ -134,6 +134,9 @@ def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checko
 
 def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: Path) -> None:
     nights = ".gpuscale/nightly/here"
+    failed = checkout / nights / "2026-01-01_0/results.jsonl"
+    failed.parent.mkdir(parents=True)
+    failed.write_text(make.results_text(make.results(BROKEN)))
     for job, time_s, code in ((1, 0.1, 4), (2, 0.1, 0), (3, 0.1, 0), (4, 0.15, 1)):
         began_s = 1.7e9 + 86400 * job
         runs = [

@@ -137,9 +137,7 @@ class NightJob:
         Return the exit code of the comparison; None if nothing was compared.
         """
         results, judges = self.folder / _RESULTS, [self._baseline] if self._baseline else []
-        if self._history and any(
-            path.parent != self.folder for path in Path(self._history).rglob(_RESULTS)
-        ):
+        if self._history and self._has_earlier_night(Path(self._history)):
             judges = ["--history", self._history]
         if not judges or not self._has_results():
             return None
@@ -149,6 +147,16 @@ class NightJob:
         code, said = self._command("compare", *judges, str(results), *options)
         _write_or_say(self.folder / "comparison.txt", said)
         return code
+
+    def _has_earlier_night(self, nights: Path) -> bool:
+        """True if results below the folder, other than those of this night, have a valid run."""
+        for path in nights.rglob("*.jsonl"):
+            with suppress(FileError):
+                if path.parent != self.folder and any(
+                    run.is_valid for run in read_results(path).runs
+                ):
+                    return True
+        return False
 
     def _why_unjudged(self) -> str:
         """Say what a night that was not compared is for, and how later ones can be judged."""
