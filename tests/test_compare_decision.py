@@ -5,22 +5,15 @@ from operator import neg
 from statistics import NormalDist
 
 import pytest
-from builders import CNN, baseline, figure, measured, published, results, run
+from builders import QUIET_THEN, baseline, figure, measured, published, results, row_on, run
 from changing import replace
 from statements import codes_in, known
 
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.judge.compare import compare
-from gpuscale.judge.compare.verdict import (
-    ErrorRates,
-    Quantities,
-    Quantity,
-    decide,
-    required_runs,
-)
+from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide, required_runs
 from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
 from gpuscale.records import (
-    Comparison,
     EntryVerdict,
     Failure,
     Finding,
@@ -33,7 +26,7 @@ from gpuscale.records import (
 )
 
 NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
-QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
+QUIET = [0.1 * f for f in QUIET_THEN]
 
 
 @pytest.mark.parametrize(
@@ -175,11 +168,6 @@ THEN = {
 ONE = [0.1, 0.1001, 0.1002]
 
 
-def _of(comparison: Comparison, gpus: int) -> EntryVerdict:
-    (entry,) = [entry for entry in comparison.entries if entry.key.gpus == gpus]
-    return entry
-
-
 def _unsteady(gpus: int, index: int) -> Run:
     failure = Failure(kind="unsteady", message="windows alternate")
     return replace(run(gpus, None, index=index), failure=failure)
@@ -187,7 +175,7 @@ def _unsteady(gpus: int, index: int) -> Run:
 
 def test_one_run_that_survived_of_eight_is_no_pass() -> None:
     comparison = compare(baseline(THEN), [measured({1: [0.1] * 8, 4: [0.11] + [None] * 7})])
-    row = _of(comparison, 4)
+    row = row_on(4, comparison)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.code == "too_few_of_all_runs"
     assert (row.reason.facts["valid"], row.reason.facts["made"]) == (1, 8)
@@ -203,7 +191,7 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
         _unsteady(4, 4),
         replace(run(4, 0.11), windows=(), measured={}),
     )
-    reason = _of(compare(baseline(THEN), [now]), 4).reason
+    reason = row_on(4, compare(baseline(THEN), [now])).reason
     assert reason.facts["failures"] == {"killed": 1, "unsteady": 2, "": 1}
 
 
@@ -219,12 +207,12 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
 )
 def test_a_pass_needs_two_numbers(four: list[float | None], verdict: Verdict) -> None:
     comparison = compare(baseline(THEN), [measured({1: ONE, 4: four})])
-    assert _of(comparison, 4).verdict is verdict
+    assert row_on(4, comparison).verdict is verdict
 
 
 def test_a_published_figure_is_not_met_by_too_few_valid_runs() -> None:
     before = published(figure(1, time_s=100.0), figure(4, time_s=27.0))
-    now = measured({1: [0.1] * 3, 4: [0.1, None, None]}, configuration=CNN)
-    row = _of(compare(before, [now]), 4)
+    now = measured({1: [0.1] * 3, 4: [0.1, None, None]})
+    row = row_on(4, compare(before, [now]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.facts["failures"] == {"killed": 2}

@@ -16,6 +16,7 @@ from gpuscale.store.file_formats import decode_baseline, encode_baseline
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 NOW = {1: [0.100, 0.1002, 0.0999], 2: [0.110, 0.1102, 0.1099]}
 BASELINE = baseline(THEN)
+RESNET = replace(CNN, case="resnet50")
 
 
 def _other_machine(now: str, before: str) -> Statement:
@@ -134,8 +135,7 @@ def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:
 
 @pytest.mark.parametrize("name", ["mnist_cnn", "mnist_cnn/ddp"])
 def test_cases_are_chosen_by_name_with_or_without_strategy(name: str) -> None:
-    other = replace(CNN, case="resnet50")
-    both = replace(BASELINE, runs=(*BASELINE.runs, *baseline(THEN, configuration=other).runs))
+    both = replace(BASELINE, runs=(*BASELINE.runs, *baseline(THEN, configuration=RESNET).runs))
     comparison = compare(both, [measured(NOW)], cases=[name])
     assert {entry.key.case for entry in comparison.entries} == {"mnist_cnn"}
     assert comparison.exit_code == 0
@@ -149,23 +149,17 @@ def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name:
 
 
 def test_a_number_of_gpus_that_neither_side_has_is_refused() -> None:
-    other = measured({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50"))
+    other = measured({8: [0.2] * 3}, configuration=RESNET)
     with pytest.raises(UsageError, match="--gpus 8: neither the baseline nor the results"):
         compare(BASELINE, [measured(NOW), other], cases=["mnist_cnn"], gpus=[1, 2, 8])
 
 
 def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missing() -> None:
-    other = measured({8: [0.2, 0.2, 0.2]}, configuration=replace(CNN, case="resnet50"))
-    with_other = replace(
-        BASELINE,
-        runs=(
-            *BASELINE.runs,
-            *baseline({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50")).runs,
-        ),
-    )
-    comparison = compare(
-        with_other, [measured(NOW), other], cases=["mnist_cnn", "resnet50"], gpus=[8]
-    )
+    eight = {8: [0.2] * 3}
+    runs = (*BASELINE.runs, *baseline(eight, configuration=RESNET).runs)
+    now = [measured(NOW), measured(eight, configuration=RESNET)]
+    asked = ["mnist_cnn", "resnet50"]
+    comparison = compare(replace(BASELINE, runs=runs), now, cases=asked, gpus=[8])
     assert [(entry.label, entry.verdict) for entry in comparison.entries] == [
         ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
         ("resnet50/ddp on 8 GPUs", Verdict.OK),
@@ -184,12 +178,8 @@ def test_every_configuration_that_only_the_results_have_is_missing_and_named() -
             measured(slow, configuration=replace(CNN, compiled=True)),
         ],
     )
-    assert [entry.verdict for entry in comparison.entries] == [
-        Verdict.OK,
-        Verdict.OK,
-        Verdict.MISSING,
-        Verdict.MISSING,
-    ]
+    verdicts = [entry.verdict for entry in comparison.entries]
+    assert verdicts == [Verdict.OK] * 2 + [Verdict.MISSING] * 2
     alike = [row.reason.facts["differences"] for row in comparison.entries[2:]]
     assert alike == [(("precision", "fp32", "bf16"),), (("compiled", False, True),)]
     assert comparison.exit_code == 3

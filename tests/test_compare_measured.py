@@ -8,39 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
-from builders import baseline, measured, results, run
+from builders import (
+    EXACT,
+    QUIET_NOW,
+    QUIET_THEN,
+    baseline,
+    measured,
+    quiet_now,
+    quiet_then,
+    results,
+    row_on,
+    run,
+)
 from changing import replace
 from statements import codes_in, facts_of, known
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import (
-    Baseline,
-    Comparison,
-    EntryVerdict,
-    Finding,
-    Results,
-    Run,
-    Statement,
-    Tolerances,
-    Verdict,
-)
+from gpuscale.records import Baseline, Finding, Results, Run, Statement, Tolerances, Verdict
 
-# Six runs, then three, with a spread of about 0.3%.
-THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
-NOW = (0.998, 1.003, 1.000)
-
-
-def _then(**step_times_s: float) -> Baseline:
-    return baseline({int(n[1:]): [t * f for f in THEN] for n, t in step_times_s.items()})
-
-
-def _now(**step_times_s: float) -> Results:
-    return measured({int(n[1:]): [t * f for f in NOW] for n, t in step_times_s.items()})
-
-
-def _row(comparison: Comparison, gpus: int) -> EntryVerdict:
-    (entry,) = [entry for entry in comparison.entries if entry.key.gpus == gpus]
-    return entry
+THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 
 
 class Example(NamedTuple):
@@ -136,7 +122,9 @@ def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(name: str) -
 
 
 def test_a_lost_speedup_has_its_size_and_interval() -> None:
-    change = known(_row(compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.12)]), 2).change)
+    change = known(
+        row_on(2, compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.12)])).change
+    )
     assert change.value == pytest.approx(0.11 / 0.12 - 1, abs=2e-3)
     assert known(change.low) < change.value < known(change.high) < 0
 
@@ -146,17 +134,16 @@ def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:
     many = {gpus: [t * f for f in THEN] for gpus, t in {1: 0.104, 2: 0.12}.items()}
     turns = compare(baseline(few), [measured(many)]), compare(baseline(many), [measured(few)])
     for gpus in few:
-        change, back = (known(_row(each, gpus).change) for each in turns)
+        change, back = (known(row_on(gpus, each).change) for each in turns)
         assert 1 + change.value == pytest.approx(1 / (1 + back.value))
         assert 1 + known(change.low) == pytest.approx(1 / (1 + known(back.high)))
         assert 1 + known(change.high) == pytest.approx(1 / (1 + known(back.low)))
 
 
 def test_a_sure_loss_within_the_margin_is_ok() -> None:
-    tight = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
-    before = replace(_then(n1=0.1), tolerances=tight)
-    comparison = compare(before, [_now(n1=0.1012)])
-    row = _row(comparison, 1)
+    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
+    comparison = compare(before, [quiet_now(n1=0.1012)])
+    row = row_on(1, comparison)
     assert known(known(row.change).high) < 0
     assert row.verdict is Verdict.OK
 
@@ -164,7 +151,7 @@ def test_a_sure_loss_within_the_margin_is_ok() -> None:
 def test_a_row_without_any_change_or_spread_has_lost_nothing() -> None:
     exact = Tolerances(allocation_deviation_time=0.0, allocation_deviation_speedup=0.0)
     before = replace(baseline({1: [0.1] * 6}), tolerances=exact)
-    row = _row(compare(before, [measured({1: [0.1] * 3})]), 1)
+    row = row_on(1, compare(before, [measured({1: [0.1] * 3})]))
     assert row.verdict is Verdict.OK
     assert row.reason == Statement.of("no_loss", bound=0.0, allowed=0.05)
 
@@ -172,7 +159,7 @@ def test_a_row_without_any_change_or_spread_has_lost_nothing() -> None:
 def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
     noisy = (0.98, 1.02, 1.015, 0.99, 1.02, 0.98)
     before = baseline({1: [0.1 * f for f in noisy]})
-    row = _row(compare(before, [measured({1: [0.096, 0.105, 0.102]})]), 1)
+    row = row_on(1, compare(before, [measured({1: [0.096, 0.105, 0.102]})]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.facts["remedy"] == Statement.of(
         "further_runs", needed=known(row.further_runs)
@@ -199,7 +186,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
 ) -> None:
     tolerances = Tolerances(allocation_deviation_time=deviation)
     before = replace(baseline({1: then}), tolerances=tolerances)
-    row = _row(compare(before, [measured({1: now})]), 1)
+    row = row_on(1, compare(before, [measured({1: now})]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
     remedy = row.reason.facts["remedy"]
@@ -214,20 +201,20 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
 
 
 def test_a_single_current_run_is_judged_by_the_deviation_of_the_others() -> None:
-    comparison = compare(_then(n1=0.1, n2=0.11), [measured({1: [0.1], 2: [0.13]})])
-    assert _row(comparison, 2).verdict is Verdict.REGRESSED
+    comparison = compare(quiet_then(n1=0.1, n2=0.11), [measured({1: [0.1], 2: [0.13]})])
+    assert row_on(2, comparison).verdict is Verdict.REGRESSED
 
 
 def test_a_reference_with_another_batch_is_not_used() -> None:
     now = results(
         *(run(1, 0.2 * f, batch_per_gpu=256) for f in NOW), *(run(2, 0.11 * f) for f in NOW)
     )
-    comparison = compare(_then(n1=0.1, n2=0.11), [now])
-    assert _row(comparison, 1).verdict is Verdict.INCOMPARABLE
-    assert _row(comparison, 1).reason.facts["differences"] == (("batch_per_gpu", 128, 256),)
-    assert _row(comparison, 2).verdict is Verdict.OK
-    assert _row(comparison, 2).changed_quantity == "throughput(n)"
-    assert "other_batch_on_1_gpu" in codes_in(_row(comparison, 2).reason)
+    comparison = compare(quiet_then(n1=0.1, n2=0.11), [now])
+    assert row_on(1, comparison).verdict is Verdict.INCOMPARABLE
+    assert row_on(1, comparison).reason.facts["differences"] == (("batch_per_gpu", 128, 256),)
+    assert row_on(2, comparison).verdict is Verdict.OK
+    assert row_on(2, comparison).changed_quantity == "throughput(n)"
+    assert "other_batch_on_1_gpu" in codes_in(row_on(2, comparison).reason)
     assert comparison.exit_code == 3
 
 
@@ -236,19 +223,22 @@ NIGHTS = ("a", "b", "c", "d", "e", "f")
 
 def test_several_nights_tell_their_own_spread() -> None:
     nightly = baseline({1: [0.1 * f for f in THEN]}, allocations=NIGHTS)
-    comparison = compare(nightly, [_now(n1=0.1025)])
-    row = _row(comparison, 1)
+    comparison = compare(nightly, [quiet_now(n1=0.1025)])
+    row = row_on(1, comparison)
     # A declared deviation of 1% could not tell this; the six quiet nights can.
     assert row.verdict is Verdict.REGRESSED
     assert "few_allocations" not in {note.code for note in comparison.notes}
-    assert _row(compare(_then(n1=0.1), [_now(n1=0.1025)]), 1).verdict is not Verdict.REGRESSED
+    assert (
+        row_on(1, compare(quiet_then(n1=0.1), [quiet_now(n1=0.1025)])).verdict
+        is not Verdict.REGRESSED
+    )
 
 
 def test_allocations_are_counted_for_each_row() -> None:
     several = baseline({1: [0.1 * f for f in THEN]}, allocations=NIGHTS)
-    one = _then(n2=0.11)
+    one = quiet_then(n2=0.11)
     mixed = replace(several, runs=(*several.runs, *one.runs))
-    notes = compare(mixed, [_now(n1=0.1, n2=0.11)]).notes
+    notes = compare(mixed, [quiet_now(n1=0.1, n2=0.11)]).notes
     facts = facts_of(notes, "few_allocations")
     assert (facts["row"], facts["count"]) == (one.runs[0].key, 1)
 
@@ -262,21 +252,23 @@ def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once
             if "deviation_time" in note.facts
         ]
 
-    assert deviations(_then(n1=0.1), _now(n1=0.1)) == [("few_allocations", None)]
-    assert deviations(_then(n1=0.1, n2=0.11), _now(n1=0.1, n2=0.11)) == [("few_allocations", 0.005)]
-    assert deviations(_then(n1=0.1), _now(n1=0.05)) == [("few_sessions", None)]
+    assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.1)) == [("few_allocations", None)]
+    assert deviations(quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11)) == [
+        ("few_allocations", 0.005)
+    ]
+    assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.05)) == [("few_sessions", None)]
     assert deviations(baseline({1: [0.1]}), measured({1: [0.1]})) == []
 
 
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
-    comparison = compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.107)])
-    assert _row(comparison, 1).verdict is Verdict.REGRESSED
+    comparison = compare(baseline({1: nights}, allocations=NIGHTS), [quiet_now(n1=0.107)])
+    assert row_on(1, comparison).verdict is Verdict.REGRESSED
     facts = facts_of(comparison.notes, "outlying_allocations")
     assert facts["names"] == (NIGHTS[2],)
     assert facts["difference"] == pytest.approx(0.12, abs=2e-3)
-    assert _row(
-        compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.1)]), 1
+    assert row_on(
+        1, compare(baseline({1: nights}, allocations=NIGHTS), [quiet_now(n1=0.1)])
     ).verdict.is_pass
 
 
@@ -292,8 +284,8 @@ def test_a_night_that_lost_much_among_several_is_named_and_no_pass() -> None:
     nights = [measured({1: [0.1 * f for f in NOW]}, job_id=f"n{i}") for i in range(5)]
     slow = measured({1: [0.111 * f for f in NOW]}, job_id="slow")
     before = baseline({1: [0.1] * 6}, allocations=NIGHTS)
-    assert _row(compare(before, nights), 1).verdict is Verdict.OK
-    row = _row(compare(before, [*nights, slow]), 1)
+    assert row_on(1, compare(before, nights)).verdict is Verdict.OK
+    row = row_on(1, compare(before, [*nights, slow]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert (row.reason.code, row.reason.facts["name"]) == ("slow_allocation", "slow")
 
@@ -304,7 +296,7 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
         1: [0.10 * night * f for night, f in zip(nights, THEN, strict=True)],
         2: [0.11 * night * f for night, f in zip(nights, reversed(THEN), strict=True)],
     }
-    row = _row(compare(baseline(times, allocations=NIGHTS), [_now(n1=0.1, n2=0.12)]), 2)
+    row = row_on(2, compare(baseline(times, allocations=NIGHTS), [quiet_now(n1=0.1, n2=0.12)]))
     # The nights differ by 5%, which both ends share: the lost speedup is certain, and only
     # which end moved is not.
     assert row.changed_quantity == "E(n)"
@@ -335,13 +327,13 @@ def test_other_gpu_counts_show_which_end(lost: Mapping[int, float], said: str, t
             }
             for loss, runs in (({}, THEN), (lost, NOW))
         )
-        rows.append(_row(compare(baseline(then), [measured(now)]), 8))
+        rows.append(row_on(8, compare(baseline(then), [measured(now)])))
     words = [f"{row.verdict}, {row.finding}" if row.finding else row.verdict for row in rows]
     assert words.count(said) >= times
 
 
 def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
-    row = _row(compare(_then(n1=0.1, n8=0.1), [_now(n1=0.099, n8=0.1025)]), 8)
+    row = row_on(8, compare(quiet_then(n1=0.1, n8=0.1), [quiet_now(n1=0.099, n8=0.1025)]))
     assert row.reason.code == "unknown_end_moved"
     # 1% is declared of T, and half of that of S.
     remedy = row.reason.facts["remedy"]
@@ -385,33 +377,33 @@ def test_few_runs_beside_noisy_rows_rarely_alarm(before: int, now: int, quiet: f
 
 
 def test_two_ends_from_different_allocations_are_less_sure() -> None:
-    together = compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.11)])
+    together = compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.11)])
     apart = compare(
-        _then(n1=0.1, n2=0.11),
+        quiet_then(n1=0.1, n2=0.11),
         [
             measured({1: [0.1 * f for f in NOW]}, job_id="monday"),
             measured({2: [0.11 * f for f in NOW]}, job_id="tuesday"),
         ],
     )
-    one, other = (_row(comparison, 2).change for comparison in (together, apart))
+    one, other = (row_on(2, comparison).change for comparison in (together, apart))
     assert known(known(other).low) < known(known(one).low)
 
 
 def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
     own = baseline({1: [0.1 * f for f in THEN]}, allocations=("now",))
-    notes = compare(own, [_now(n1=0.1)]).notes
+    notes = compare(own, [quiet_now(n1=0.1)]).notes
     assert Statement.of("same_allocation", name="now") in notes
 
 
 def test_an_efficiency_above_1_1_is_pointed_out() -> None:
-    notes = compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.05)]).notes
+    notes = compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.05)]).notes
     assert facts_of(notes, "unit_error")["row"].gpus == 2
 
 
 def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() -> None:
     before = baseline({1: [0.1, 0.104, 0.096, 0.102, 0.098, 0.1], 4: [0.11 * f for f in THEN]})
     now = measured({1: [0.109, 0.1065, 0.1035], 4: [0.1222] * 3})
-    row = _row(compare(before, [now]), 4)
+    row = row_on(4, compare(before, [now]))
     assert row.verdict is Verdict.REGRESSED
     assert row.finding is Finding.SLOWER_TRAINING
     assert row.reason.code == "moved_with_efficiency"
@@ -422,7 +414,7 @@ def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_to
     def begun(runs: Sequence[Run], moment_s: float | None) -> tuple[Run, ...]:
         return tuple(replace(run, started_at_s=moment_s) for run in runs)
 
-    then, now = baseline({1: [0.1 * f for f in THEN]}), _now(n1=0.1)
+    then, now = baseline({1: [0.1 * f for f in THEN]}), quiet_now(n1=0.1)
     then = replace(then, runs=begun(then.runs, 2e9))
     notes = compare(then, [replace(now, runs=begun(now.runs, began_s))]).notes
     assert (Statement.of("newer_baseline") in notes) == is_told

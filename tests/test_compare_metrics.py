@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from builders import Made, made_baseline, measured
+from builders import QUIET_NOW, QUIET_THEN, Made, made_baseline, measured
 from changing import replace
 from statements import codes_in, known
 
@@ -24,8 +24,7 @@ from gpuscale.records import (
 from gpuscale.reports.reason_words import metric_reason, reason_text
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
-THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
-NOW = (0.998, 1.003, 1.000)
+THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 GIB = 2**30
 NOTHING: Made = {"step_time_s": 0.1}
 USUAL = NOTHING | {

@@ -195,14 +195,7 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
 
 def history_of_rates(samples_per_s: Sequence[float]) -> History:
     """The history of nights of one run each, with these throughputs."""
-    nights = [
-        replace(
-            results(run(1, 128 / rate), where=environment(job_id=str(night))),
-            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
-        )
-        for night, rate in enumerate(samples_per_s)
-    ]
-    return history_of(nights)
+    return history_of(nights_on_1_gpu([128 / rate for rate in samples_per_s]))
 
 
 def test_nights_that_differ_much_are_not_called_steady() -> None:

@@ -5,22 +5,14 @@ from pathlib import Path
 
 import pytest
 from builders import baseline, measured, request, results, run
+from builders.comparisons import comparison, entry
 from changing import replace
 
 from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.run_maker import broken_by, stopping_rule
 from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
-from gpuscale.records import (
-    Comparison,
-    EntryKey,
-    EntryVerdict,
-    Failure,
-    Run,
-    Scaling,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import EntryKey, Failure, Run, Verdict
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter
 
@@ -66,20 +58,6 @@ def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: 
     assert rule.baseline_kind == "results"
 
 
-def comparison_of(verdict: Verdict) -> Comparison:
-    unknown = Scaling(speedup=None, efficiency=None)
-    key = EntryKey("tiny", "ddp", 1)
-    reason = Statement.of("not_measured")
-    entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)
-    return Comparison(
-        cluster="here",
-        baseline_name="b",
-        baseline_machine="here",
-        current_machine="here",
-        entries=(entry,),
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "failed", "verdict", "expected"),
     [
@@ -100,7 +78,7 @@ def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
         given,
         failed_tests=failed == "test",
         failed_runs=failed == "run",
-        comparison=None if verdict is None else comparison_of(verdict),
+        comparison=None if verdict is None else comparison(entry(verdict)),
     )
     assert status == expected
 

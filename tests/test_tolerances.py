@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from builders import baseline, figure, measured, published
+from builders import figure, published, quiet_now, quiet_then, row_on
 from changing import replace
 
 from gpuscale.base.errors import DecodeError
@@ -20,18 +20,11 @@ from gpuscale.records import (
 )
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
 
-THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
-NOW = (0.998, 1.003, 1.000)
 FOUR = EntryKey("mnist_cnn", "ddp", 4)
 
 
 def _then(*overrides: ToleranceOverride) -> Baseline:
-    times = {1: [0.1 * f for f in THEN], 4: [0.11 * f for f in THEN]}
-    return replace(baseline(times), tolerances=Tolerances(overrides=overrides))
-
-
-def _now(step_time_s: float) -> dict[int, list[float | None]]:
-    return {1: [0.1 * f for f in NOW], 4: [step_time_s * f for f in NOW]}
+    return replace(quiet_then(n1=0.1, n4=0.11), tolerances=Tolerances(overrides=overrides))
 
 
 def _margin(*overrides: ToleranceOverride) -> float:
@@ -83,7 +76,7 @@ def test_an_override_for_other_rows_or_metrics_changes_nothing(elsewhere: Any) -
 
 
 def test_a_wider_margin_for_one_row_lets_its_loss_pass_and_no_other() -> None:
-    lost = [measured(_now(0.12))]
+    lost = [quiet_now(n1=0.1, n4=0.12)]
     assert compare(_then(), lost).entries[1].finding is Finding.SCALING_LOSS
     wide = ToleranceOverride(case="mnist_cnn", gpus=4, margin=0.12, ok_bound=0.15)
     assert compare(_then(wide), lost).entries[1].verdict is Verdict.OK
@@ -93,7 +86,7 @@ def test_a_wider_margin_for_one_row_lets_its_loss_pass_and_no_other() -> None:
 
 def test_the_margin_of_a_row_is_its_tolerance_against_a_published_figure() -> None:
     before = published(figure(1, time_s=100.0), figure(4, time_s=25.0))
-    lost = [measured({1: [0.1 * f for f in NOW], 4: [0.12 * f for f in NOW]})]
+    lost = [quiet_now(n1=0.1, n4=0.12)]
     assert compare(before, lost).entries[1].verdict is Verdict.INCONSISTENT
     wide = Tolerances(overrides=(ToleranceOverride(gpus=4, margin=0.25),))
     assert compare(replace(before, tolerances=wide), lost).entries[1].verdict is Verdict.CONSISTENT
@@ -138,9 +131,5 @@ def test_a_hand_edit_that_breaks_an_override_is_named_by_place(
 )
 def test_a_site_chooses_how_sure_a_finding_must_be(significance: float, verdict: Verdict) -> None:
     before = replace(_then(), tolerances=Tolerances(significance=significance))
-    (row,) = (
-        entry
-        for entry in compare(before, [measured({1: [0.104 * f for f in NOW]})]).entries
-        if entry.key.gpus == 1
-    )
+    row = row_on(1, compare(before, [quiet_now(n1=0.104)]))
     assert row.verdict is verdict

@@ -7,7 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import CNN, baseline, environment, figure, measured, published, results, run
+from builders import (
+    CNN,
+    EXACT,
+    QUIET_NOW,
+    baseline,
+    environment,
+    figure,
+    measured,
+    published,
+    quiet_now,
+    quiet_then,
+    results,
+    run,
+)
 from changing import replace
 from statements import codes_in
 
@@ -19,29 +32,11 @@ from gpuscale.judge.stopping import (
     SequentialPlan,
     SessionVerdict,
 )
-from gpuscale.records import (
-    Baseline,
-    EntryKey,
-    Failure,
-    Results,
-    Run,
-    Statement,
-    Tolerances,
-    Verdict,
-)
+from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Statement, Verdict
 from gpuscale.reports.comparison import view_of
 
-THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
-NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
+NOW = QUIET_NOW
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
-
-
-def _then(**step_times_s: float) -> Baseline:
-    return baseline({int(n[1:]): [t * f for f in THEN] for n, t in step_times_s.items()})
-
-
-def _now(runs: int, **step_times_s: float) -> Results:
-    return measured({int(n[1:]): [t * f for f in NOW[:runs]] for n, t in step_times_s.items()})
 
 
 def judge_session(
@@ -68,7 +63,7 @@ def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_sha
 
 
 def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:
-    step = judge_session(_then(n1=0.1, n2=0.11), _now(2, n1=0.1, n2=0.2), PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), quiet_now(2, n1=0.1, n2=0.2), PLAN)
     assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
     assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", runs=2)
@@ -77,7 +72,7 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
 
 
 def test_what_is_clearly_ok_stops_at_the_first_look() -> None:
-    step = judge_session(_then(n1=0.1, n2=0.11), _now(3, n1=0.1, n2=0.11), PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), quiet_now(3, n1=0.1, n2=0.11), PLAN)
     assert {each.status for each in step.entries} == {RowStatus.SETTLED}
     assert {each.analysed_after for each in step.entries} == {3}
     assert step.needs_runs == frozenset()
@@ -85,8 +80,8 @@ def test_what_is_clearly_ok_stops_at_the_first_look() -> None:
 
 
 def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
-    before = _then(n1=0.1, n2=0.11)
-    suspected = judge_session(before, _now(3, n1=0.1, n2=0.12), PLAN)
+    before = quiet_then(n1=0.1, n2=0.11)
+    suspected = judge_session(before, quiet_now(3, n1=0.1, n2=0.12), PLAN)
     row = _row(suspected, 2)
     assert (row.status, row.suspected_after) == (RowStatus.NEEDS_RUNS, 3)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
@@ -95,7 +90,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert {key for key, _ in suspected.needs_runs} == {_key(1), _key(2)}
     assert suspected.comparison.exit_code == 3
 
-    confirmed = judge_session(before, _now(4, n1=0.1, n2=0.12), PLAN)
+    confirmed = judge_session(before, quiet_now(4, n1=0.1, n2=0.12), PLAN)
     assert _row(confirmed, 2).status is RowStatus.CONFIRMED
     assert _row(confirmed, 2).entry.verdict is Verdict.REGRESSED
     assert confirmed.needs_runs == frozenset()
@@ -104,13 +99,12 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
 
 def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
     uneven = measured({1: [0.1 * f for f in NOW[:3]], 2: [0.12 * f for f in NOW[:4]]})
-    step = judge_session(_then(n1=0.1, n2=0.11), uneven, PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), uneven, PLAN)
     assert _row(step, 2).analysed_after == 3
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
-    exact = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
-    before = replace(_then(n1=0.1), tolerances=exact)
+    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
     times = [0.112, 0.1121, 0.1119, *(0.1 * f for f in NOW[:5])]
     first = judge_session(before, measured({1: times[:3]}), PLAN)
     assert _row(first, 1).suspected_after == 3
@@ -122,8 +116,7 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
 
 @pytest.mark.parametrize(("fresh_s", "is_confirmed"), [(0.1015, False), (0.106, True)])
 def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed: bool) -> None:
-    exact = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
-    before = replace(_then(n1=0.1), tolerances=exact)
+    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
     now = measured({1: [*(0.106 * f for f in NOW[:3]), fresh_s]})
     assert _row(
         judge_session(before, now, SequentialPlan(fewest_runs=4, most_runs=4)), 1
@@ -135,7 +128,7 @@ def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed
 
 
 def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
-    before = _then(n1=0.1, n2=0.11)
+    before = quiet_then(n1=0.1, n2=0.11)
     # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
     times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in NOW[:5]]}
     step = judge_session(before, measured(times), PLAN)
@@ -153,7 +146,7 @@ def test_when_all_runs_are_made_an_open_row_is_undecided() -> None:
 
 
 def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
-    before = _then(n1=0.1, n2=0.11, n4=0.12)
+    before = quiet_then(n1=0.1, n2=0.11, n4=0.12)
     other = replace(CNN, precision="bf16")
     now = results(
         *(run(1, 0.1 * f) for f in NOW[:3]),
@@ -180,7 +173,7 @@ def _quiet(gpus: int, runs: int, time_s: float) -> list[Run]:
 def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     unsteady = replace(run(2, None), failure=Failure(kind="unsteady", message="windows alternate"))
     now = results(*_quiet(1, 3, 0.1), run(2, 0.11), unsteady, unsteady)
-    step = judge_session(_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
     row = _row(step, 2)
     assert (row.status, row.analysed_after) == (RowStatus.NEEDS_RUNS, None)
     failures = {"unsteady": 2}
@@ -215,20 +208,20 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
 def test_runs_made_after_many_failures_are_looked_at() -> None:
     failed = [run(2, None, index=i) for i in range(1, 9)]
     now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
-    step = judge_session(_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
     assert _row(step, 2).status is RowStatus.CONFIRMED
 
 
 def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
     now = results(*_quiet(1, 3, 0.1), *(run(1, None, index=i) for i in range(4, 9)))
-    row = _row(judge_session(_then(n1=0.1), now, PLAN), 1)
+    row = _row(judge_session(quiet_then(n1=0.1), now, PLAN), 1)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert codes_in(row.entry.reason)[:2] == ["too_few_since_look", "bounded_loss"]
 
 
 def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
     now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(_then(n1=0.1, n2=0.11), now, PLAN, gpus=[2])
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN, gpus=[2])
     assert _row(step, 2).status is RowStatus.CONFIRMED
     assert _row(step, 2).entry.changed_quantity == "E(n)"
 
@@ -236,22 +229,24 @@ def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of
 def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
     lost = [run(1, None, index=i) for i in range(1, 6)]
     now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
     assert (_row(step, 2).status, _row(step, 2).analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
-    before = _then(n1=0.1, n2=0.11)
+    before = quiet_then(n1=0.1, n2=0.11)
     other = [replace(each, configuration=replace(CNN, precision="bf16")) for each in before.runs]
     both = replace(before, runs=(*before.runs, *other))
-    step = judge_session(both, _now(3, n1=0.1, n2=0.11), PLAN, configurations=[CNN])
+    step = judge_session(both, quiet_now(3, n1=0.1, n2=0.11), PLAN, configurations=[CNN])
     assert {each.entry.verdict for each in step.entries} == {Verdict.OK}
     assert step.needs_runs == frozenset()
     assert step.comparison.exit_code == 0
 
 
 def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
-    step = judge_session(_then(n1=0.1), _now(2, n1=0.1), PLAN, cases=["mnist_cnn/ddp", "x/dp"])
+    step = judge_session(
+        quiet_then(n1=0.1), quiet_now(2, n1=0.1), PLAN, cases=["mnist_cnn/ddp", "x/dp"]
+    )
     assert not any(note.code == "no_row_left" for note in step.comparison.notes)
     assert _row(step, 1).entry.further_runs is None
 

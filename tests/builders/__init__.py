@@ -8,7 +8,9 @@ from changing import replace
 
 from gpuscale.records import (
     Baseline,
+    Comparison,
     Configuration,
+    EntryVerdict,
     Environment,
     Failure,
     GpuDevice,
@@ -226,6 +228,30 @@ def baseline(
             for i, time_s in enumerate(times)
         ),
     )
+
+
+# Six runs, and later ones, with a spread of about 0.3%.
+QUIET_THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
+QUIET_NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
+EXACT = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
+
+
+def quiet_then(**step_times_s: float) -> Baseline:
+    """A baseline of six quiet runs each, such as `n1=0.1, n2=0.11`."""
+    return baseline({int(n[1:]): [t * f for f in QUIET_THEN] for n, t in step_times_s.items()})
+
+
+def quiet_now(runs: int = 3, **step_times_s: float) -> Results:
+    """Results of so many quiet runs each."""
+    return measured(
+        {int(n[1:]): [t * f for f in QUIET_NOW[:runs]] for n, t in step_times_s.items()}
+    )
+
+
+def row_on(gpus: int, comparison: Comparison) -> EntryVerdict:
+    """The only row on this number of GPUs."""
+    (row,) = [row for row in comparison.entries if row.key.gpus == gpus]
+    return row
 
 
 def figure(
