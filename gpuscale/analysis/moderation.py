@@ -4,7 +4,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -79,16 +79,6 @@ class RunSample(Moderated):
     """True if the variance also includes effects of allocations that are specific to this row."""
 
     @property
-    def mean(self) -> float:
-        """Mean of the logarithms of all runs."""
-        return self.sample.mean
-
-    @property
-    def count(self) -> int:
-        """The number of runs, including hypothetical further runs."""
-        return self.sample.count
-
-    @property
     def own_variance(self) -> float:
         """The variance between the sample's own runs; 0 if there are too few."""
         return self.sample.variance or 0.0
@@ -137,10 +127,10 @@ def moderated_samples(
         prior_samples = [*_residual_samples([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
-                samples[i] = prior_samples[i] = log_sample([*_only_runs(values)])
+                samples[i] = prior_samples[i] = _sample_of_nights(values)
     priors = priors_of(prior_samples)
     # Runs of one night differ by no more than runs of different nights.
-    own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
+    own = [*map(_sample_of_nights, sides)] if hold_allocations else samples
     excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
@@ -170,7 +160,7 @@ def _residual_samples(
     effect of an allocation on a row is estimated from the other rows, each weighted by its
     precision, so that an outlier in one row hardly affects other rows.
     """
-    spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
+    spreads = [_sample_of_nights(values).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
     weights = [1 / max(spread, wide) for spread in spreads]
     apart: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
@@ -201,9 +191,9 @@ def _residual_samples(
     return residual_samples
 
 
-def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
-    """Yield the value of each allocation, which must have exactly one run."""
-    return (run for (run,) in values.values())
+def _sample_of_nights(values: Mapping[str, tuple[float, ...]]) -> Sample:
+    """Return the sample of all values; each allocation must have exactly one run."""
+    return log_sample([run for (run,) in values.values()])
 
 
 def priors_of(samples: Sequence[Sample]) -> list[Term | None]:

@@ -260,9 +260,6 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
     """Return the entry; if its reason is a missing baseline row, name earlier nights instead."""
-    reason = entry.reason
-    if reason.code == "no_entry":
-        reason = Statement.of("no_earlier_night")
-    elif reason.code == "no_entry_alike":
-        reason = Statement.of("no_earlier_night_alike", **reason.facts)
+    codes = {"no_entry": "no_earlier_night", "no_entry_alike": "no_earlier_night_alike"}
+    reason = Statement(codes.get(entry.reason.code, entry.reason.code), entry.reason.facts)
     return replace(entry, reason=reason)

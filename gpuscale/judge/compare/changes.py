@@ -10,7 +10,7 @@ from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.scaling import Entry, References, level_of
 from gpuscale.judge.compare.matching import MatchedRow, usual_logs
-from gpuscale.judge.compare.spread import SideSample, estimates_allocations, gain_of
+from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import (
     OTHER_WEIGHT,
     TIME_WEIGHT,
@@ -81,7 +81,8 @@ class Pairing:
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """Return a record of this verdict; its baseline values are those that changes refer to."""
         entry = self.row.verdict_of(verdict, reason)
-        level = level_of(self.row.points[0], _usual(self.before.on_n_gpus, self.after.on_n_gpus))
+        time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
+        level = level_of(self.row.points[0], time_s)
         shown = replace(
             entry.baseline,
             value=level.value,
@@ -90,7 +91,7 @@ class Pairing:
             samples_per_s=level.samples_per_s,
         )
         if self.batches is not None:
-            speedup = _usual(self.before, self.after).inverse(self.batches)
+            speedup = usual_estimate(self.before, self.after).exponential().inverse(self.batches)
             efficiency = speedup.scaled(1 / self.row.key.gpus)
             shown = replace(shown, speedup=speedup, efficiency=efficiency)
         return replace(entry, baseline=shown)
@@ -108,11 +109,6 @@ def _change(
     gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
     weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
     return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
-
-
-def _usual(before: SideSample, after: SideSample) -> Estimate:
-    """Estimate the baseline's T(n) (T(n)/T(1) for a speedup) that the change is relative to."""
-    return before.own_estimate(estimates_allocations(before, after)).exponential()
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
@@ -234,10 +230,9 @@ def metric_changes(
         for row, changes in zip(rows, found, strict=True):
             if (key := row.points[0]) in samples[1]:
                 old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
-                by_allocation = estimates_allocations(old, new)
                 change = MetricChange(
                     spec=spec,
-                    before=_in_unit(spec, old.own_estimate(by_allocation), steps_s[key]),
+                    before=_in_unit(spec, usual_estimate(old, new), steps_s[key]),
                     after=_in_unit(spec, new.own_estimate(), steps_s[key]),
                     quantity=_quantity(spec, old, new, limits(row.key, spec.name), rates),
                 )

@@ -143,7 +143,7 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
         tested = grown.with_tests(map(rule.alone, grown.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
-    made = min(sample.count for sample in pairing.after.samples)
+    made = min(runs.sample.count for runs in pairing.after.samples)
     return required_runs(settles, made=made, after=pairing.row.after)
 
 

@@ -51,7 +51,7 @@ class SideSample:
     @property
     def value(self) -> float:
         """Logarithm of the judged quantity: a step time T(n), a ratio T(n)/T(1), or a metric."""
-        return _difference([sample.mean for sample in self.samples])
+        return _difference([runs.sample.mean for runs in self.samples])
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
@@ -71,11 +71,8 @@ class SideSample:
         """Sample with one value for each usual allocation: the judged value in that allocation."""
         return log_sample([self.in_allocation(name) for name in self.usual_allocations])
 
-    def own_estimate(self, by_allocation: bool = False) -> Difference:
-        """Estimate `value`, with its uncertainty from this side's runs or its usual allocations."""
-        if by_allocation:
-            means = self.usual_means
-            return difference(means.mean, [means.term()])
+    def own_estimate(self) -> Difference:
+        """Estimate `value`, with its uncertainty from this side's runs."""
         samples = (
             [run for runs in sample.values.values() for run in runs] for sample in self.samples
         )
@@ -89,7 +86,7 @@ class SideSample:
     @property
     def variance_of_means(self) -> float:
         """The variance of the judged value due to differences between runs."""
-        return math.fsum((sample.variance or 0.0) / sample.count for sample in self.samples)
+        return math.fsum((runs.variance or 0.0) / runs.sample.count for runs in self.samples)
 
     def with_further_runs(self, count: int) -> "SideSample":
         """Return the side as if each of its samples had `count` more runs."""
@@ -122,6 +119,14 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     return enough and bool(current.common_allocations)
 
 
+def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
+    """Estimate the value of the baseline (T, T(n)/T(1) or a metric) that gains are relative to."""
+    if not estimates_allocations(baseline, current):
+        return baseline.own_estimate()
+    means = baseline.usual_means
+    return difference(means.mean, [means.term()])
+
+
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
@@ -130,10 +135,11 @@ def largest_spread(
     `gain` already includes `further_runs` of the current side. Sources are the runs of each side,
     differences between nights, and other rows: towards their variance a row's own is moderated.
     """
-    of_current = math.fsum(
-        sample.own_variance / (sample.count + further_runs) for sample in current.samples
+    before = [(runs, runs.sample.count) for runs in baseline.samples]
+    now = [(runs, runs.sample.count + further_runs) for runs in current.samples]
+    of_baseline, of_current = (
+        math.fsum(runs.own_variance / count for runs, count in side) for side in (before, now)
     )
-    of_baseline = math.fsum(sample.own_variance / sample.count for sample in baseline.samples)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
     is_estimated = estimates_allocations(baseline, current)
@@ -149,8 +155,7 @@ def largest_spread(
     variance = widest.own_variance
     if between > most:
         code, variance, most = "nights_differ", between / shares, between
-    samples = [(sample, sample.count) for sample in baseline.samples]
-    samples += [(sample, sample.count + further_runs) for sample in current.samples]
+    samples = (*before, *now)
     others = max(0.0 if sample.prior is None else sample.prior.variance for sample, _ in samples)
     of_others = math.fsum(sample.prior_part / count for sample, count in samples)
     own = max(sample.own_variance for sample, _ in samples)
@@ -178,9 +183,7 @@ def gain_of(
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
-    runs = moderated_term(
-        (sample, 1 / sample.count) for sample in (*baseline.samples, *current.samples)
-    )
+    runs = moderated_term((of, 1 / of.sample.count) for of in (*baseline.samples, *current.samples))
     return difference_of_levels(
         baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
     )
@@ -206,7 +209,7 @@ def _gain_over_allocations(
     # Means of allocations include the spread of their runs. Tonight's runs add more spread if they
     # are fewer than the runs of a baseline allocation.
     extra = moderated_term(
-        (now, max(0.0, 1 / now.count - share * _mean_share(before, names)))
+        (now, max(0.0, 1 / now.sample.count - share * _mean_share(before, names)))
         for before, now in zip(baseline.samples, current.samples, strict=True)
     )
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])

@@ -27,12 +27,9 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
             named: tuple[Cause, ...] = ()
             for find in CAUSES if entry.verdict.is_loss else OF_OPEN_ROWS:
                 named += tuple(find(row, named))
-            return with_probes(named)
+            probes = sides.before.probes, sides.after.probes
+            return tuple(confirmed(cause, *probes) for cause in named)
         return (published_figures(),) if entry.verdict.is_loss else ()
-
-    def with_probes(named: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        probes = sides.before.probes, sides.after.probes
-        return tuple(confirmed(cause, *probes) for cause in named) if all(probes) else named
 
     entries = tuple(
         replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
