@@ -100,8 +100,6 @@ def test_ranks_that_share_a_gpu_are_not_judged_even_beside_their_like() -> None:
 def test_another_sample_shape_is_incomparable_and_named() -> None:
     wider = replace(run(1, 0.1), sample_shape=(1, 56, 56))
     comparison = compare(BASELINE, [results(wider)])
-    different = FieldChange("sample_shape", (1, 28, 28), (1, 56, 56))
-    assert comparison.entries[0].reason.facts["differences"] == (different,)
     assert "(sample shape: 1×28×28 → 1×56×56)" in reason_text(comparison.entries[0])
 
 
@@ -225,14 +223,11 @@ def test_names_that_mean_different_gpus(one: str, other: str) -> None:
     assert not same_gpu_model(other, one)
 
 
-def test_an_unknown_model_is_not_held_against_a_machine() -> None:
+def test_models_are_compared_where_both_are_known() -> None:
     assert machine_mismatch(Hardware(device="cuda"), [environment()]) is None
     assert machine_mismatch(Hardware(device="cpu"), [cpu_environment()]) is None
-    assert machine_mismatch(Hardware(device="cpu", cpu_model="x"), [cpu_environment(None)]) is None
-
-
-def test_cpu_models_are_compared_where_both_are_known() -> None:
     xeon = Hardware(device="cpu", cpu_model="Xeon  GOLD 6138")
+    assert machine_mismatch(xeon, [cpu_environment(None)]) is None
     assert machine_mismatch(xeon, [cpu_environment("Xeon Gold 6138")]) is None
     mismatch = machine_mismatch(xeon, [cpu_environment("EPYC 7742")])
     assert mismatch == _other_machine("EPYC 7742", "Xeon  GOLD 6138")
@@ -254,10 +249,7 @@ def test_what_gpuscale_cannot_measure_is_compared_with_its_like() -> None:
     assert set(_verdicts(compare(before, [now])).values()) == {Verdict.OK}
     lost = replace(ran(1.2), environment=replace(there, job_id="tonight"))
     assert set(_verdicts(compare(before, [lost])).values()) == {Verdict.REGRESSED}
-    assert set(_verdicts(compare(BASELINE, [now])).values()) <= {
-        Verdict.INCOMPARABLE,
-        Verdict.MISSING,
-    }
+    assert compare(BASELINE, [now]).exit_code == 4
 
 
 def test_gpus_of_another_vendor_are_another_machine() -> None:

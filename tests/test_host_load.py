@@ -93,10 +93,8 @@ def under(load: HostLoad | None, runs: tuple[Run, ...]) -> tuple[Run, ...]:
 
 def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[Results]]:
     recorded, after = baseline(THEN), measured(SLOWER)
-    return (
-        replace(recorded, runs=under(then, recorded.runs)),
-        [replace(after, runs=under(now, after.runs))],
-    )
+    nights = [replace(after, runs=under(now, after.runs))]
+    return replace(recorded, runs=under(then, recorded.runs)), nights
 
 
 @pytest.mark.parametrize(

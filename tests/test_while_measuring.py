@@ -155,13 +155,9 @@ def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() ->
         *(run(8, 0.13 * f) for f in NOW[:3]),
     )
     step = judge_session(before, now, PLAN)
-    progress = {each.entry.key.gpus: each.status for each in step.entries}
-    assert progress == {
-        1: RowStatus.SETTLED,
-        2: RowStatus.SETTLED,
-        4: RowStatus.NEEDS_RUNS,
-        8: RowStatus.SETTLED,
-    }
+    settled = {each.entry.key.gpus: each.status is RowStatus.SETTLED for each in step.entries}
+    assert settled == {1: True, 2: True, 4: False, 8: True}
+    assert _row(step, 4).status is RowStatus.NEEDS_RUNS
     assert _row(step, 2).entry.verdict is Verdict.INCOMPARABLE
     assert _row(step, 4).entry.verdict is Verdict.MISSING
 
@@ -185,18 +181,13 @@ def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
 def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
     for deviation, runs, seed in ((0.015, 4, 1), (0.015, 5, 2), (0.02, 5, 6)):
         noise = random.Random(seed)
-
-        def times(
-            count: int, time_s: float, noise: random.Random = noise, deviation: float = deviation
-        ) -> list[float]:
-            return [time_s * (1 + noise.gauss(0, deviation)) for _ in range(count)]
-
-        before = baseline({1: times(6, 0.1), 2: times(6, 0.11)})
-        now = measured({1: times(runs, 0.115), 2: times(runs, 0.1265)})
-        ended, compared = (
-            view_of(each, [now])
-            for each in (judge_session(before, now, PLAN).comparison, compare(before, [now]))
+        then, tonight = (
+            {n: [t * (1 + noise.gauss(0, deviation)) for _ in range(made)] for n, t in times_s}
+            for made, times_s in ((6, ((1, 0.1), (2, 0.11))), (runs, ((1, 0.115), (2, 0.1265))))
         )
+        before, now = baseline(then), measured(tonight)
+        session = judge_session(before, now, PLAN).comparison
+        ended, compared = (view_of(each, [now]) for each in (session, compare(before, [now])))
         assert ended.headline == compared.headline
         assert "every GPU lost" in ended.headline[0][1]
         assert [row.numbers for row in ended.rows] == [row.numbers for row in compared.rows]

@@ -214,8 +214,8 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
         return None
     _, split = min(splits)
     before, after = statistics.median(level[:split]), statistics.median(level[split:])
-    onset = first + split
-    return LevelChange(kind="step", onset=onset, seen=tonight, before=before, change=after - before)
+    change, onset = after - before, first + split
+    return LevelChange(kind="step", onset=onset, seen=tonight, before=before, change=change)
 
 
 def suspect_nights(level: Sequence[float]) -> int:
@@ -260,11 +260,8 @@ def _drift(
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))
-    change = week - before
-    if abs(change) <= _SMALLEST_DRIFT:
-        return None
-    deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight + 1])
-    if abs(change) <= _DRIFT_DEVIATIONS * deviation:
+    change, recent = week - before, values[max(begin, tonight - _OF_DEVIATION) : tonight + 1]
+    if abs(change) <= _SMALLEST_DRIFT or abs(change) <= _DRIFT_DEVIATIONS * night_deviation(recent):
         return None
     return LevelChange(kind="drift", onset=tonight, seen=tonight, before=before, change=change)
 

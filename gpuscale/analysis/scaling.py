@@ -145,12 +145,15 @@ def _point(
     speedup = _speedup(key, samples, reference) if valid else None
     epoch = runs[0].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
+    nodes = {len({rank.host for rank in run.ranks}) for run in valid}
+    energies_j = (run.measured.get("energy_per_sample_j") for run in valid)
+    energy_logs = [math.log(energy_j) for energy_j in energies_j if energy_j]
     return ScalingPoint(
         configuration=key.configuration,
         gpus=key.gpus,
         batch_per_gpu=key.batch_per_gpu,
         sample_shape=key.sample_shape,
-        nodes=_nodes(valid),
+        nodes=nodes.pop() or None if len(nodes) == 1 else None,
         valid_runs=len(valid),
         failed_runs=len(runs) - len(valid),
         value=level.value,
@@ -158,7 +161,7 @@ def _point(
         step_time_s=level.step_time_s,
         samples_per_s=level.samples_per_s,
         epoch_s=epoch / level.samples_per_s.value if epoch and level.samples_per_s else None,
-        samples_per_j=_samples_per_j(valid),
+        samples_per_j=geometric_mean(log_sample(energy_logs)).inverse(1) if energy_logs else None,
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
         gpu_utilization=known_mean(
@@ -200,17 +203,6 @@ def _speedup(
     sample, alone = samples[key], samples[reference]
     value = log_speedup(sample, key.global_batch, alone, reference.global_batch)
     return difference(value, [sample.term(), alone.term()]).exponential()
-
-
-def _nodes(runs: Sequence[Run]) -> int | None:
-    found = {len({rank.host for rank in run.ranks}) for run in runs}
-    return found.pop() or None if len(found) == 1 else None
-
-
-def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
-    found = (run.measured.get("energy_per_sample_j") for run in runs)
-    logs = [math.log(energy_j) for energy_j in found if energy_j]
-    return geometric_mean(log_sample(logs)).inverse(1) if logs else None
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

@@ -99,7 +99,9 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
             judgements.append(next(by_measurement))
         else:
             judgements.append(judge_published(row, sides, rates))
-    if _is_reference_alone(judgements):
+    judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
+    # Published rows on 1 GPU pass by definition, so without other rows nothing was judged.
+    if all(entry.reason.code == "speedup_reference" for entry in judged):
         reason = Statement.of("only_speedup_reference")
         judgements = [
             Judgement(row=row, entry=row.verdict_of(Verdict.INCONCLUSIVE, reason))
@@ -107,13 +109,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
             else judgement
             for row, judgement in zip(rows, judgements, strict=True)
         ]
-    return [_no_doubtful_pass(judged, sides.baseline.tolerances) for judged in judgements]
-
-
-def _is_reference_alone(judgements: Sequence[Judgement]) -> bool:
-    """True if no row was judged except published rows on 1 GPU, which pass by definition."""
-    judged = [judgement.entry for judgement in judgements if judgement.entry.verdict.is_judged]
-    return all(entry.reason.code == "speedup_reference" for entry in judged)
+    return [_no_doubtful_pass(each, sides.baseline.tolerances) for each in judgements]
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
@@ -169,23 +165,16 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
         problem = "no night with a valid run began before these results"
         raise UsageError(f"--history: {problem}{remedy}")
     history = history_of_nights((*earlier, *present), left_out_of([*read, *tonight]))
-    on_level = _on_present_levels(history_of_nights(tuple(earlier)))
+    # Nights at other levels would widen the spread so much that a new loss might be missed; changes
+    # to a slower level are reported separately.
+    before = history_of_nights(tuple(earlier))
+    on_level = {
+        (row.point, before.nights[night].allocation)
+        for row in before.rows
+        for night in nights_before(len(before.nights), row.point, before.nights, row.changes)
+    }
     last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
     return EarlierNights(history=history, last=last, later=later)
-
-
-def _on_present_levels(history: History) -> set[tuple[PointKey, str]]:
-    """Return (row, allocation) pairs of the recent nights on which a row was at its current level.
-
-    Nights at other levels would widen the spread so much that a new loss might be missed; changes
-    to a slower level are reported separately.
-    """
-    tonight = len(history.nights)
-    return {
-        (row.point, history.nights[night].allocation)
-        for row in history.rows
-        for night in nights_before(tonight, row.point, history.nights, row.changes)
-    }
 
 
 def last_night(read: Sequence[Results]) -> list[Results]:

@@ -43,10 +43,6 @@ class _Rule:
     family_weight: float
     """Sum of the weights of all tests in the comparison."""
 
-    def strictest(self, weight: float) -> float:
-        """Return the p-value threshold of a test of this weight if no other test is significant."""
-        return self.rates.significance * weight / self.family_weight
-
     def alone(self, test: Quantity) -> Quantity:
         """Return the test with p-values adjusted as if no other test were significant."""
         worse, better = (
@@ -223,8 +219,10 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
         return quantity.gain.detectable_loss(significance=significance, margin=margin)
 
     time, speedup, significance = quantities.time, quantities.speedup, rule.rates.significance
-    alone = detectable(time, rule.strictest(TIME_WEIGHT))
-    by_speedup = None if speedup is None else detectable(speedup, rule.strictest(OTHER_WEIGHT))
+    # The thresholds of each test if no other test is significant.
+    of_time, of_other = (significance * w / rule.family_weight for w in (TIME_WEIGHT, OTHER_WEIGHT))
+    alone = detectable(time, of_time)
+    by_speedup = None if speedup is None else detectable(speedup, of_other)
     supported, seen = detectable(time, significance), detectable(time, _EVEN_ODDS)
     if alone is None or by_speedup is None or supported is None or seen is None:
         return alone

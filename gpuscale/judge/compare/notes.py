@@ -28,9 +28,11 @@ def notes_of(
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
     judged = [before for before, _ in pairs]
     few_sessions = [*_few_sessions(rows, entries, baseline)]
+    measured = (*sides.before.entries, *after.entries)
+    units = several_units(entry.key.configuration for entry in measured)
     return (
         *_emptiness(baseline, rows, after.entries),
-        *_several_units(sides),
+        *([Statement.of("several_units", conditions=units)] if units else []),
         *(() if few_sessions else _allocations(baseline, judged, entries)),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -65,12 +67,6 @@ def _emptiness(
         yield Statement.of("no_valid_run")
     if not rows and (has_entries or currents):
         yield Statement.of("no_row_left")
-
-
-def _several_units(sides: Sides) -> Iterable[Statement]:
-    entries = (*sides.before.entries, *sides.after.entries)
-    if several := several_units(entry.key.configuration for entry in entries):
-        yield Statement.of("several_units", conditions=several)
 
 
 def _allocations(

@@ -35,24 +35,14 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
         for entry in comparison.entries
     )
-    named = _named_devices(entries)
+    found = [cause for entry in entries for cause in entry.causes]
+    symptoms = (each for cause in found for each in cause.evidence)
+    named = {uuid for cause in found for uuid in cause.device_uuids}
+    named.update(each.uuid for each in symptoms if isinstance(each, DeviceSymptom))
     notes = comparison.notes
     if places := {uuid: at for uuid, at in all_places.items() if uuid in named}:
         notes += (Statement.of("gpu_places", places=places),)
     return replace(comparison, entries=entries, notes=notes)
-
-
-def _named_devices(entries: Sequence[EntryVerdict]) -> set[str]:
-    """Return the UUIDs of all devices named in the causes."""
-    return {
-        uuid
-        for entry in entries
-        for cause in entry.causes
-        for uuid in (
-            *cause.device_uuids,
-            *(found.uuid for found in cause.evidence if isinstance(found, DeviceSymptom)),
-        )
-    }
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:
