@@ -46,8 +46,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
     height_in, notes = 0.9 + 1.05 * len(shown), _notes(history)
-    with drawn(measurements, COLUMN_IN, height_in, notes, left_out) as figure:
-        grid = figure.subplots(len(shown), sharex=True, squeeze=False)
+    with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
+        grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, rates)
             axes.set_title(label, loc="left")
@@ -65,7 +65,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         margin = width / 4 + 0.5
         grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
         grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
-    return Picture(figure=figure, title=history.label, left_out=left_out)
+    return picture
 
 
 def _notes(history: History) -> Iterator[str]:

@@ -141,12 +141,13 @@ def left_out_of(word: str, count: int) -> list[str]:
 @contextmanager
 def drawn(
     measurements: Measurements,
+    title: str,
     width_in: float,
     height_in: float,
     notes: Iterable[str],
-    left_out: Iterable[str],
-) -> Iterator[Figure]:
-    """Yield an empty figure in the style of all figures, not registered with pyplot.
+    left_out: Sequence[str],
+) -> Iterator[Picture]:
+    """Yield a picture with an empty figure, in the style of all figures and unknown to pyplot.
 
     All labelled artists get a common legend above the plots. Notes and omitted items are printed
     below the figure in small type, injected faults first.
@@ -159,7 +160,7 @@ def drawn(
     wrapped = [part for line in notes for part in textwrap.wrap(line, width)]
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        yield figure
+        yield Picture(figure=figure, title=title, left_out=left_out)
         found = (axes.get_legend_handles_labels() for axes in figure.axes)
         labelled = {label: each for both in found for each, label in zip(*both, strict=True)}
         longest = max(map(len, labelled), default=0)

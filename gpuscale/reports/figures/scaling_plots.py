@@ -136,18 +136,16 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     left_out += left_out_of("configuration", len(labels) - len(styles))
     width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
     notes = _notes([curve for curves in shown for curve in curves], measurements.baseline)
-    with drawn(measurements, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as figure:
-        grid = figure.subplots(len(shown), len(quantities), squeeze=False)
+    what, device = ", ".join(quantities).capitalize(), every[0].configuration.device
+    title = f"{what} over {device_word(device)}s: {', '.join(cases[:MOST_CASES])}"
+    height_in = 0.8 + 2.0 * len(shown)
+    with drawn(measurements, title, width_in, height_in, notes, left_out) as picture:
+        grid = picture.figure.subplots(len(shown), len(quantities), squeeze=False)
         for row, case, curves in zip(grid, cases, shown, strict=False):
             row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, curves, styles)
-    what, device = ", ".join(quantities).capitalize(), every[0].configuration.device
-    return Picture(
-        figure=figure,
-        title=f"{what} over {device_word(device)}s: {', '.join(cases[:MOST_CASES])}",
-        left_out=left_out,
-    )
+    return picture
 
 
 def _draw(

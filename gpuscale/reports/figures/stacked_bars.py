@@ -114,14 +114,15 @@ def _picture(
     parts = [*dict.fromkeys(name for bar in fullest for name in bar.parts)]
     facets = [[*facet] for _, facet in groupby(bars, key=lambda bar: bar.case)]
     heights = [len(facet) + 1.3 for facet in facets]
-    with drawn(measurements, COLUMN_IN, 0.9 + _BAR_IN * sum(heights), notes, left_out) as figure:
-        grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
+    height_in = 0.9 + _BAR_IN * sum(heights)
+    with drawn(measurements, title, COLUMN_IN, height_in, notes, left_out) as picture:
+        grid = picture.figure.subplots(len(facets), squeeze=False, height_ratios=heights)
         for (axes,), facet in zip(grid, facets, strict=True):
             _draw(axes, facet, parts)
             axes.set_xlabel(quantity)
             if quantity == _SHARE:
                 axes.xaxis.set_major_formatter(PercentFormatter(1))
-    return Picture(figure=figure, title=title, left_out=left_out)
+    return picture
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
