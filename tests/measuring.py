@@ -1,9 +1,15 @@
 """Starting pytest as a user would, in a process and a folder of its own."""
 
+import fcntl
+import os
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,3 +114,36 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
 def heed_interrupts() -> None:
     """Restore SIGINT, which a shell ignores in its background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def in_a_terminal(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    columns: int,
+    interrupt_at: re.Pattern[bytes] | None = None,
+    **variables: str,
+) -> str:
+    """The output of a command in a terminal; it is interrupted once it has printed a pattern."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", **variables},
+        preexec_fn=heed_interrupts,
+    )
+    os.close(follower)
+    output = b""
+    # Linux says by an error that nobody holds the other side any more.
+    with suppress(OSError):
+        while chunk := os.read(leader, 65536):
+            output += chunk
+            if interrupt_at is not None and interrupt_at.search(output):
+                process.send_signal(signal.SIGINT)
+                interrupt_at = None
+    process.wait(timeout=TIMEOUT_S)
+    return output.decode(errors="replace")

@@ -1,13 +1,9 @@
 """The `gpuscale` command as a user types it."""
 
-import fcntl
 import json
-import os
 import re
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +12,7 @@ import pytest
 from builders import results, results_text, run
 from command_line import ARC4, REPOSITORY, gpuscale, refusal
 from command_line import TWO_CPU_RANKS as RESULTS
+from measuring import in_a_terminal
 
 
 @pytest.mark.parametrize(
@@ -114,40 +111,21 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
 
 
 COMPARISON = ("compare", str(ARC4), str(RESULTS))
-
-
-def in_a_terminal(
-    variables: dict[str, str], arguments: Sequence[str] = COMPARISON, *, columns: int = 0
-) -> str:
-    """The output of a command whose standard output is a terminal."""
-    leader, follower = os.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpuscale", *arguments],
-        stdout=follower,
-        env={**os.environ, "TERM": "xterm", **variables},
-    )
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        output += chunk
-    process.wait(timeout=240)
-    return output.decode()
+COMMAND = (sys.executable, "-m", "gpuscale")
 
 
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
-    assert "\033[33mINCOMPARABLE" in in_a_terminal({"NO_COLOR": ""})
-    assert "\033[" not in in_a_terminal({"NO_COLOR": "1"})
+    coloured, plain = (
+        in_a_terminal([*COMMAND, *COMPARISON], REPOSITORY, columns=0, NO_COLOR=value)
+        for value in ("", "1")
+    )
+    assert "\033[33mINCOMPARABLE" in coloured
+    assert "\033[" not in plain
 
 
 def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
-    shown = in_a_terminal({"COLUMNS": ""}, ("show", str(RESULTS)), columns=80)
+    command = [*COMMAND, "show", str(RESULTS)]
+    shown = in_a_terminal(command, REPOSITORY, columns=80, COLUMNS="")
     tables = [line for line in shown.splitlines() if not line.startswith(("results", " "))]
     assert max(map(len, tables)) <= 80
     assert "efficiency" in shown

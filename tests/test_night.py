@@ -50,42 +50,35 @@ def attempt(
     )
 
 
-@pytest.mark.parametrize(
-    "tried",
-    [
-        attempt(failed("killed")),
-        attempt(failed("timeout")),
-        attempt(failed("launch")),
-        attempt(failed("system")),
-        attempt(exit_code=74),
-        attempt(exit_code=0, items=GPUS_ARE_GONE),
-        attempt(exit_code=4, machine="no GPUs here"),
-    ],
-)
-def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
-    assert len(tried.faults) == 1
+INFRASTRUCTURE = [
+    attempt(failed("killed")),
+    attempt(failed("timeout")),
+    attempt(failed("launch")),
+    attempt(failed("system")),
+    attempt(exit_code=74),
+    attempt(exit_code=0, items=GPUS_ARE_GONE),
+    attempt(exit_code=4, machine="no GPUs here"),
+]
+TRAINING_OR_USER = [
+    attempt(make.run(2, 0.1), exit_code=0),
+    # Words do not decide.
+    attempt(failed("raised", "rank 1 raised ValueError: no uncorrectable ECC error")),
+    attempt(failed("invalid")),
+    attempt(failed("unsteady"), exit_code=0, items=Items(count=3, left_out={"not steady": ""})),
+    attempt(exit_code=5, items=Items(count=0)),
+    attempt(exit_code=4),
+    # All that was asked for was measured all the same.
+    attempt(failed("killed"), exit_code=0),
+    # What comes after a request to end is its consequence.
+    attempt(failed("killed"), exit_code=143, stopped_by=15),
+    # Made again, in a session that resumed, and then well.
+    attempt(failed("killed"), make.run(2, 0.1), exit_code=1),
+]
 
 
-@pytest.mark.parametrize(
-    "tried",
-    [
-        attempt(make.run(2, 0.1), exit_code=0),
-        # Words do not decide.
-        attempt(failed("raised", "rank 1 raised ValueError: no uncorrectable ECC error")),
-        attempt(failed("invalid")),
-        attempt(failed("unsteady"), exit_code=0, items=Items(count=3, left_out={"not steady": ""})),
-        attempt(exit_code=5, items=Items(count=0)),
-        attempt(exit_code=4),
-        # All that was asked for was measured all the same.
-        attempt(failed("killed"), exit_code=0),
-        # What comes after a request to end is its consequence.
-        attempt(failed("killed"), exit_code=143, stopped_by=15),
-        # Made again, in a session that resumed, and then well.
-        attempt(failed("killed"), make.run(2, 0.1), exit_code=1),
-    ],
-)
-def test_what_the_training_or_user_does_is_no_infrastructure_fault(tried: Attempt) -> None:
-    assert tried.faults == ()
+@pytest.mark.parametrize("tried", [*INFRASTRUCTURE, *TRAINING_OR_USER])
+def test_only_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
+    assert len(tried.faults) == (tried in INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize(

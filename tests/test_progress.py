@@ -1,21 +1,14 @@
 """The line that moves while a run is under way, in a real terminal."""
 
-import fcntl
-import os
-import pty
 import re
-import signal
-import struct
-import subprocess
-import termios
 from pathlib import Path
 
 import pytest
-from measuring import TIMEOUT_S, TINY_CASE, heed_interrupts, pytest_command
+from measuring import TINY_CASE, in_a_terminal, pytest_command
 
 from gpuscale.reports.screen import progress_text
 
-COLUMNS, ROWS = 80, 24
+COLUMNS = 80
 TOKEN = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|\x1b[78]|[^\x1b]")
 
 
@@ -67,36 +60,6 @@ class Screen:
         return ["".join(line).rstrip() for line in self.lines]
 
 
-def output_in_a_terminal(folder: Path, *arguments: str, interrupt_at: re.Pattern[bytes]) -> str:
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        pytest_command(*arguments),
-        cwd=folder,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env={**os.environ, "TERM": "xterm"},
-        preexec_fn=heed_interrupts,
-    )
-    os.close(follower)
-    output, is_interrupted = b"", False
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:
-            # Linux's way of saying that nobody holds the other side any more.
-            break
-        output += chunk
-        if not chunk:
-            break
-        if not is_interrupted and interrupt_at.search(output):
-            process.send_signal(signal.SIGINT)
-            is_interrupted = True
-    process.wait(timeout=TIMEOUT_S)
-    return output.decode(errors="replace")
-
-
 # `test_tiny.py::test_…[ddp-1gpu-run1] ` takes 35 columns and the name's: what is drawn behind it.
 DRAWN = {4: "░ window ", 30: "window ", 40: "", 45: "", 64: "░ window "}
 # Windows last for a second, many redraws long, and the last item's until it is interrupted: a busy
@@ -126,7 +89,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path.write_text("\n\n".join([TINY_CASE, CASES, *tests, test.format("Lasting", "x")]))
     arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
-    return folder, output_in_a_terminal(folder, *arguments, interrupt_at=in_the_last)
+    return folder, in_a_terminal(
+        pytest_command(*arguments), folder, columns=COLUMNS, interrupt_at=in_the_last
+    )
 
 
 @pytest.mark.parametrize(
