@@ -68,18 +68,26 @@ class MadeClock:
 class Alone:
     """Peers that are never slower."""
 
-    barriers = 0
-
     def barrier(self) -> None:
-        self.barriers += 1
+        pass
 
     def largest(self, value: float) -> float:
         return value
 
 
-def as_training(clock: MadeClock, strategy: Alone) -> Training:
+class SlowPeer(Alone):
+    """A peer that takes longer by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def largest(self, value: float) -> float:
+        return value * self._factor
+
+
+def as_training(clock: MadeClock, strategy: Alone | None = None) -> Training:
     """The clock as a training, which is its own clock of phases."""
-    clock.clock, clock.strategy = clock, strategy
+    clock.clock, clock.strategy = clock, strategy or Alone()
     return cast("Training", clock)
 
 
@@ -95,14 +103,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
 
 
 def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
-    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=False)
+    result = measure(as_training(clock), PLAN, ignore, pausing=False)
     # One cold step, three by count, and seven more until a second has passed.
     assert result.warmup_steps == 1 + 10
     assert result.warmup_s == pytest.approx(30 + 1.0)
 
 
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
-    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=False)
+    result = measure(as_training(clock), PLAN, ignore, pausing=False)
     assert result.steps_per_window == 5
     assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
     assert len(clock.steps) == result.warmup_steps + 10 * 5
@@ -111,7 +119,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
 
 
 def test_windows_without_synchronisation_take_turns_and_realign(clock: MadeClock) -> None:
-    result = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True)
+    result = measure(as_training(clock), PLAN, ignore, pausing=True)
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10
     assert kinds.count(False) == 3
@@ -128,7 +136,7 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
 ) -> None:
     clock = MadeClock(first_step_s=30.0, step_s=0.001, unsynced_step_s=0.001)
     monkeypatch.setattr(loop, "time", clock)
-    measured = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True, loaders=loaders)
+    measured = measure(as_training(clock), PLAN, ignore, pausing=True, loaders=loaders)
     # The first step and two stretches of warm-up, then windows; three of them are not synchronised.
     assert clock.marked_every == [1] * 3 + [marked_every] * 13
     # After these as many batches are waited for as there are loaders, and belong to no window.
@@ -140,7 +148,7 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(
     clock: MadeClock, ranks: int, pace_s: float
 ) -> None:
-    measured = measure(as_training(clock, Alone()), PLAN, ignore, pausing=True)
+    measured = measure(as_training(clock), PLAN, ignore, pausing=True)
     assert measured.pace_s(ranks=ranks) == pytest.approx(pace_s)
 
 
@@ -153,26 +161,22 @@ def test_the_pace_before_a_run(clock: MadeClock, monkeypatch: pytest.MonkeyPatch
         clock.pending_s += next(times_s)
 
     monkeypatch.setattr(clock, "step", step)
-    assert own_pace_s(as_training(clock, Alone())) == pytest.approx(0.09)
+    assert own_pace_s(as_training(clock)) == pytest.approx(0.09)
     assert clock.steps == [True] + [False] * 15
     assert clock.realigned_after == [16]
 
 
 def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: MadeClock) -> None:
-    class SlowPeer(Alone):
-        def largest(self, value: float) -> float:
-            return value * 2
-
     timing = replace(PLAN, warmup_steps=4, warmup_s=1.5)
     # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
-    step_time_s, steps = warm_up(as_training(clock, SlowPeer()), timing, ignore)
+    step_time_s, steps = warm_up(as_training(clock, SlowPeer(2)), timing, ignore)
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
 
 
 def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
     told: list[tuple[str, int, int]] = []
-    measure(as_training(clock, Alone()), PLAN, lambda *report: told.append(report), pausing=False)
+    measure(as_training(clock), PLAN, lambda *report: told.append(report), pausing=False)
     assert told == [
         ("first step", 0, 1),
         ("warm-up", 0, 3),
@@ -182,13 +186,8 @@ def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> No
 
 
 def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> None:
-    class SlowPeer(Alone):
-        def largest(self, value: float) -> float:
-            return value * 5
-
-    assert (
-        measure(as_training(clock, SlowPeer()), PLAN, ignore, pausing=False).steps_per_window == 1
-    )
+    result = measure(as_training(clock, SlowPeer(5)), PLAN, ignore, pausing=False)
+    assert result.steps_per_window == 1
 
 
 @pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])

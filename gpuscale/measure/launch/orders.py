@@ -123,7 +123,6 @@ class Keepers:
         if stdin := self._process.stdin:
             self._streams.append(cast("BinaryIO", stdin))
         self.started: dict[int, Answer] = {}
-        self.refusals: dict[int, str] = {}
         self.output = ""
         """Keepers' reasons for refusing to work, or else their log; empty while they are usable."""
         self.is_usable = True
@@ -183,15 +182,15 @@ class Keepers:
 
     def have_started(self, within_s: float) -> bool:
         """Wait until all keepers are ready for orders; return False if one is not ready in time."""
-        ready = set[int]()
+        ready, refusals = set[int](), dict[int, str]()
         for answer in self._answers(time.monotonic() + within_s):
             if answer.refusal:
-                self.refusals[answer.keeper] = answer.refusal
+                refusals[answer.keeper] = answer.refusal
             elif answer.kind == "started":
                 self.started[answer.keeper] = answer
             elif answer.kind == "ready":
                 ready.add(answer.keeper)
-            if len(ready) + len(self.refusals) == self.placement.ranks:
+            if len(ready) + len(refusals) == self.placement.ranks:
                 break
         if self._socket is not None:
             self._socket.close()
@@ -199,7 +198,7 @@ class Keepers:
         if len(ready) < self.placement.ranks:
             self.is_usable = False
             # Read the log now: later it also reports the end of the other keepers.
-            self.output = "\n".join(self.refusals.values()) or text_of(self._log)
+            self.output = "\n".join(refusals.values()) or text_of(self._log)
             self.close()
         return self.is_usable
 

@@ -153,28 +153,22 @@ def _increase(counts: Sequence[float | None]) -> float | None:
 
 
 def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummary:
-    readings = seen.within(intervals)
-    values, nonsense = _values(seen, intervals)
+    readings, values = seen.within(intervals), dict[str, float]()
+    absent = [*_absences(seen, intervals)]
+    for counter in NUMBERS.values():
+        number = seen.number(counter, intervals)
+        if number is not None and (problem := values_problem({counter.name: number})):
+            absent.append(f"{counter.label}: {problem}")
+        elif number is not None:
+            values[counter.name] = number
     return GpuSummary(
         uuid=uuid,
         name=seen.device.name,
         samples=len(readings),
-        absent=tuple(dict.fromkeys((*_absences(seen, intervals), *nonsense))),
+        absent=tuple(dict.fromkeys(absent)),
         values=values,
         clock_event_reasons=_shares(readings),
     )
-
-
-def _values(seen: _Seen, intervals: Sequence[Interval]) -> tuple[Mapping[str, float], list[str]]:
-    """Return the valid values, keyed by counter, and a description of each impossible value."""
-    values, problems = {}, []
-    for counter in NUMBERS.values():
-        number = seen.number(counter, intervals)
-        if number is not None and (problem := values_problem({counter.name: number})):
-            problems.append(f"{counter.label}: {problem}")
-        elif number is not None:
-            values[counter.name] = number
-    return values, problems
 
 
 def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
