@@ -15,7 +15,7 @@ CASES ?= mnist_cnn resnet50
 # mnist_cnn by dp and ddp and resnet50 by ddp. CASES="gpt mnist_net" takes others, CASES=all every
 # one, and STRATEGY=fsdp,pipeline,lightning the other strategies; each takes as long again.
 bench: $(VENV)/.measures
-	$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
+	@$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
 	    --gpus $(GPUS) --strategy $(STRATEGY)
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (docs/start.md)"
 
@@ -87,13 +87,14 @@ INSTALLED += --constraint $(VENV)/constraints.txt
 endif
 $(VENV)/.measures $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch and its CUDA libraries, 1 to 5 minutes and 6 GB at first"
-	$(PYTHON) -m venv $(VENV)
-	sed -n '$(if $(TORCH),/^# torch/q;)p' constraints.txt >$(VENV)/constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check uv && \
+	@$(PYTHON) -m venv $(VENV)
+	@sed -n '$(if $(TORCH),/^# torch/q;)p' constraints.txt >$(VENV)/constraints.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check uv && \
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(INSTALLED) || \
 	$(BIN)/python -m pip install --disable-pip-version-check $(INSTALLED)
-	rm -rf gpuscale.egg-info  # for it pytest would rewrite the assertions of every module of gpuscale
-	touch $(VENV)/.measures $@
+	@# For this folder, pytest would rewrite the assertions of every module of gpuscale.
+	@rm -rf gpuscale.egg-info
+	@touch $(VENV)/.measures $@
 
 # What can be made again; results and nights are not among it.
 clean:

@@ -9,7 +9,7 @@ from builders import environment, measured, results_text
 from changing import replace
 from command_line import gpuscale, refusal
 
-from gpuscale.records import Results
+from gpuscale.records import HostLoad, NodeEvidence, Results
 from gpuscale.reports.phrases import to_minutes
 from gpuscale.store.files import read_baseline
 
@@ -176,14 +176,24 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
 
 
 def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell) -> None:
-    shell.write("noisy", measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1"))
+    noisy = measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1")
+    shell.write("noisy", noisy)
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)
     assert answer.returncode == 2
-    head, *rows = answer.stderr.splitlines()
-    assert head.startswith("gpuscale: nothing was written: add runs (--runs 6 --resume FILE)")
+    *lines, first, second = answer.stderr.splitlines()
+    head = " ".join(lines)
+    assert head.startswith(
+        "gpuscale: nothing was written: add runs (--runs 6 --resume noisy.jsonl)"
+    )
     assert head.endswith("with --weak; only losses above 20 % would be found in 19 of 20 nights:")
-    assert [row[:16] for row in rows] == ["  mnist_cnn/ddp "] * 2
+    assert {row[:16] for row in (first, second)} == {"  mnist_cnn/ddp "}
+    assert max(map(len, lines)) <= 100
+    busy = NodeEvidence(host="node1", load=HostLoad(load_average=17, cores=2))
+    runs = tuple(replace(run, nodes=(busy,)) for run in noisy.runs)
+    shell.write("noisy", replace(noisy, runs=runs))
+    waiting = "written: wait until the host is idle (load 17.0 on 2 cores); add runs"
+    assert waiting in " ".join(shell(*command).stderr.split())
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")
     assert answer.returncode == 0

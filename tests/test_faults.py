@@ -151,7 +151,7 @@ def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Pa
     assert "more is above, at test_case[ddp-1gpu-run1], which failed alike" in output, output
     assert f"FAILED test_tiny.py::test_case[ddp-1gpu-run1] - {bug}\n" in output, output
     assert re.search(r"by\s+zero; the same in 1 more run\n", output), output
-    assert "16 more runs would fail as this one did" in output, output
+    assert "16 more runs left out, since they would fail alike" in output, output
     assert len(session.results.runs) == 2, output
     places = [shown.index(part) for part in ("short test summary", " scaling -", "results: ")]
     assert places == sorted(places), output

@@ -220,6 +220,8 @@ class TypicalStep:
     """The average step of one scaling point."""
 
     time_s: float
+    judged_s: float
+    """Geometric mean of the runs' step times, on which verdicts are based."""
     phases_s: Mapping[str, float | None]
     """Seconds in each phase; None if unknown. Communication includes only exposed communication,
     averaged over the runs; it is 0 if noise makes the average negative."""
@@ -261,6 +263,7 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
         communication_s = None
     return TypicalStep(
         time_s=statistics.fmean(times_s),
+        judged_s=statistics.geometric_mean(run.step_time_s for run in runs),
         phases_s={
             "data": mean.data_s,
             "h2d": mean.h2d_s,

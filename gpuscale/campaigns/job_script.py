@@ -96,14 +96,14 @@ def _head(request: JobRequest) -> str:
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
     return f"""\
 #!/bin/bash
-# The scaling job of {profile.description} ({scheduler.title}):
+# Scaling job ({scheduler.title}). {profile.description}:
 # on {gpus} GPUs, {counted(demand.nodes, "node")} with {demand.gpus_per_node} each.
 #
 # Submit it from the folder of its cases:
 #
 #     {scheduler.submit_command[0]} {"< " if scheduler.takes_stdin else ""}FILE
 #
-# docs/nightly.md says what the exit codes mean and where the results go.
+# docs/nightly.md of gpuscale's repository says what the exit codes mean and where results go.
 #
 {directives}
 

@@ -1,6 +1,7 @@
 """`gpuscale baseline`: make a baseline from results or a table, show it, or update it."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES
-from gpuscale.base.text import counted, escaped, rough_percent
+from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.baseline_update import login_name, range_text, smallest_losses, validate_strength
 from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
@@ -20,6 +21,8 @@ from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
+from gpuscale.records.run import busy_hosts
+from gpuscale.reports.phrases import load_text
 from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
@@ -73,8 +76,14 @@ def _record(arguments: argparse.Namespace) -> int:
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
     if not arguments.weak:
         more = 2 * max(map(len, entries.values()))
-        remedy = f"add runs (--runs {more} --resume FILE) while nothing else runs, or longer ones "
-        validate_strength(losses, f"{remedy}(--run-seconds), or take it with --weak", {})
+        file = shlex.quote(visible(str(arguments.results[-1])))
+        remedy = (
+            f"add runs (--runs {more} --resume {file}) while nothing else runs, or longer ones "
+        )
+        remedy += "(--run-seconds), or take it with --weak"
+        if busy := busy_hosts(baseline.runs):
+            remedy = f"wait until the host is idle ({load_text(busy[0][1])}); {remedy}"
+        validate_strength(losses, remedy, {})
     _write_new(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")

@@ -30,6 +30,7 @@ from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
 from gpuscale.reports.phrases import FOUND, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
+from gpuscale.reports.screen import PLAIN_COLUMNS, wrapped
 from gpuscale.reports.show.formats import runs_text, step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
@@ -255,7 +256,10 @@ def validate_strength(
     large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
     if large:
         problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
-        raise UsageError("\n  ".join([f"nothing was written: {remedy}; {problem}:", *large]))
+        text = f"nothing was written: {remedy}; {problem}:"
+        # The prefix `gpuscale: ` stands before it.
+        lines = wrapped(text, PLAIN_COLUMNS - len("gpuscale: "), hanging=0)
+        raise UsageError("\n".join([*lines, *(f"  {each}" for each in large)]))
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:

@@ -15,14 +15,14 @@ from gpuscale.store.files import file_errors, read_baseline, write_report
 _SHIPPED = Path(__file__).parent.parent / "shipped"
 """Folder that `gpuscale init` copies; in a checkout, it contains links to top-level folders."""
 _PROFILE = """\
-# A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
+# A first profile, by 'gpuscale init'. All fields: docs/clusters.md of gpuscale's repository.
 description = "The {scheduler.title} cluster of {host}"
 scheduler = "{scheduler.name}"
 
 [node]
 gpus = 4  # a guess: correct it
 # cores = 64
-whole = true  # jobs get whole nodes: other jobs on a node would be measured too
+whole = true  # a guess: jobs get whole nodes; other jobs on a node would be measured too
 
 [job]
 # partition = "gpu"
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             scheduler=scheduler,
             host=socket.gethostname(),
             gpu_option=scheduler.default_gpu_option or "-l gpu={gpus}",
-            options=["--exclusive"] if scheduler.name == "slurm" else [],
+            options='["--exclusive"]  # a guess: correct it' if scheduler.name == "slurm" else "[]",
         )
     submit = _SUBMIT if profile else ""
     shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]

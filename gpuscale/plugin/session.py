@@ -169,7 +169,7 @@ class _MeasuringSession:
             plans, runs = map(plan_of, later), self._maker.recorder.new_runs
             if later and all(plan and broken_by(plan.key, runs) for plan in plans):
                 more = counted(len(later), "more run")
-                item.session.shouldfail = f"{more} would fail as this one did"
+                item.session.shouldfail = f"{more} left out, since they would fail alike"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             first = self._first_failures.setdefault(run.failure.normalised_message, item.name)
             if detail and first != item.name:

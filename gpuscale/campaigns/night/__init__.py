@@ -94,7 +94,7 @@ class NightJob:
             # Detect an unreadable baseline now, not after an hour of measurements.
             read_any(Path(self._baseline))
         if judge := self._baseline or self._history:
-            _say(f"judged against {judge}")
+            _say(f"will be judged against {judge}")
         nights = nights_folder(os.environ)
         folder = new_night(nights, name=name, job=self._job, day=self._started.date())
         if self._baseline:

@@ -107,7 +107,7 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
     stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
     message = (
         f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
-        "Give it more with --timeout, or see below where each rank was"
+        "Give it more with --timeout, or see in the stacks where each rank was"
     )
     return Failure(kind="timeout", message=message, detail="\n\n".join(stacks))
 

@@ -287,7 +287,7 @@ class FigureReader(LogReader):
         for name, text in self.found.items():
             if (value := positive(text)) is None:
                 problem = f"--figure takes '{text}' for {name}, and a number above 0 is needed"
-                failure = self.failed(f"{problem}; see the last lines below").failure
+                failure = self.failed(f"{problem}; see its last lines").failure
                 return FigureOutcome(values=(), failure=failure)
             values.append((name, value))
         return FigureOutcome(values=tuple(values))
@@ -296,4 +296,4 @@ class FigureReader(LogReader):
         """Return a message that names the metrics without a value; empty if all have one."""
         names = (metric.name for metric in self._command.metrics)
         lacking = ", ".join(name for name in names if name not in self.found)
-        return lacking and f"no line matches --figure for {lacking}; see the last lines below"
+        return lacking and f"no line matches --figure for {lacking}; see its last lines"

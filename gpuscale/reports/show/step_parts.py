@@ -13,7 +13,7 @@ from gpuscale.analysis.efficiency_budget import (
 )
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import format_percent, format_seconds, significant
+from gpuscale.base.text import format_percent, format_seconds, significant, whole_percent
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
@@ -26,6 +26,8 @@ NAMED_GAIN = 2
 """Smallest efficiency gain from communication that is reported, in percentage points."""
 _IMPOSSIBLE_GAIN = 10
 """Efficiency gain from communication that casts doubt on the budget, in percentage points."""
+_FAR = 0.03
+"""Reported difference between a step and its judged time, whose runs or windows differ."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -185,11 +187,20 @@ def phase_notes(
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
         f"up; {judged} is the geometric mean over runs of each run's median"
     )
+    names = phrases.set_apart([point.configuration for point in steps])
+    far = [
+        f"{phrases.row_text(names, point.configuration, point.gpus)}: "
+        f"{format_seconds(step.time_s)} and {format_seconds(step.judged_s)}"
+        for point, step in steps.items()
+        if abs(step.time_s / step.judged_s - 1) > _FAR
+    ]
+    if far:
+        yield f"these two differ by more than {whole_percent(_FAR)}: {'; '.join(far)}"
     if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
             "communication: exposed; a step with gradient synchronisation less one without, the "
-            "mean over runs; what it costs a single rank is in it, which the efficiency budget "
-            "leaves out"
+            "mean over runs; it includes what it costs a single rank (there in backward), which "
+            "the efficiency budget leaves out"
         )
     if any(step.phases_s["wait"] is not None for step in steps.values()):
         yield "wait: for other stages of a pipeline, with transfers that nothing hides"
