@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.analysis.level_changes import night_deviation
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import UNRECORDED
 from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
-from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import environment_changes, host_changes
 from gpuscale.records.run import nodes_of
 

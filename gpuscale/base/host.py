@@ -50,6 +50,8 @@ GPU_KINDS: Mapping[str, GpuKind] = {
     "rocm": GpuKind("RCCL", "rocminfo", "HIP_VISIBLE_DEVICES"),
 }
 DEVICES = (*GPU_KINDS, "cpu")
+UNRECORDED = "unrecorded"
+"""Type of an unknown device, such as that of an imported figure."""
 
 
 def is_gpu(device: str) -> bool:
@@ -58,8 +60,8 @@ def is_gpu(device: str) -> bool:
 
 
 def device_word(device: str) -> str:
-    """Return the noun for a type of device: `CPU rank` for `cpu`, `GPU` for any other type."""
-    return "CPU rank" if device == "cpu" else "GPU"
+    """Return the noun for a type of device: `CPU rank` for `cpu`, `device` if unknown, or `GPU`."""
+    return {"cpu": "CPU rank", UNRECORDED: "device"}.get(device, "GPU")
 
 
 def is_map(binding: str) -> bool:

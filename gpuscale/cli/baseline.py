@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.host import DEVICES
+from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.baseline_update import login_name, range_text, smallest_losses, validate_strength
@@ -18,7 +18,6 @@ from gpuscale.cli.inputs import add_selection, read_all_results, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.baseline import Tolerances
-from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts

@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import Entry, grouped, published_points
+from gpuscale.base.host import UNRECORDED
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
@@ -24,7 +25,7 @@ from gpuscale.records import (
     ScalingPoint,
     Statement,
 )
-from gpuscale.records.environment import UNKNOWN_HOST, UNRECORDED
+from gpuscale.records.environment import UNKNOWN_HOST
 from gpuscale.records.run import deduplicated, nodes_of
 
 _SPELLINGS = (

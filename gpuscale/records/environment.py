@@ -7,14 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuscale.base.host import is_gpu
+from gpuscale.base.host import UNRECORDED, is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 UNKNOWN_HOST = "unknown host"
 """Cluster name in a baseline whose host is unknown; reports omit this name."""
-UNRECORDED = "unrecorded"
-"""Value of `Environment.device` if the device is unknown."""
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 

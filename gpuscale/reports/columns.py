@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpuscale.analysis.estimates import exponential, odd_one
 from gpuscale.analysis.scaling import level_of
+from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant
 from gpuscale.records import Configuration, Estimate, PointKey, Run, Scaling
 from gpuscale.reports.phrases import (
@@ -111,11 +112,13 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
 
 _ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-hours"}
 """Headers for measurements on CPU ranks, keyed by the corresponding headers for GPUs."""
+_UNRECORDED = {"GPUs": "devices", "batch/GPU": "batch/device", "GPU-hours": "device-hours"}
 
 
 def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
-    """Return the rows with headers such as `CPU ranks` for `GPUs` if all devices are `cpu`."""
-    names = _ON_CPU if {*devices} == {"cpu"} else {}
+    """Return the rows with headers such as `CPU ranks` for `GPUs`, if no device is a GPU."""
+    kinds = {*devices}
+    names = _ON_CPU if kinds == {"cpu"} else _UNRECORDED if kinds == {UNRECORDED} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
 
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuscale.base.host import allowed_cpus
+from gpuscale.base.host import UNRECORDED, allowed_cpus
 from gpuscale.base.process_ends import parent_of
 from gpuscale.base.text import clean
-from gpuscale.records.environment import UNRECORDED, Environment, without_software
+from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.evidence import Library, ProcessSoftware, merged, normalised
 
 _LONGEST_MPI_TEXT = 8192

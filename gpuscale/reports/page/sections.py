@@ -202,7 +202,11 @@ def nights(subject: Subject) -> Section | None:
     if history is None:
         return None
     rows = [
-        {header: cell for header, cell in row.items() if header not in ("batch/GPU", "batch/rank")}
+        {
+            header: cell
+            for header, cell in row.items()
+            if header not in ("batch/GPU", "batch/rank", "batch/device")
+        }
         for row in standings(history)
     ]
     tables = [Table(caption="The last night of each row against the nights before", rows=rows)]

@@ -9,7 +9,7 @@ import msgspec
 from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
-from gpuscale.base.host import GPU_KINDS
+from gpuscale.base.host import GPU_KINDS, UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
 from gpuscale.judge.baseline import entries_of
 from gpuscale.judge.sides import machine_label, side_of_baseline
@@ -22,7 +22,6 @@ from gpuscale.records import (
     Run,
     ScalingPoint,
 )
-from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import (

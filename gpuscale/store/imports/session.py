@@ -13,10 +13,10 @@ import msgspec
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import visible
 from gpuscale.records import Configuration, Environment, PublishedFigure, Results, Run
 from gpuscale.records.baseline import Timed, ToleranceOverride
-from gpuscale.records.environment import UNRECORDED
 from gpuscale.records.evidence import NodeEvidence
 from gpuscale.records.metrics import OpenMetric, metric_from_name
 from gpuscale.records.record import from_json, to_json
