@@ -125,6 +125,9 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
     rows = [line for line in text.splitlines() if re.search(r"ms .*\\\\$", line)]
     assert {line.count(" & ") for line in (header, *rows)} == {8}
     assert len(rows) == 3
+    # Below each row are its intervals: of the step time, samples/s, speedup, efficiency and hours.
+    intervals = [line for line in text.splitlines() if re.match(r" +& ", line)]
+    assert [len(re.findall(r"\[[^]]+\]|±", line)) for line in intervals] == [3, 5, 5]
     assert r"a\_b \& 50\% \#1 \$x\^{}2" in text
 
 
