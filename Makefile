@@ -86,7 +86,7 @@ ifndef LATEST
 INSTALLED += --constraint $(VENV)/constraints.txt
 endif
 $(VENV)/.measures $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "installing into $(VENV): torch and its CUDA libraries, 1 to 5 minutes and 6 GB at first"
+	@echo "installing into $(VENV): torch and its CUDA libraries, 1 to 4 minutes and 6 GB at first"
 	@$(PYTHON) -m venv $(VENV)
 	@sed -n '$(if $(TORCH),/^# torch/q;)p' constraints.txt >$(VENV)/constraints.txt
 	@$(BIN)/python -m pip install --disable-pip-version-check uv && \

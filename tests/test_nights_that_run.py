@@ -129,7 +129,9 @@ def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checko
     night = run_night(words, checkout, environment, checkout)
     folders = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
     assert [folder.is_dir() for folder in folders] == [True], night.output
-    assert night.output.startswith("gpuscale night: judged against baselines/arc4.json\nmeasuring")
+    assert night.output.startswith(
+        "gpuscale night: will be judged against baselines/arc4.json\nmeasuring"
+    )
 
 
 def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: Path) -> None:
@@ -149,7 +151,9 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         words = f"ci/nightly.sh here {job} measure x compare --gpus 1 --history {nights}"
         night = run_night(words.split(), checkout, environment, checkout)
         assert night.exit_code == code, night.output
-        assert night.output.startswith(f"gpuscale night: judged against {nights}\nmeasuring")
+        assert night.output.startswith(
+            f"gpuscale night: will be judged against {nights}\nmeasuring"
+        )
         if job == 1:
             assert "not judged yet: the nights after it are judged against it" in night.output
 
