@@ -105,7 +105,10 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the one-sided p-value for a true value below 0; approximate above `RELEVANT`."""
+        """Return the one-sided p-value of a test whether the true value is below 0: small if it is.
+
+        None if the error is unknown. Values above `RELEVANT` are approximate.
+        """
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
@@ -261,7 +264,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def far_apart(values: Sequence[float]) -> dict[int, float]:
-    """Return each outlier's signed distance from the median, by index; empty if they are many."""
+    """Return outliers' signed distances from the median, by index; empty if there are too many."""
     # `level_changes.outlying` relies on the order of nights; it would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}

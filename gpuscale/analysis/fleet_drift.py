@@ -85,9 +85,9 @@ def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> 
 
 
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
-    """Return the trimmed mean of values in chronological order, extrapolated to the time `at_s`.
+    """Estimate the level of a series at the time `at_s`; the values must be in chronological order.
 
-    The mean is extrapolated only if the second half of the values clearly differs from the first.
+    This is the trimmed mean, plus the trend up to `at_s` if the series' halves clearly differ.
     """
     level, half = _trimmed_mean(values), len(values) // 2
     if half > 1 and times_s[0] < times_s[-1]:

@@ -102,8 +102,8 @@ class RowHistory:
     """True if the latest night may differ but cannot be judged yet: it is far from earlier nights
     that are too few to prove a change, or several of the latest nights may be slower."""
     lost: LostLevel | None
-    """The most recent loss; None without a loss, if later changes recovered most of it, or if the
-    latest night is at least as near to the level before the loss as to the level after it."""
+    """The most recent loss of speed. None if there was none, if later changes recovered most of it,
+    or if the latest night is at least as near to the level before the loss as to that after it."""
 
     @property
     def recent_loss(self) -> LostLevel | None:

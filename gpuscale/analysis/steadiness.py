@@ -52,7 +52,8 @@ class _Shape:
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
-    """Indices of the windows on the second level, which is the slower one for `two levels`."""
+    """Indices of the windows on the second level: the slower one if the kind is `two levels`,
+    else the later one."""
 
     def is_clear(self, count: int) -> bool:
         """Return True if the change is large, and far larger than the residual scatter."""

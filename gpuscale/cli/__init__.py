@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_unknown(word: str = "-") -> None:
-    """Raise a UsageError that names the closest command if a word is none."""
+    """Raise a UsageError that names the closest command if `word` is not a command."""
     names = [name for name, _ in _COMMANDS]
     if word not in names and not word.startswith("-"):
         near = get_close_matches(word, names, 1)

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> JobRequest:
     """Return the request for the job, from the profile and the options on the command line.
 
-    Raise a UsageError if no number of GPUs is given, or if the profile's baseline has none of them.
+    Raise a UsageError if no number of GPUs is given, or if the baseline has no row on such numbers.
     """
     profile = with_options(find_profile(arguments.profile), vars(arguments))
     gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))

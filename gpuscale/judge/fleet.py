@@ -40,7 +40,7 @@ _ERROR = 0.05
 _SUSPICIOUS = 0.005
 """One-sided p-value, uncorrected, below which a node needs a second job."""
 _MOST_JOBS = 4
-"""Maximum number of jobs on a node whose verdict is still open."""
+"""Maximum number of jobs that a sweep runs on one node while the node's verdict is open."""
 _OPEN_ERRORS = 2.0
 """Distance of a loss from the limit, in standard errors, below which the verdict is open."""
 _CONFIRMATION_P = 0.001

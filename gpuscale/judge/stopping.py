@@ -209,7 +209,10 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if the row has `runs` valid runs and its 1-GPU reference has, or can get no more."""
+        """True if the row and its 1-GPU reference have `runs` valid runs each.
+
+        A reference that can get no more runs counts as having them.
+        """
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)

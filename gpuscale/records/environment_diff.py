@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
+from gpuscale.base.environment import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 from gpuscale.records.evidence import Library
 

@@ -1,4 +1,4 @@
-"""Kinds of differences between two environments, and environments that apply some of them."""
+"""Kinds of differences between two environments, and environments with some of the changes."""
 
 import hashlib
 import os
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Base class for one kind of change, such as packages; creates environments that apply some."""
+    """Base class for a kind of change, such as packages; makes environments with some changes."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False

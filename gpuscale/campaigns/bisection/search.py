@@ -227,7 +227,7 @@ class Search:
 
 
 def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:
-    """True if a half may contain a culprit: it is slower, or undecided with a loss above `like`."""
+    """True if a half may contain a culprit: slower, or undecided but slower by more than `like`."""
     is_open = step.answer is TrialAnswer.OPEN and step.loss > limits.like
     return step.answer is TrialAnswer.SLOWER or is_open
 

@@ -74,7 +74,7 @@ class Quantity:
 
     @property
     def loss_bound(self) -> float | None:
-        """Upper confidence bound on the true loss; None if the spread is unknown."""
+        """Upper confidence bound on the true loss of speed; None if the spread is unknown."""
         bound = self.gain.lower_bound(self.rates.confidence)
         return None if bound is None else self.loss_of(bound)
 

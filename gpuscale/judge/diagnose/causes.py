@@ -94,10 +94,10 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
 def _most_slowed_phase(
     phases: Sequence[PhaseChange], change: PartChange
 ) -> tuple[str | None, bool]:
-    """Return the phase with most of the loss, and whether an even slowdown cannot look like this.
+    """Return the phase with most of the loss, and whether an even slowdown is ruled out.
 
-    The phase is None if the loss is spread. An even slowdown costs each phase in proportion, and
-    its size is at least the loss without the noise.
+    The phase is None if no single phase has most of the loss. An even slowdown would prolong all
+    phases in proportion to their durations, by at least the loss minus the noise in total.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])

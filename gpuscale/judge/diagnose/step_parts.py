@@ -143,7 +143,7 @@ class PartChange:
     noise_s: float
     """Largest change that noise could explain, in seconds per step."""
     share: float = 0.0
-    """Fraction of the time lost in all parts that was lost in this part; 0 for a gain."""
+    """This part's fraction of the time that all parts lost; 0 if this part became faster."""
 
     @property
     def is_longer(self) -> bool:

@@ -286,7 +286,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the ranks, channels, rings or trees that a parsed log line reports; {} if none."""
+    """Return how many ranks, channels, rings or trees a parsed log line reports; {} if none."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

@@ -11,8 +11,8 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
+from gpuscale.base.environment import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.measure.run_directory import write_atomically
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.placement import (
@@ -25,7 +25,8 @@ from gpuscale.measure.schedulers.placement import (
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""Environment variable that LSF sets if a job requests cores; it would affect rank placement."""
+"""Environment variable that LSF sets if a job requests cores; mpirun would place ranks by it, so it
+is not passed on."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 _FILE = "orders-from.json"
@@ -58,7 +59,7 @@ class OpenMpi(ProcessStarter):
         return found
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """Return the `mpirun` command line that starts the ranks, in blocks on the hosts.
+        """Return the `mpirun` command line that starts the ranks, successive ranks on one host.
 
         Processes may use all cores unless the site binds them; schedulers/slurm.py explains why.
         """

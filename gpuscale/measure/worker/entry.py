@@ -44,7 +44,7 @@ class RankFiles:
         self._progress: int | None = None
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Write the progress of the run to its file; without effect on ranks other than 0."""
+        """Write the run's progress to its progress file; do nothing on ranks other than 0."""
         if self.rank != 0:
             return
         if self._progress is None:

@@ -33,9 +33,9 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the lines of the headline above the next step, each a label and a text, if any.
+    """Return the lines of the headline without the next step, each as a label and a text.
 
-    The rows must be ranked, the worst first.
+    The rows must be ranked, the worst first. A line that has no text is omitted.
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)

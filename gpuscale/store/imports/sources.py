@@ -30,7 +30,8 @@ class ImportedTool(NamedTuple):
 
     words: str
     sessions: Callable[[Path, str, Defaults], Iterator[Session]]
-    """Function that yields the sessions in a text; it raises a DecodeError for other texts."""
+    """Function that yields a file's sessions from its text; it raises a DecodeError if the text is
+    not in the tool's format."""
     endings: tuple[str, ...]
     """Suffixes by which the tool's files are found in folders."""
 

@@ -56,7 +56,8 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "case": (Name, "a name"),
     "strategy": (Name, "a name"),
 }
-"""Type and description of cells, by meaning of the column; other cells are lines of text."""
+"""Type of a column's cells, and its description, keyed by the column's meaning; the default is a
+line of text."""
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 _CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)")
 _PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
