@@ -60,7 +60,8 @@ class Screen:
         return ["".join(line).rstrip() for line in self.lines]
 
 
-# `test_tiny.py::test_…[ddp-1gpu-run1] ` takes 35 columns and the name's: what is drawn behind it.
+# `test_tiny.py::test_…[ddp-1gpu-run1] ` takes 35 columns and the name's: what is drawn behind it,
+# with room, with none for a bar, with none, in a full line, and in a second line.
 DRAWN = {4: "░ window ", 30: "window ", 40: "", 45: "", 64: "░ window "}
 # Windows last for a second, many redraws long, and the last item's until it is interrupted: a busy
 # machine may draw late.
@@ -94,22 +95,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     )
 
 
-@pytest.mark.parametrize(
-    "length", DRAWN, ids=["room", "no room for a bar", "no room", "full line", "second line"]
-)
-def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int) -> None:
-    output = session[1]
-    name = f"test_tiny.py::test_{'x' * length}[ddp-1gpu-run1]"
-    begin = output.index(name)
-    drawn = output[begin : output.index("%]", begin)]
-    assert (DRAWN[length] in drawn) if DRAWN[length] else ("window " not in drawn)
-    assert ("\x1b7" in drawn) is bool(DRAWN[length])
-    screen = Screen()
+def test_a_narrow_terminal_sees_progress(session: tuple[Path, str]) -> None:
+    output, screen = session[1], Screen()
     screen.feed(output)
     # The id and the verdict, and nothing that a redraw has scrolled up.
     shown = "".join(screen.text).replace(" ", "")
     words = r"(PASSED[\d.]+.{1,2}/step(?:,[\d.]+\w+left)?|UNSTEADY(?:\(.*?\))?)"
-    assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
+    for length, text in DRAWN.items():
+        name = f"test_tiny.py::test_{'x' * length}[ddp-1gpu-run1]"
+        begin = output.index(name)
+        drawn = output[begin : output.index("%]", begin)]
+        assert (text in drawn) if text else ("window " not in drawn)
+        assert ("\x1b7" in drawn) is bool(text)
+        assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
 
 
 def test_a_terminal_hears_at_once_that_a_session_begins(session: tuple[Path, str]) -> None:
