@@ -21,10 +21,11 @@ from command_line import gpuscale, refusal
 from hosts import skip_unless_required
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.campaigns.bisection.kinds import Commits, Variables
+from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.sides import side_of, uv_program
 from gpuscale.campaigns.bisection.trials import TrialRunner
+from gpuscale.campaigns.bisection.variables import Variables
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 from gpuscale.reports.campaign_text import bisection_text
 from gpuscale.store.files import sole_use

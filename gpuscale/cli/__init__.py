@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, TextIO
@@ -68,9 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
-        _refuse_unknown(*(sys.argv[1:] if arguments is None else arguments)[:1])
+        words = sys.argv[1:] if arguments is None else arguments
+        if words:
+            _refuse_unknown(words[0])
         # Parsing imports the command's module, which may fail.
-        parsed = _parser().parse_args(arguments)
+        parsed = _parser().parse_args(words)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
@@ -95,10 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
 
 
-def _refuse_unknown(word: str = "-") -> None:
+def _refuse_unknown(word: str) -> None:
     """Raise a UsageError that names the closest command if `word` is not a command."""
     names = [name for name, _ in _COMMANDS]
     if word not in names and not word.startswith("-"):
+        # Imported here, since every command would take longer to start.
+        from difflib import get_close_matches
+
         near = get_close_matches(word, names, 1)
         meant = f"; did you mean '{near[0]}'?" if near else ";"
         raise UsageError(f"there is no command '{word}'{meant} 'gpuscale --help' lists all")

@@ -15,7 +15,8 @@ from typing import Any
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
-from gpuscale.campaigns.bisection.kinds import Applied, Commits, Kind, Variables
+from gpuscale.campaigns.bisection.commits import Commits
+from gpuscale.campaigns.bisection.kinds import Applied, Kind
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
@@ -25,6 +26,7 @@ from gpuscale.campaigns.bisection.sides import (
     validate_sides,
 )
 from gpuscale.campaigns.bisection.trials import AlternatingTrials, SpeedDifference, TrialRunner
+from gpuscale.campaigns.bisection.variables import Variables
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder

@@ -21,7 +21,7 @@ from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.store.files import read_any, write_report
+from gpuscale.store.files import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
-    if not files and folder is None:
-        # Read before the search for results, whose error would hide that of the named file.
-        read_any(before)
+    # Read before the search for results, whose error would hide that of the named file.
+    content = None if folder else inputs.read_content(before)
     paths = files or ([] if folder else [inputs.newest_input()])
     outputs = outputs_of(arguments.format, [before, *paths])
     inputs.validate_sides(before, paths)
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         below = visible(str(before))
         inputs.remark(f"judged: the last night below {below}, as no results are given")
     history: History | None = None
-    if folder:
+    if content is None:
         nights = earlier_nights(read, results)
         if nights.later:
             later = counted(nights.later, "night")
@@ -81,18 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
         baseline = baseline_of_results(nights.last, name=str(before))
         history = nights.history
     else:
-        baseline, kind = read_before(before, results)
+        baseline, kind = side_before(content, before, results)
     comparison = judged(baseline, results, arguments, (before, paths), kind, history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 
 
-def read_before(path: Path, results: Sequence[Results]) -> tuple[Baseline, BaselineKind]:
-    """Read a baseline, or other results to serve as one; return it and its kind.
+def side_before(
+    content: Results | Baseline, path: Path, results: Sequence[Results]
+) -> tuple[Baseline, BaselineKind]:
+    """Return a file's baseline, or its results as one, and the kind of the baseline.
 
-    Raise a FileError if it is a results file that shares runs with `results`, which are judged.
+    Raise a FileError if they are results that share runs with `results`, which are judged.
     """
-    content = inputs.read_content(path)
     if isinstance(content, Baseline):
         return content, "baseline"
     identities = {run.identity for after in results for run in after.runs}

@@ -7,7 +7,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.cli.compare import judged, read_before
+from gpuscale.cli.compare import judged, side_before
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare import last_night
 from gpuscale.reports.comparison import view_of
@@ -72,6 +72,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             there = ", ".join(sorted({run.label for file in results for run in file.runs}))
             raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
-    baseline, kind = read_before(before, results)
+    baseline, kind = side_before(inputs.read_content(before), before, results)
     view = view_of(judged(baseline, results, arguments, (before, files), kind), results)
     return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)

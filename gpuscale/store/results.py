@@ -64,6 +64,11 @@ def read_results(path: Path) -> Results:
     return read_with(path, decode_results)
 
 
+def read_beginning(path: Path) -> Results:
+    """Read a results file's header and first run; raise a `FileError` if they cannot be read."""
+    return read_with(path, lambda text: decode_results("\n".join(text.split("\n", 2)[:2])))
+
+
 def validate_writable(folder: Path) -> None:
     """Raise a `FileError` if no file can be created in a folder, so that no measurement is lost."""
     # Imported here, since the import is slow and only needed for measuring.

@@ -1,16 +1,13 @@
 """Kinds of differences between two environments, and environments with some of the changes."""
 
 import hashlib
-import os
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from gpuscale.base.errors import GpuscaleError, UsageError
+from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.text import visible
 from gpuscale.records.environment_diff import listed
 
@@ -87,112 +84,6 @@ class Kind(ABC):
 
         Raise an EnvironmentBuildError if the environment cannot be created.
         """
-
-
-@dataclass(slots=True, kw_only=True)
-class Variables(Kind):
-    """Environment variables of both sides; variables that do not differ are set in every trial."""
-
-    noun = "variable"
-    good: Mapping[str, str]
-    bad: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        names = sorted({*self.good, *self.bad})
-        self.take(self._change(name) for name in names if self.good.get(name) != self.bad.get(name))
-
-    def _change(self, name: str) -> Change:
-        values = [side.get(name) for side in (self.good, self.bad)]
-        words = [visible(value) if value is not None else "not set" for value in values]
-        remedy = f"unset {name}" if values[0] is None else f"{name}={words[0]}"
-        return Change(name=name, text=f"{name} {' → '.join(words)}", remedy=remedy)
-
-    def content(self, applied: Applied) -> object:
-        """Return the variables that an environment sets, which identify it."""
-        return sorted(self.setting(applied).variables.items())
-
-    def setting(self, applied: Applied) -> Setting:
-        """Return the variables to set for runs in an environment."""
-        values: dict[str, str | None] = {**self.good}
-        for number, change in enumerate(self.changes):
-            values[change.name] = (self.bad if number in applied else self.good).get(change.name)
-        return Setting(variables=values)
-
-
-@dataclass(slots=True, kw_only=True)
-class Commits(Kind):
-    """A range of git commits, following first parents.
-
-    Commits are checked out from a clone that shares the repository's objects, so that a trial
-    leaves nothing behind in the repository, even if the trial is killed.
-    """
-
-    noun = "commit"
-    is_ordered = True
-    repository: Path
-    span: str
-    """The range, `GOOD..BAD`, as the user wrote it."""
-    _commits: list[str] = field(default_factory=list)
-    """The good commit, followed by the commit of each change."""
-    _top: Path = Path()
-    _folder: Path = Path()
-
-    def __post_init__(self) -> None:
-        good, dots, bad = self.span.partition("..")
-        if not (good and dots and bad) or bad.startswith("."):
-            raise UsageError(f"--git: '{visible(self.span)}' is no range; write GOOD..BAD")
-        self._top = Path(self._git("rev-parse", "--show-toplevel"))
-        first, last = (
-            self._git("rev-parse", "--verify", f"{end}^{{commit}}") for end in (good, bad)
-        )
-        if first == last or self._git("merge-base", first, last) != first:
-            raise UsageError(f"--git: {visible(good)} is not an earlier commit of {visible(bad)}")
-        listed = ("log", "--first-parent", "--reverse", "--format=%H%x09%h%x09%s")
-        lines = self._git(*listed, f"{first}..{last}").splitlines()
-        found = [line.split("\t", 2) for line in lines]
-        self._commits = [first, *(commit for commit, _, _ in found)]
-        self.take(
-            Change(name=short, text=visible(f"{short} {subject}"), remedy=f"git show {short}")
-            for _, short, subject in found
-        )
-
-    def prepare(self, folder: Path) -> None:
-        """Clone the repository without a work tree."""
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        clone = folder / "repository"
-        shutil.rmtree(clone, ignore_errors=True)
-        self._git("clone", "-q", "--shared", "--no-checkout", str(self._top), str(clone))
-
-    def content(self, applied: Applied) -> str:
-        """Return the hash of the last commit applied."""
-        return self._commits[len(applied)]
-
-    def setting(self, applied: Applied) -> Setting:
-        """Check out the last commit applied, unless its folder exists; return the folder to use."""
-        place = self._folder / self.name_of(applied)
-        if not (place / ".git").exists():
-            clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")
-            try:
-                self._git(*clone, str(place), self.content(applied))
-            except UsageError as error:
-                shutil.rmtree(place, ignore_errors=True)
-                raise EnvironmentBuildError(str(error)) from None
-        # Use the folder that corresponds to the user's current folder in the repository.
-        here = Path.cwd()
-        inner = here.relative_to(self._top) if here.is_relative_to(self._top) else Path()
-        folder = place / inner
-        return Setting(folder=folder if folder.is_dir() else place)
-
-    def _git(self, *words: str) -> str:
-        command = ["git", "-C", os.fspath(self.repository), *words]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        except OSError as error:
-            raise UsageError(f"git does not start: {error.strerror}; install it") from None
-        except subprocess.CalledProcessError as error:
-            raise UsageError(f"--git: {last_line(error.stderr)}; write REPO GOOD..BAD") from None
-        return done.stdout.strip()
 
 
 def last_line(text: str) -> str:

@@ -121,7 +121,7 @@ class NightJob:
             stopped_by=self._stop.number,
             items=read_items(items),
             results=found,
-            machine=text_of(fault),
+            machine=text_of(fault) or None,
         )
         for seen in attempt.faults:
             _say(f"infrastructure: {seen}")

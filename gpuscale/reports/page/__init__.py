@@ -19,7 +19,7 @@ from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
 from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
 from gpuscale.store.files import write_report
-from gpuscale.store.results import read_results
+from gpuscale.store.results import read_beginning
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
@@ -161,7 +161,7 @@ def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
     """
     record = read_night(night)
     try:
-        results = read_results(night / "results.jsonl")
+        results = read_beginning(night / "results.jsonl")
         moment, reason = began(results), results.left_out or ""
     except FileError:
         text = (record and record.started) or night.name[:10]
