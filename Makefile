@@ -14,6 +14,11 @@ CASES ?= mnist_cnn resnet50
 # The main job: measure two of the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU),
 # mnist_cnn by dp and ddp and resnet50 by ddp. CASES="gpt mnist_net" takes others, CASES=all every
 # one, and STRATEGY=fsdp,pipeline,lightning the other strategies; each takes as long again.
+SHIPPED := $(patsubst bench_cases/test_%.py,%,$(wildcard bench_cases/test_*.py))
+UNKNOWN = $(filter-out all $(SHIPPED),$(CASES))
+ifneq ($(and $(filter bench,$(MAKECMDGOALS)),$(UNKNOWN)),)
+$(error there is no case $(UNKNOWN); choose from all $(SHIPPED))
+endif
 bench: $(VENV)/.measures
 	@$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
 	    --gpus $(GPUS) --strategy $(STRATEGY)

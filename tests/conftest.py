@@ -1,15 +1,19 @@
 """Settings that all tests share, and libraries of drivers that are built once for them."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from amdsmi_library.library import Layouts, build
-from hypothesis import HealthCheck, settings
 from nvml.library import compile_driver
 
-# A busy machine is slow, and no test may fail for that.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# pytest also reads this file if the path of a case is mistyped; `make bench` has no Hypothesis.
+with suppress(ModuleNotFoundError):
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine is slow, and no test may fail for that.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import REPOSITORY, write_program
+from measuring import run_pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -37,6 +38,7 @@ def pins_of(path: Path) -> dict[str, str]:
 def checkout(tmp_path: Path) -> Path:
     for name in ("Makefile", "constraints.txt", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, tmp_path)
+    (tmp_path / "bench_cases").symlink_to(REPOSITORY / "bench_cases")
     write_program(tmp_path / "python", PYTHON)
     return tmp_path
 
@@ -116,3 +118,24 @@ def test_bench_measures_chosen_cases(checkout: Path, variables: list[str], measu
     )
     assert (checkout / "measured").read_text() == f"{measured} --gpus 1,2 --strategy ddp\n"
     assert all((REPOSITORY / path).exists() for path in measured.split())
+
+
+def test_bench_names_the_cases_for_one_that_does_not_exist(checkout: Path) -> None:
+    command = ["make", "bench", "PYTHON=./python", "CASES=mnist gpt"]
+    answer = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert "there is no case mnist; choose from all gpt mnist_cnn " in answer.stderr
+    # Nothing was installed for it.
+    assert not (checkout / "calls").exists()
+
+
+def test_without_tools_of_developers_a_mistyped_case_is_not_found(tmp_path: Path) -> None:
+    write_program(tmp_path / "hypothesis.py", 'raise ModuleNotFoundError("as after make bench")')
+    variables = [f"PYTHONPATH={tmp_path}"]
+    path = "bench_cases/test_mnist.py"
+    session = run_pytest(REPOSITORY, path, "--gpus", "1", environment=variables)
+    assert f"file or directory not found: {path}" in session.output
+    assert "hypothesis" not in session.output
+    cases = run_pytest(REPOSITORY, "--gpus", "1", "--collect-only", "-q", environment=variables)
+    assert cases.exit_code == 0, cases.output
+    assert "bench_cases/test_mnist_cnn.py::" in cases.output
