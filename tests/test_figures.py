@@ -11,6 +11,7 @@ from changing import replace
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from numpy.typing import NDArray
 from test_over_nights import moved, write_nights
 
@@ -214,6 +215,7 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
     assert 11 < at_of(changed)[0, 0] < 12
     assert "torch 2.11 → 2.12" in notes_below(picture)
+    assert "bold: the change from level to level" in notes_below(picture)
     ticks = [tick.get_text() for tick in picture.figure.axes[-1].get_xticklabels()]
     assert history.names[12] in ticks
     # Laid out with room for all of it, which matplotlib warns of.
@@ -237,6 +239,20 @@ def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or
     assert axes.get_ylim()[0] == 0
     left, right = axes.get_xlim()
     assert 11 / (right - left) > 0.8
+
+
+def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
+    tmp_path: Path,
+) -> None:
+    paths = write_nights(tmp_path, 12, lambda night: {4: 1 / 0.85, 8: 1 / 1.2}.get(night, 1.0))
+    outlying = drawn("history", Measurements(history=history_of(map(read_results, paths))))
+    for axes in outlying.figure.axes:
+        marks = {text.get_text(): text.xy for text in axes.texts if isinstance(text, Annotation)}
+        assert marks == {"↓ −15 %": (4, 0.0), "↑ +20 %": (8, 1.0)}
+    assert "arrows: outlying nights beyond the axis" in notes_below(outlying)
+    assert "from level to level" not in notes_below(outlying)
+    usual = drawn("history", Measurements(history=history_of(map(read_results, paths[:4]))))
+    assert "arrows" not in notes_below(usual)
 
 
 def test_nights_of_one_date_are_told_apart_by_their_times(nights: Path) -> None:

@@ -27,6 +27,7 @@ from measuring import TIMEOUT_S, run_pytest, write_case
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.campaigns.night.attempt import read_items
 from gpuscale.records import Failure, Run
+from gpuscale.store.results import leave_out
 
 INCOMPLETE = "not everything was measured; of what was measured: ok"
 STEADY = """
@@ -139,7 +140,7 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
     failed = checkout / nights / "2026-01-01_0/results.jsonl"
     failed.parent.mkdir(parents=True)
     failed.write_text(make.results_text(make.results(BROKEN)))
-    for job, time_s, code in ((1, 0.1, 4), (2, 0.1, 0), (3, 0.1, 0), (4, 0.15, 1)):
+    for job, time_s, code in ((1, 0.1, 4), (2, 0.1, 4), (3, 0.1, 0), (4, 0.1, 0), (5, 0.15, 1)):
         began_s = 1.7e9 + 86400 * job
         runs = [
             replace(make.run(1, time_s * (1 + n / 1000), index=n), started_at_s=began_s)
@@ -148,14 +149,24 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         made = make.results(*runs, where=make.environment(job_id=str(job)))
         (checkout / "night").write_text(make.results_text(made))
         environment = job_environment(checkout, {"MEASURED": str(checkout / "night")})
+        environment["PYTHONPATH"] = str(REPOSITORY)
         words = f"ci/nightly.sh here {job} measure x compare --gpus 1 --history {nights}"
         night = run_night(words.split(), checkout, environment, checkout)
         assert night.exit_code == code, night.output
         assert night.output.startswith(
             f"gpuscale night: will be judged against {nights}\nmeasuring"
         )
-        if job == 1:
+        (folder,) = (checkout / nights).glob(f"*_{job}")
+        if code == 4:
             assert "not judged yet: the nights after it are judged against it" in night.output
+            if job == 1:
+                leave_out(folder / "results.jsonl", "rain")
+            continue
+        comparison = (folder / "comparison.txt").read_text()
+        assert comparison.startswith("REGRESSED " if code else "ok ")
+        assert "(rain)" in comparison
+        tone = "loss" if code else "pass"
+        assert f'class="verdict {tone}"' in (folder / "report.html").read_text()
 
 
 def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_judged(

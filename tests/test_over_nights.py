@@ -247,9 +247,13 @@ def test_a_history_shows_the_numbers_of_its_last_five_nights_within_the_terminal
 
 
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:
-    first, second, third = nights_on_1_gpu([0.1, 0.1, 0.1])
-    names = history_of([first, moved(second, 5 / DAY_S - 1), third]).names
-    assert names == ["2026-09-21 14:13:20", "2026-09-21 14:13:25", "2026-09-23"]
+    first, second, third, fourth = nights_on_1_gpu([0.1] * 4)
+    third = moved(third, 90 / DAY_S - 2)
+    history = history_of([first, moved(second, 5 / DAY_S - 1), third, fourth])
+    of_one_date = ["2026-09-21 14:13:20", "2026-09-21 14:13:25", "2026-09-21 14:14:50"]
+    assert history.names == [*of_one_date, "2026-09-24"]
+    bad = replace(third, left_out="a sleep")
+    assert history_of([first, bad]).left_out == ("2026-09-21 14:14 (a sleep)",)
 
 
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """`gpuscale report`: what stands on a page, what never does, and how a browser shows it."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,19 @@ from browser import seen_in_chromium
 from builders import results_text
 from builders.nights import CNN, RESNET, Fault, Night, baseline_of, write_night
 from changing import replace
+from command_line import gpuscale, refusal
 from test_over_nights import write_nights
 
 from gpuscale.analysis.history import history_of
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
-from gpuscale.reports.page import write_index
+from gpuscale.reports.page import readable, write_index
 from gpuscale.store.campaign_folders import NightRecord, record_files
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import leave_out, read_results
 
 Report = Callable[..., str]
+UNJUDGED = "not judged yet"
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
 NIGHTS = [
     Night(job=str(4700 + number), day=number - 10, configurations=(CNN, RESNET))
@@ -101,6 +105,24 @@ def test_a_page_of_nights_alone_says_first_what_they_found(
     assert "MEASURED" in report(paths[2], nights)
 
 
+def test_a_page_judged_by_earlier_nights_says_what_compare_says_above_their_history(
+    report: Report, tmp_path: Path
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    paths = write_nights(nights, 9, lambda night: 1.15 if night == 8 else 1.0, runs=2)
+    for files in ([paths[-1]], []):
+        told = gpuscale("compare", "--history", nights, *files, "--format", "json").stdout
+        page = unescape(report(*files, "--history", nights))
+        assert 'loss">\n<h1>REGRESSED</h1>' in page
+        for line in json.loads(told)["headline"]:
+            assert readable(line["text"]) in page
+        for text in ("<h2>Why</h2>", "was 100 ms", "<h2>History</h2>", "9 nights of"):
+            assert text in page
+    said = refusal("report", nights, "--history", nights, "-o", tmp_path / "r.html")
+    assert "--history: give results files with it, or none for its last night" in said
+
+
 def test_markup_in_names_stays_text(report: Report, tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>&amp;$x_{$"
     where = {"host": evil, "driver_version": evil, "variables": {evil: evil}}
@@ -127,6 +149,7 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
         ("2026-11-01_1", NightRecord(night="ok", exit=0), ("report.html",)),
         ("2026-11-02_<b>2#", NightRecord(night="regressed", exit=1), ()),
         ("2026-11-03_3", None, ()),
+        ("2026-11-04_4", NightRecord(night=f"nothing failed; {UNJUDGED}: judge by", exit=4), ()),
     ):
         (tmp_path / name).mkdir()
         for file in files:
@@ -135,17 +158,27 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
             (tmp_path / name / file).write_text(text)
     write_night(tmp_path / "2026-11-01_1" / "results.jsonl", THROTTLED)
     leave_out(tmp_path / "2026-11-01_1" / "results.jsonl", "cooling failure")
+    lost = "3 of 4 rows: every GPU lost 12 % of its samples/s [9 %, 13 %]; 1 ok"
+    texts = {"REGRESSED": lost, "cause": "computing (forward) +4 ms (99 % of it); all 3 rows"}
+    headline = [{"label": label, "text": text} for label, text in texts.items()]
+    told = json.dumps({"headline": headline, "entries": []})
+    (tmp_path / "2026-11-02_<b>2#" / "comparison.json").write_text(told)
     write_index(tmp_path)
     index = (tmp_path / "index.html").read_text()
     assert index.count('<span class="below">left out: cooling failure</span>') == 1
+    short = "3 of 4 rows: every GPU lost 12 % of its samples/s; 1 ok; computing +4 ms"
+    lost = f'class="loss word">regressed<span class="below">{short}</span>'
+    assert lost in index.replace("\u00a0", " ")
+    assert f'class="doubt word">nothing failed; {UNJUDGED}</td>' in index
     assert "<b>" not in index
     assert re.findall(r'href="(2026[^"]+)"', index) == [
         "2026-11-01_1/report.html",
+        "2026-11-04_4/night.txt",
         "2026-11-02_%3Cb%3E2%23/night.txt",
     ]
     # The results say when the first night was measured.
     dates = re.findall(r"(?:2026-11|2096-03)-0\d(?=<)", index)
-    assert dates == ["2096-03-01", "2026-11-03", "2026-11-02"]
+    assert dates == ["2096-03-01", "2026-11-04", "2026-11-03", "2026-11-02"]
 
 
 def test_the_index_and_the_history_give_a_night_the_same_time(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ change of the machine affects all following nights, whichever nodes they ran on.
 import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.analysis.level_changes import night_deviation
@@ -111,18 +110,32 @@ def began(result: Results) -> datetime:
 
 
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
-    """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first."""
-    found = sorted((began(result), result.left_out) for result in results if result.left_out)
-    names = date_texts([moment for moment, _ in found])
-    return tuple(f"{name} ({reason})" for name, (_, reason) in zip(names, found, strict=True))
+    """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first.
+
+    Their times are given if they share a date with each other or with the other results.
+    """
+    ordered = sorted(results, key=began)
+    names = date_texts([began(result) for result in ordered])
+    found = [(name, each.left_out) for name, each in zip(names, ordered, strict=True)]
+    return tuple(dict.fromkeys(f"{name} ({reason})" for name, reason in found if reason))
 
 
 def date_texts(moments: Sequence[datetime]) -> list[str]:
-    """Return the date of each moment, with its time if several moments share a date."""
-    forms = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S")
-    texts = [[f"{moment:{form}}" for form in forms] for moment in moments]
-    counts = Counter(text for each in texts for text in each)
-    return [next((text for text in each if counts[text] == 1), each[-1]) for each in texts]
+    """Return the date of each moment, with its time if several moments share a date.
+
+    All moments of a date are given to the minute, or all to the second if they share a minute.
+    """
+    of_date: dict[date, set[datetime]] = {}
+    for moment in moments:
+        of_date.setdefault(moment.date(), set()).add(moment)
+
+    def form_of(same: Collection[datetime]) -> str:
+        forms = ("%Y-%m-%d", "%Y-%m-%d %H:%M")
+        distinct = (form for form in forms if len({f"{each:{form}}" for each in same}) == len(same))
+        return next(distinct, "%Y-%m-%d %H:%M:%S")
+
+    forms = {day: form_of(same) for day, same in of_date.items()}
+    return [f"{moment:{forms[moment.date()]}}" for moment in moments]
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
@@ -23,6 +24,18 @@ from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
 
+HISTORY_HELP = "judge against the earlier nights whose results lie below this folder"
+
+
+class Reference(NamedTuple):
+    """The runs that results are judged against, and for nights before them their history."""
+
+    path: Path
+    """The file or folder that the user named."""
+    baseline: Baseline
+    kind: BaselineKind
+    history: History | None = None
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Judge results against a baseline, or against earlier results."
@@ -40,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="BEFORE RESULTS", type=Path, nargs="*", default=(), help=text
     )
-    text = "judge against the earlier nights whose results lie below this folder"
-    parser.add_argument("--history", metavar="DIR", type=Path, help=text)
+    parser.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
     inputs.add_selection(parser, "judge")
     *names, last = COMPARISON_FORMATS
     text = (
@@ -70,59 +82,62 @@ def run(arguments: argparse.Namespace) -> int:
     if not paths:
         below = visible(str(before))
         inputs.remark(f"judged: the last night below {below}, as no results are given")
-    history: History | None = None
     if content is None:
-        nights = earlier_nights(read, results)
-        if nights.later:
-            later = counted(nights.later, "night")
-            inputs.remark(f"--history: left out: {later} that began after these results")
-        kind: BaselineKind = "nights"
-        baseline = baseline_of_results(nights.last, name=str(before))
-        history = nights.history
+        reference = reference_of_nights(before, read, results)
     else:
-        baseline, kind = side_before(content, before, results)
-    comparison = judged(baseline, results, arguments, (before, paths), kind, history)
+        reference = reference_of_file(before, content, results)
+    comparison = judged(reference, results, paths, arguments)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 
 
-def side_before(
-    content: Results | Baseline, path: Path, results: Sequence[Results]
-) -> tuple[Baseline, BaselineKind]:
-    """Return a file's baseline, or its results as one, and the kind of the baseline.
+def reference_of_file(
+    path: Path, content: Results | Baseline, results: Sequence[Results]
+) -> Reference:
+    """Return a file's baseline, or its results as one.
 
     Raise a FileError if they are results that share runs with `results`, which are judged.
     """
     if isinstance(content, Baseline):
-        return content, "baseline"
+        return Reference(path, content, "baseline")
     identities = {run.identity for after in results for run in after.runs}
     if shared := sum(run.identity in identities for run in content.runs):
         problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
         raise FileError(visible(str(path)), problem)
-    return as_baseline(content, path.stem), "results"
+    return Reference(path, as_baseline(content, path.stem), "results")
+
+
+def reference_of_nights(
+    folder: Path, read: Sequence[Results], results: Sequence[Results]
+) -> Reference:
+    """Return the nights read from a folder that began before `results`, which are judged."""
+    nights = earlier_nights(read, results)
+    if nights.later:
+        later = counted(nights.later, "night")
+        inputs.remark(f"--history: left out: {later} that began after these results")
+    baseline = baseline_of_results(nights.last, name=str(folder))
+    return Reference(folder, baseline, "nights", nights.history)
 
 
 def judged(
-    baseline: Baseline,
+    reference: Reference,
     results: Sequence[Results],
+    files: Sequence[Path],
     arguments: argparse.Namespace,
-    files: tuple[Path, Sequence[Path]],
-    kind: BaselineKind,
-    history: History | None = None,
 ) -> Comparison:
-    """Compare the selected rows with the baseline, and add likely causes, notes and file names."""
-    before, after = files
-    sides = sides_of(baseline, results)
+    """Judge the selected rows of results, and add likely causes, notes and file names."""
+    sides = sides_of(reference.baseline, results)
     chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
     comparison = diagnose(sides, chosen)
-    if history is not None:
-        comparison = with_levels(comparison, history)
+    if reference.history is not None:
+        comparison = with_levels(comparison, reference.history)
     comparison = with_environment_changes(comparison, sides)
+    before, after = (tuple(visible(str(path)) for path in of) for of in ([reference.path], files))
     return replace(
         comparison,
-        baseline_kind=kind,
-        before=replace(comparison.before, files=(visible(str(before)),)),
-        after=replace(comparison.after, files=tuple(visible(str(path)) for path in after)),
+        baseline_kind=reference.kind,
+        before=replace(comparison.before, files=before),
+        after=replace(comparison.after, files=after),
     )
 
 

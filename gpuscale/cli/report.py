@@ -1,13 +1,14 @@
 """`gpuscale report`: write an HTML file with results, verdict and evidence."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.cli.compare import judged, side_before
+from gpuscale.cli.compare import HISTORY_HELP, judged, reference_of_file, reference_of_nights
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare import last_night
 from gpuscale.reports.comparison import view_of
@@ -29,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder of a sweep, for a page of its nodes"
     )
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
+    before = parser.add_mutually_exclusive_group()
     text = "judge against this baseline, or against an earlier results file"
-    parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
+    before.add_argument("--baseline", metavar="FILE", type=Path, help=text)
+    before.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
     inputs.add_selection(parser, "judge")
     text, default = "the page (default: report.html)", Path("report.html")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=default, help=text)
@@ -39,39 +42,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the HTML page; the exit code does not depend on the verdict."""
-    output, baseline = arguments.output, arguments.baseline
-    paths = arguments.paths or [inputs.newest_input()]
-    inputs.validate_output(output, [*paths, baseline])
+    output, baseline, folder = arguments.output, arguments.baseline, arguments.history
+    paths = arguments.paths or ([] if folder else [inputs.newest_input()])
+    inputs.validate_output(output, [*paths, baseline, folder])
     if baseline is not None:
         inputs.validate_sides(baseline, paths)
     if len(paths) == 1 and (paths[0] / SWEEP_JSON).is_file():
         require_packages("the report of a sweep", ("ClusterShell",))
         page = fleet_html(view_of_sweep(paths[0]))
     else:
-        page = report_html(_subject(arguments, paths, baseline))
+        page = report_html(_subject(arguments, paths))
     write_report(output, page)
     size_kb = len(page.encode()) / 1000
     inputs.say(f"{visible(str(output))}: {size_kb:.0f} kB")
     return ExitCode.OK
 
 
-def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | None) -> Subject:
+def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
+    before, earlier = arguments.baseline, arguments.history
     files = [path for path in paths if not inputs.is_folder(path)]
-    history = None
-    nights = inputs.read_nights(paths) if len(files) < len(paths) else []
+    if earlier is not None and len(files) < len(paths):
+        raise UsageError("--history: give results files with it, or none for its last night")
+    folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
+    nights = inputs.read_nights([*folders, *files]) if folders else []
     results = inputs.read_all_results(files, one_curve=True) if files else last_night(nights)
-    folder = "" if files else ", ".join(visible(str(path)) for path in paths)
+    history = None
     if nights:
         try:
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
-    shown = inputs.selected(results, cases=arguments.case, gpus=arguments.gpus)
-    if before is None:
-        if any(file.runs for file in results) and not any(file.runs for file in shown):
+    subject = Subject(
+        results=inputs.selected(results, cases=arguments.case, gpus=arguments.gpus),
+        history=history,
+        folder="" if files else ", ".join(visible(str(path)) for path in folders),
+    )
+    if earlier is not None:
+        reference = reference_of_nights(earlier, nights, results)
+    elif before is not None:
+        reference = reference_of_file(before, inputs.read_content(before), results)
+    else:
+        if any(file.runs for file in results) and not subject.runs:
             there = ", ".join(sorted({run.label for file in results for run in file.runs}))
             raise UsageError(f"--case, --gpus: no run matches; there are {there}")
-        return Subject(results=shown, history=history, folder=folder)
-    baseline, kind = side_before(inputs.read_content(before), before, results)
-    view = view_of(judged(baseline, results, arguments, (before, files), kind), results)
-    return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)
+        return subject
+    view = view_of(judged(reference, results, files, arguments), results)
+    return replace(subject, baseline=reference.baseline, view=view)

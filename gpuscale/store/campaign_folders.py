@@ -100,6 +100,18 @@ def read_night(folder: Path) -> NightRecord | None:
     return None
 
 
+class _Comparison(msgspec.Struct):
+    headline: tuple[Mapping[Literal["label", "text"], str], ...]
+
+
+def read_headline(folder: Path) -> dict[str, str]:
+    """Return the headline of a night's comparison, keyed by label; empty if none can be read."""
+    with suppress(FileError):
+        found = read_with(folder / "comparison.json", lambda text: from_json(_Comparison, text))
+        return {line["label"]: line["text"] for line in found.headline}
+    return {}
+
+
 def nights_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder for the nightly runs of all machines: GPUSCALE_NIGHTLY_DIR or a default."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")

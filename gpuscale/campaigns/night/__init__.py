@@ -40,7 +40,13 @@ ON_VERDICT = "GPUSCALE_ON_VERDICT"
 """Environment variable with the site's verdict command, which may send mail or open a ticket."""
 _RESULTS = "results.jsonl"
 _LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.txt")
-_COMPARISONS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
+_COMPARISONS = {
+    "text": "txt",
+    "json": "json",
+    "markdown": "md",
+    "junit": "xml",
+    "openmetrics": "prom",
+}
 """File name extensions of saved comparisons, keyed by format."""
 
 
@@ -78,7 +84,7 @@ class NightJob:
         code = night_exit(attempt, compare_exit)
         meaning = night_meaning(code, attempt, compare_exit, unjudged=self._why_unjudged())
         record = self._record(attempts, compare_exit, code, meaning)
-        self._report()
+        self._report(is_judged=compare_exit not in (None, ExitCode.USAGE))
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
         if command := os.environ.get(ON_VERDICT):
             document = self.folder / "comparison.json"
@@ -145,16 +151,17 @@ class NightJob:
         for name, ending in _COMPARISONS.items():
             options += ["--format", f"{name}={self.folder / f'comparison.{ending}'}"]
         code, said = self._command("compare", *judges, str(results), *options)
-        _write_or_say(self.folder / "comparison.txt", said)
+        if code == ExitCode.USAGE:
+            _write_or_say(self.folder / "comparison.txt", said)
         return code
 
     def _has_earlier_night(self, nights: Path) -> bool:
         """True if results below the folder, other than those of this night, have a valid run."""
         for path in nights.rglob("*.jsonl"):
             with suppress(FileError):
-                if path.parent != self.folder and any(
-                    run.is_valid for run in read_results(path).runs
-                ):
+                results = read_results(path)
+                is_other = path.parent != self.folder and results.left_out is None
+                if is_other and any(run.is_valid for run in results.runs):
                     return True
         return False
 
@@ -187,20 +194,22 @@ class NightJob:
         asked = ("probe", str(self.folder / _RESULTS), *options)
         return has_probes and bool(names) and self._command(*asked)[0] in (0, 1)
 
-    def _report(self) -> None:
+    def _report(self, *, is_judged: bool) -> None:
         """Write the HTML report; a failure is printed but does not affect the exit code."""
         results = self.folder / _RESULTS
         if not self._has_results():
             return
-        judged = []
-        if self._baseline:
+        nights = [str(self.folder.parent)]
+        if is_judged:
             parser = ArgumentParser(add_help=False)
             parser.add_argument("--format", action="append")
-            judged = ["--baseline", self._baseline, *parser.parse_known_args(self._options)[1]]
+            options = parser.parse_known_args(self._options)[1]
+            if self._history:
+                nights = ["--history", self._history, *options]
+            else:
+                nights += ["--baseline", str(self._baseline), *options]
         page = str(self.folder / "report.html")
-        code, _ = self._command(
-            "report", str(results), str(self.folder.parent), *judged, "--output", page
-        )
+        code, _ = self._command("report", str(results), *nights, "--output", page)
         if code != ExitCode.OK:
             _say("the night has no report.html (see above)")
 

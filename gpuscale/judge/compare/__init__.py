@@ -155,7 +155,8 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
 
     Raise UsageError if there are none.
     """
-    present = nights_of(tonight)
+    # Given alone, a night that was left out is judged all the same.
+    present = nights_of(msgspec.structs.replace(result, left_out=None) for result in tonight)
     names = {night.allocation for night in present}
     others = [night for night in nights_of(read) if night.allocation not in names]
     earlier = [night for night in others if not present or night.began_at < present[0].began_at]

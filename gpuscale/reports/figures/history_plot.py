@@ -10,6 +10,7 @@ from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.history import History, RowChange, RowHistory
 from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
+from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate, PointKey
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
@@ -29,7 +30,8 @@ MOST_ROWS = 8
 _LEAST_ROOM, _ROOM = 0.01, 0.25
 """Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT, _LABEL_LINES = 0.17, 9, 3
-"""Labels of changes: width as a share of all nights, height in points, and number of rows."""
+"""Labels in a plot: width as a share of all nights, height in points, and number of rows."""
+_BEYOND = "arrows: outlying nights beyond the axis, and how far they are from their level"
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
@@ -45,11 +47,14 @@ def history_picture(measurements: Measurements) -> Picture | None:
     left_out = left_out_of("row", len(ordered) - len(shown))
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
-    height_in, notes = 0.9 + 1.05 * len(shown), _notes(history)
+    height_in, notes = 0.9 + 1.05 * len(shown), [*_notes(history)]
+    if any(row.changes for row in shown):
+        notes.insert(0, "bold: the change from level to level")
     with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
-            _draw(axes, row, rates)
+            if _draw(axes, row, rates) and _BEYOND not in notes:
+                notes.insert(0, _BEYOND)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
@@ -70,7 +75,6 @@ def history_picture(measurements: Measurements) -> Picture | None:
 
 def _notes(history: History) -> Iterator[str]:
     """Yield notes on how to read the picture, changes in the environment, and nights left out."""
-    yield "percentages are from level to level; outlying nights beyond the axis lie at its end"
     if any(len(night.runs) > len(night.log_costs) for night in history.nights):
         yield "bars: 95 % intervals over the runs of a night, cut at the ends of the axis"
     for event in history.events:
@@ -81,21 +85,22 @@ def _notes(history: History) -> Iterator[str]:
         yield f"left out: {', '.join(history.left_out)}"
 
 
-def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
+def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> bool:
     """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
+    Return True if the axis does not reach an outlying night, so that a number stands for it.
     Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
-    bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
-    if not (row.is_unclear or row.nights_missing):
-        bounds.append(len(row.nights))
+    bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
+    level_rates: dict[int, float] = {}
     for begin, end in itertools.pairwise(bounds):
         level = row.nights[begin:end]
         rate = statistics.median(nights[index].value for index in level)
-        axes.plot(
-            [level[0], level[-1]], [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level"
-        )
+        level_rates |= dict.fromkeys(level, rate)
+        if end < len(row.nights) or not (row.is_unclear or row.nights_missing):
+            ends, label = [level[0], level[-1]], "level"
+            axes.plot(ends, [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label=label)
     # With one distant night on the axis, all levels would look like one line.
     usual = [index for index in row.nights if index not in row.outlying]
     low, high = _axis_ends([nights[index] for index in usual or nights])
@@ -123,10 +128,17 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
                 markerfacecolor=face,
                 label=label,
             )
+    beyond = [index for index in row.outlying if not low <= nights[index].value <= high]
+    for number, index in enumerate(beyond):
+        value, is_above = nights[index].value, nights[index].value > high
+        apart = format_percent(value / level_rates[index] - 1, signed=True, decimals=0)
+        text, is_late = f"{'↑' if is_above else '↓'} {apart}", index > len(rates) / 2
+        _label(axes, text, index, number, at_top=is_above, on_left=is_late)
     _draw_changes(axes, row)
     axes.set_ylim(low, high)
     axes.locator_params(axis="y", nbins=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
+    return bool(beyond)
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
@@ -157,15 +169,32 @@ def _draw_changes(axes: Axes, row: RowHistory) -> None:
     """Draw a labelled line at each change of level."""
     for number, change in enumerate(row.changes):
         moment = _moment(row, change)
-        axes.annotate(
-            percent_text(change.throughput.value),
-            (moment, 1.0),
-            # Labels of successive changes would overlap on one line.
-            (2, -2 - _LABEL_PT * (number % _LABEL_LINES)),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="top",
-            fontweight="bold",
-            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
-        )
+        text = percent_text(change.throughput.value)
+        _label(axes, text, moment, number, fontweight="bold")
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
+
+
+def _label(
+    axes: Axes,
+    text: str,
+    at: float,
+    number: int,
+    *,
+    at_top: bool = True,
+    on_left: bool = False,
+    fontweight: str = "normal",
+) -> None:
+    """Write a text beside a night, at the top or the bottom of the plot."""
+    # Labels of successive nights would overlap on one line.
+    inwards_pt = 2 + _LABEL_PT * (number % _LABEL_LINES)
+    axes.annotate(
+        text,
+        (at, float(at_top)),
+        (-4 if on_left else 2, -inwards_pt if at_top else inwards_pt),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        va="top" if at_top else "bottom",
+        ha="right" if on_left else "left",
+        fontweight=fontweight,
+        bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
+    )

@@ -150,14 +150,8 @@ def drawn(
     """Yield a picture with an empty figure, in the style of all figures and unknown to pyplot.
 
     All labelled artists get a common legend above the plots. Notes and omitted items are printed
-    below the figure in small type, injected faults first.
+    below the figure in small type, injected faults first; drawing may add to the notes.
     """
-    not_shown = [f"not shown: {each}" for each in left_out]
-    notes = (*notes, *measurements.failed, *not_shown, *measurements.origins)
-    if measurements.injections:
-        notes = (injection_warning(measurements.injections), *notes)
-    width = int(width_in * _NOTE_CHARACTERS_PER_IN)
-    wrapped = [part for line in notes for part in textwrap.wrap(line, width)]
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         yield Picture(figure=figure, title=title, left_out=left_out)
@@ -173,6 +167,12 @@ def drawn(
             loc="outside upper left",
             ncols=math.ceil(len(labelled) / max(1, lines)),
         )
+        not_shown = [f"not shown: {each}" for each in left_out]
+        notes = (*notes, *measurements.failed, *not_shown, *measurements.origins)
+        if measurements.injections:
+            notes = (injection_warning(measurements.injections), *notes)
+        width = int(width_in * _NOTE_CHARACTERS_PER_IN)
+        wrapped = [part for line in notes for part in textwrap.wrap(line, width)]
         if wrapped:
             figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
 

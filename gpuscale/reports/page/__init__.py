@@ -17,7 +17,7 @@ from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
-from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_night
+from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_headline, read_night
 from gpuscale.store.files import write_report
 from gpuscale.store.results import read_beginning
 
@@ -144,14 +144,24 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
     for (_, night, record, reason), date in zip(found, dates, strict=True):
         code = "" if record.exit is None else str(record.exit)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
-        tone: Tone = "doubt" if reason else TONES.get(record.exit, "doubt")
+        lost = _lost_text(night) if record.exit == ExitCode.REGRESSED else ""
+        below = "; ".join(filter(None, (lost, reason and f"left out: {reason}")))
+        # What to do about a night without a verdict is no news once later nights follow.
+        said = re.sub(r"(?<=not judged yet): .*", "", record.night)
         yield {
             "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            "verdict": Cell(record.night, reason and f"left out: {reason}", tone),
+            "verdict": Cell(said, below, TONES.get(record.exit, "doubt")),
             "exit": Cell(code),
             "job": Cell(night.name.partition("_")[2]),
             "host": Cell(record.host or ""),
         }
+
+
+def _lost_text(night: Path) -> str:
+    """Return what a night lost and the cause, without intervals and shares: `2 of 2 rows: …`."""
+    headline = read_headline(night)
+    texts = (next(iter(headline.values()), ""), headline.get("cause", "").rpartition("; ")[0])
+    return re.sub(r" (\[.*?\]|\(.*?\))", "", "; ".join(filter(None, texts)))
 
 
 def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
