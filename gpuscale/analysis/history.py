@@ -33,6 +33,7 @@ from gpuscale.analysis.nights import (
     without_slow_nodes,
 )
 from gpuscale.analysis.scaling import level_of
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Scaling
 
@@ -279,11 +280,8 @@ def _lost_level(
 
 def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
     """Group the changes of all rows by night, kind and direction, in chronological order."""
-    together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
-    for row in rows:
-        for change in row.changes:
-            alike = (change.onset, change.kind, change.throughput.value < 0)
-            together.setdefault(alike, []).append(change)
+    changes = (change for row in rows for change in row.changes)
+    together = by_key(((each.onset, each.kind, each.is_loss), each) for each in changes)
     for (night, kind, _), changed in sorted(together.items()):
         yield HistoryEvent(
             night=night,

@@ -3,7 +3,6 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,6 +16,7 @@ from gpuscale.analysis.estimates import (
     welch_term,
 )
 from gpuscale.analysis.probabilities import chi_squared_median, normal_quantile
+from gpuscale.base.grouping import by_key
 
 _Row = TypeVar("_Row")
 
@@ -163,10 +163,11 @@ def _residual_samples(
     spreads = [_sample_of_nights(values).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
     weights = [1 / max(spread, wide) for spread in spreads]
-    apart: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    for (values, sample), weight in zip(rows, weights, strict=True):
-        for name, (run,) in values.items():
-            apart[name].append((weight, weight**2, weight * (run - sample.mean)))
+    apart = by_key(
+        (name, (weight, weight**2, weight * (run - sample.mean)))
+        for (values, sample), weight in zip(rows, weights, strict=True)
+        for name, (run,) in values.items()
+    )
     sums = {
         name: [math.fsum(column) for column in zip(*parts, strict=True)]
         for name, parts in apart.items()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.analysis.estimates import Sample, difference, log_sample
+from gpuscale.base.grouping import by_key
 from gpuscale.base.strategies import COMMAND
 from gpuscale.records import (
     Baseline,
@@ -50,10 +51,11 @@ class References:
     """Index to find the single-GPU point of a configuration and sample shape."""
 
     def __init__(self, points: Iterable[PointKey]) -> None:
-        self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
-        for key in points:
-            if key.gpus == 1 and key.configuration.has_speedup:
-                self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
+        self._found = by_key(
+            ((key.configuration, key.sample_shape), key)
+            for key in points
+            if key.gpus == 1 and key.configuration.has_speedup
+        )
 
     def of(self, key: PointKey) -> PointKey | None:
         """Return the single-GPU point to which a point's speedup refers; None if there is none.
@@ -93,10 +95,7 @@ def _entry(
     samples: Mapping[PointKey, Sample],
     reference: PointKey | None,
 ) -> Entry:
-    valid = {
-        name: [run for place, run in group if place == name and run.is_valid]
-        for name in dict.fromkeys(name for name, run in group if run.is_valid)
-    }
+    valid = by_key((name, run) for name, run in group if run.is_valid)
     return Entry(
         key=key,
         point=_point(key, [run for _, run in group], samples, reference),
@@ -119,9 +118,7 @@ def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
 
 def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
     """Return the indices of each point's runs, in the order that `grouped` describes."""
-    places: dict[PointKey, list[int]] = {}
-    for place, key in enumerate(point_keys(runs)):
-        places.setdefault(key, []).append(place)
+    places = by_key((key, place) for place, key in enumerate(point_keys(runs)))
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(places)))}
     ordered = sorted(places, key=lambda key: (appearance[key.configuration], key.gpus))
     return {key: places[key] for key in ordered}

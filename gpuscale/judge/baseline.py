@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import UsageError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import Configuration, Environment, Hardware, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange
@@ -40,10 +41,7 @@ class EntryId(RowMixin):
 
 def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
     """Group runs by entry, without changing their order."""
-    entries: dict[EntryId, list[Run]] = {}
-    for run in runs:
-        entries.setdefault(EntryId(run.configuration, run.gpus), []).append(run)
-    return entries
+    return by_key((EntryId(run.configuration, run.gpus), run) for run in runs)
 
 
 def baseline_from_results(

@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import Entry, grouped, published_points
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
@@ -165,14 +166,11 @@ def _side(
 ) -> Side:
     """Build one side from its runs, each with its allocation and its environment if known."""
     entries = grouped([run for run, _, _ in placed], [name for _, name, _ in placed])
-    by_row: dict[EntryKey, list[Entry]] = {}
-    for entry in entries:
-        by_row.setdefault(entry.point.key, []).append(entry)
     where_of = {id(run): where for run, _, where in placed if where is not None}
     found = {entry.key: [where_of.get(id(run)) for run in entry.valid] for entry in entries}
     return Side(
         entries=entries,
-        by_row=by_row,
+        by_row=by_key((entry.point.key, entry) for entry in entries),
         by_point={entry.key: entry for entry in entries if entry.logs},
         environments=environments,
         environments_of={
@@ -200,9 +198,7 @@ def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
 
 def results_of(baseline: Baseline) -> tuple[Results, ...]:
     """Convert a baseline's measured runs to one `Results` record for each allocation."""
-    runs: dict[str, list[Run]] = {}
-    for run in baseline.runs:
-        runs.setdefault(run.allocation or baseline.name, []).append(run)
+    runs = by_key((run.allocation or baseline.name, run) for run in baseline.runs)
     hardware = baseline.hardware
     count = (hardware.gpus_per_node or 1) if hardware.gpu_name else 0
     gpus = tuple(GpuDevice(index=index, name=hardware.gpu_name or "") for index in range(count))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_percent
 from gpuscale.judge.compare import compare_sides
 from gpuscale.judge.compare.matching import Choice
@@ -25,7 +26,7 @@ from gpuscale.records.record import document_text
 from gpuscale.reports.cause_words import evidence, headline
 from gpuscale.reports.columns import Column, csv_text
 from gpuscale.reports.comparison.formats import family
-from gpuscale.reports.phrases import by_key, interval_text
+from gpuscale.reports.phrases import interval_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8

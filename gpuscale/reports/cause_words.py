@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_bytes, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange, Probe
 from gpuscale.records.cause import (
@@ -315,8 +316,8 @@ def probe_place(probe: Probe) -> str:
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     """Yield a text for each device or group of devices with the same symptoms."""
-    texts = phrases.by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
-    alike = phrases.by_key(("; ".join(own), device) for device, own in texts.items())
+    texts = by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
+    alike = by_key(("; ".join(own), device) for device, own in texts.items())
     for text, devices in alike.items():
         hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
         several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
@@ -325,7 +326,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
     """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
-    facts = phrases.by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
+    facts = by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
     yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
     if len(facts) > _NAMED_PORTS:
         yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"

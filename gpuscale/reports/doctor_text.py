@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.base.text import (
     format_bytes,
@@ -23,7 +24,6 @@ from gpuscale.records.probes import PROBES
 from gpuscale.reports.cause_words import probe_place
 from gpuscale.reports.phrases import (
     UNKNOWN,
-    by_key,
     counted,
     devices_text,
     interval_text,

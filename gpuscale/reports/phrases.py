@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from msgspec.structs import replace
 
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word, is_gpu
 from gpuscale.base.text import counted as counted
 from gpuscale.base.text import (
@@ -28,8 +28,6 @@ from gpuscale.records import (
 )
 from gpuscale.records.run import busy_hosts
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
 OPEN = "?"
@@ -141,14 +139,6 @@ def devices_text(device: str, *counts: int) -> str:
 def row_text(names: Mapping[Configuration, str], configuration: Configuration, gpus: int) -> str:
     """Return a row's name: `mnist_cnn/ddp on 2 GPUs` or `mnist_cnn/ddp on 2 CPU ranks`."""
     return f"{names[configuration]} on {devices_text(configuration.device, gpus)}"
-
-
-def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """Return the values of the pairs that share a key, in the order in which keys appear."""
-    groups: dict[_Key, list[_Value]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 def row_texts(rows: Iterable[tuple[str, int]], device: str, most: int | None = None) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import clean, visible
 from gpuscale.records import Results, Run
 from gpuscale.records.campaigns import FleetRow, NodeVisit, NotMeasured
@@ -240,9 +241,7 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
     """Return the measurements of one job on its node."""
     where, runs = results.environment, [run for run in results.runs if run.is_valid]
     model = " + ".join(where.gpu_names) or where.cpu_model or where.device
-    times_s: dict[FleetRow, list[float]] = {}
-    for run in runs:
-        times_s.setdefault(row_of(run), []).append(run.step_time_s)
+    times_s = by_key((row_of(run), run.step_time_s) for run in runs)
     measured_at_s = _middle_s(results)
     if job.clock_error_s(results):
         # The node's clock is wrong, and the end of the job is the closest known time.

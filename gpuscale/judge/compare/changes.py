@@ -1,7 +1,6 @@
 """Compute the changes in step time, speedup and other metrics between both sides' runs."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import neg
@@ -9,6 +8,7 @@ from operator import neg
 from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.scaling import Entry, References, level_of
+from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, usual_logs
 from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import (
@@ -125,12 +125,9 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         {key: entry.logs for key, entry in after.items() if key.configuration in configurations},
     )
     references = References(before), References(after)
-    ends, same_ones = [], defaultdict(list)
-    for keys in (row.points for row in rows):
-        ones = references[0].of(keys[0]), references[1].of(keys[1])
-        ends.append((keys, ones))
-        if keys[0].gpus > 1:
-            same_ones[ones].append(keys)
+    points = [row.points for row in rows]
+    ends = [(keys, (references[0].of(keys[0]), references[1].of(keys[1]))) for keys in points]
+    same_ones = by_key((ones, keys) for keys, ones in ends if keys[0].gpus > 1)
     pairings = []
     for row, (keys, ones) in zip(rows, ends, strict=True):
         # Other tools often put the number of GPUs in a test's name, so its rows have no T(1).
@@ -150,7 +147,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
                 batches=batches,
                 other_ratios=[
                     (_side_sample(then, keys[0], before_m), _side_sample(now, keys[1], after_m))
-                    for before_m, after_m in same_ones[ones]
+                    for before_m, after_m in same_ones.get(ones, ())
                     if (before_m, after_m) != keys
                 ],
             )

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
+from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.step_parts import Part, PartChange, Step, changes_of, step_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
@@ -192,7 +192,4 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
 
 
 def _logs(probes: Sequence[Probe]) -> Mapping[_Key, list[float]]:
-    logs: dict[_Key, list[float]] = defaultdict(list)
-    for probe in probes:
-        logs[probe.identity] += map(math.log, probe.rates)
-    return logs
+    return by_key((probe.identity, math.log(rate)) for probe in probes for rate in probe.rates)

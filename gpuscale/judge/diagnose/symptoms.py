@@ -9,6 +9,7 @@ from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 from gpuscale.base.gpu_counters import NUMBERS, fold
+from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.judge.diagnose.step_parts import Step
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe
@@ -123,12 +124,8 @@ def explaining_clocks(
 
 def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
     """Return the device summaries of all runs, by device UUID; omit summaries without samples."""
-    found: dict[str, list[GpuSummary]] = {}
-    for step in steps:
-        for summary in step.run.gpu_summaries:
-            if summary.samples:
-                found.setdefault(summary.uuid, []).append(summary)
-    return found
+    summaries = (summary for step in steps for summary in step.run.gpu_summaries)
+    return by_key((summary.uuid, summary) for summary in summaries if summary.samples)
 
 
 _Symptom = partial[DeviceSymptom]
@@ -224,11 +221,7 @@ def find_port_faults(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _ports_of(nodes: Sequence[NodeEvidence]) -> _Ports:
-    found: _Ports = {}
-    for node in nodes:
-        for port in node.ports:
-            found.setdefault((node.host, port.name), []).append(port)
-    return found
+    return by_key(((node.host, port.name), port) for node in nodes for port in node.ports)
 
 
 def _changes(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
+from gpuscale.base.grouping import by_key
 from gpuscale.records import Comparison, Finding, QuantityName, Results, Verdict
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changed_text, headline_of, is_headlined, sharing
@@ -116,7 +117,7 @@ def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
     those of the row with the most devices. A next step is omitted if it repeats an earlier one or
     the headline's, `next_step`; if the headline has one, the first explanation shows none.
     """
-    alike = phrases.by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
+    alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     said = {next_step}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)

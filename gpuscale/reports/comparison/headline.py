@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
@@ -19,7 +20,6 @@ from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_words import headline
 from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, subject_of
 from gpuscale.reports.phrases import (
-    by_key,
     counted,
     counted_verdicts,
     format_range,

@@ -1,11 +1,12 @@
 """Rows of a comparison, formatted for reports: names, reasons, numbers and causes."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.records import (
     Cause,
@@ -102,12 +103,11 @@ def device_of(entries: Iterable[EntryVerdict]) -> str:
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
     """Return a row for each entry, in the same order, with run durations taken from the results."""
-    runs: defaultdict[object, list[Run]] = defaultdict(list)
-    for run in (run for result in results for run in result.runs):
-        runs[run.key, run.configuration].append(run)
+    made = (run for result in results for run in result.runs)
+    runs: dict[object, list[Run]] = by_key(((run.key, run.configuration), run) for run in made)
     columns = {**level_columns(each.configuration for each in entries), "E": EFFICIENCY}
     return [
-        _row(entry, name, runs[entry.key, entry.configuration], columns)
+        _row(entry, name, runs.get((entry.key, entry.configuration), ()), columns)
         for entry, name in zip(entries, _names(entries), strict=True)
     ]
 

@@ -7,10 +7,11 @@ from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found, subject_of
-from gpuscale.reports.phrases import UNKNOWN, by_key, counted
+from gpuscale.reports.phrases import UNKNOWN, counted
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "

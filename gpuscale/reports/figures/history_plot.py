@@ -10,6 +10,7 @@ from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.history import History, RowChange, RowHistory
 from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate, PointKey
 from gpuscale.records.environment_diff import environment_text
@@ -24,7 +25,7 @@ from gpuscale.reports.figures.picture import (
     drawn,
     left_out_of,
 )
-from gpuscale.reports.phrases import by_key, percent_text, row_text
+from gpuscale.reports.phrases import percent_text, row_text
 
 MOST_ROWS = 8
 _LEAST_ROOM, _ROOM = 0.01, 0.25

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from gpuscale.analysis.scaling import published_points, scaling_points
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.records import Baseline, Configuration, Estimate, ScalingPoint
 from gpuscale.reports.figures.picture import (
@@ -25,7 +26,7 @@ from gpuscale.reports.figures.picture import (
     shortened,
     styles_of,
 )
-from gpuscale.reports.phrases import by_key, configurations_text
+from gpuscale.reports.phrases import configurations_text
 
 Quantity = Literal["time", "throughput", "speedup"]
 Origin = Literal["measured", "baseline", "published"]

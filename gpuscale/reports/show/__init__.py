@@ -11,6 +11,7 @@ from gpuscale.analysis.scaling import (
     unchecked_training_note,
     unit_error_note,
 )
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, significant
@@ -249,7 +250,7 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
 
 def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
     """Yield a line for each row of which one run is far from all others."""
-    for row in phrases.by_key((PointKey.of(run), run) for run in runs).values():
+    for row in by_key((PointKey.of(run), run) for run in runs).values():
         if text := odd_run_text(row):
             yield f"{row[0].label}: {text}"
 
@@ -257,7 +258,7 @@ def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
 def failures(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each distinct failure among the runs."""
     failed = ((run, run.failure) for run in runs if run.failure is not None)
-    alike = phrases.by_key((failure.normalised_message, (run, failure)) for run, failure in failed)
+    alike = by_key((failure.normalised_message, (run, failure)) for run, failure in failed)
     for (run, failure), *others in alike.values():
         more = f"; the same in {phrases.counted(len(others), 'more run')}" if others else ""
         yield f"{run.label}, run {run.index}: {failure.message}{more}"

@@ -9,6 +9,7 @@ import msgspec
 from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS, UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
 from gpuscale.judge.baseline import entries_of
@@ -141,7 +142,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         (phrases.software_text(e), name if (e.host or "") in name else f"{name} on {e.host}")
         for name, e in baseline.environments.items()
     )
-    for software, named in phrases.by_key(places).items():
+    for software, named in by_key(places).items():
         yield f"software  {software or phrases.UNKNOWN}"
         yield phrases.to_minutes(f"          in {', '.join(named)}")
 

@@ -11,6 +11,7 @@ from gpuscale.analysis.efficiency_budget import (
     rank_skews,
     typical_steps,
 )
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, significant, whole_percent
@@ -127,7 +128,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         yield "the slowest rank is another one from run to run"
         return
     names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
-    for who, skews in phrases.by_key(zip(names, lagging, strict=True)).items():
+    for who, skews in by_key(zip(names, lagging, strict=True)).items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run.index) for skew in skews)
         # With two ranks, the other one is the median.
