@@ -11,9 +11,11 @@ from statements import codes_in, known
 
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide, required_runs
 from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
 from gpuscale.records import (
+    EntryKey,
     EntryVerdict,
     Failure,
     Finding,
@@ -43,7 +45,8 @@ QUIET = [0.1 * f for f in QUIET_THEN]
 def test_only_a_credible_number_is_advised(
     needed: int, made: int, advised: tuple[int | None, Statement | None]
 ) -> None:
-    assert required_runs(lambda runs: runs >= needed, made=made, after=None) == advised
+    row = MatchedRow(key=EntryKey("mnist_cnn", "ddp", 1))
+    assert required_runs(row, lambda runs: runs >= needed, made=made) == advised
 
 
 def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:

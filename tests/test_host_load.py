@@ -133,15 +133,40 @@ def test_whatever_shows_runs_says_that_their_host_was_busy(
             assert (busy in said) is is_named, command
 
 
-def test_an_open_row_asks_for_more_runs_only_if_its_host_was_idle() -> None:
+@pytest.mark.parametrize(
+    ("then", "now", "words", "step"),
+    [
+        (QUIET, QUIET, "1 more run would probably settle it", "make about 1 more run: "),
+        (QUIET, BUSY, "host is idle", "measure again once the host is idle"),
+        (
+            BUSY,
+            QUIET,
+            "further runs of tonight would not settle it",
+            "measure the baseline again once the host is idle",
+        ),
+    ],
+)
+def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idle(
+    then: HostLoad, now: HostLoad, words: str, step: str
+) -> None:
     recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
-    for load, words in ((QUIET, "1 more run would probably settle it"), (BUSY, "host is idle")):
-        now = replace(after, runs=under(load, after.runs))
-        comparison = compare(recorded, [now])
-        shown = text(view_of(comparison, [now]))
-        assert words in shown
-        assert ("settle it" in shown) is (load is QUIET)
-        assert (comparison.entries[0].further_runs is None) is (load is BUSY)
+    recorded = replace(recorded, runs=under(then, recorded.runs))
+    after = replace(after, runs=under(now, after.runs))
+    comparison = compare(recorded, [after])
+    view = view_of(comparison, [after])
+    shown = " ".join(text(view).split())
+    assert words in shown
+    assert ("probably settle it" in shown) is (then is now is QUIET)
+    assert (comparison.entries[0].further_runs is None) is (BUSY in (then, now))
+    assert dict(view.headline)["next"].startswith(step)
+
+
+@pytest.mark.parametrize("nights", ["abcd", "abc"])
+def test_one_busy_night_of_four_leaves_the_forecast_of_runs(nights: str) -> None:
+    recorded = baseline({1: [0.1, 0.101, 0.1, 0.1] * 3}, allocations=nights)
+    busy = replace(recorded, runs=(*under(BUSY, recorded.runs[:1]), *recorded.runs[1:]))
+    (row,) = compare(busy, [measured({1: [0.1, 0.105]})]).entries
+    assert (row.further_runs is not None) is (len(nights) == 4)
 
 
 def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:

@@ -162,6 +162,11 @@ WORDS: Mapping[str, Words] = {
     ),
     "more_runs": Words("measure more runs", beyond_table=""),
     "once_idle": Words(_ONCE_IDLE, beyond_table=""),
+    "baseline_once_idle": Words(
+        "further runs of tonight would not settle it, since the baseline's host was busy: a "
+        "baseline measured on an idle host may",
+        needs_baseline=True,
+    ),
     "too_few_valid_runs": Words(_GAVE_A_NUMBER, short="too few of the runs gave a number"),
     "too_few_of_all_runs": Words(
         f"{_GAVE_A_NUMBER}; by the remaining runs, {{otherwise}}",

@@ -140,7 +140,7 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
     made = min(runs.sample.count for runs in pairing.after.samples)
-    return required_runs(settles, made=made, after=pairing.row.after)
+    return required_runs(pairing.row, settles, made=made)
 
 
 def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> Statement:

@@ -164,9 +164,9 @@ def _decisive(
 def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
     verdict, ratio = _decisive(ratios, confidence)
     further_runs, advice = required_runs(
+        row,
         lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
         made=min(sample.count for ratio in ratios for sample in ratio.samples),
-        after=row.after,
     )
     change = ratio.measured().relative_change()
     code = "published_met" if change.value < 0 else "published_exceeded"

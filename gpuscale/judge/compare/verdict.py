@@ -13,8 +13,8 @@ from gpuscale.analysis.estimates import (
     Difference,
     exponential,
 )
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
-from gpuscale.analysis.scaling import Entry
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
 from gpuscale.records.run import busy_hosts
@@ -256,17 +256,20 @@ CREDIBLE = 3
 
 
 def required_runs(
-    settles: Callable[[int], bool], *, made: int, after: Entry | None
+    row: MatchedRow, settles: Callable[[int], bool], *, made: int
 ) -> tuple[int | None, Statement | None]:
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
-    Returns the number (None if unknown or too large to be trusted) and advice for the user (None if
+    Return the number (None if unknown or too large to be trusted) and advice for the user (None if
     none of `FURTHER_RUNS` is enough). A binary search suffices: if some number of runs settles a
-    row, larger numbers almost always do. If a host was busy during the current runs, `after`, the
-    advice is to measure again.
+    row, larger numbers almost always do. If a host was busy during the runs of one side, the advice
+    is to measure that side again, unless the baseline has enough allocations to show their spread.
     """
-    if after is not None and busy_hosts(after.valid):
+    if row.after is not None and busy_hosts(row.after.valid):
         return None, Statement.of("once_idle")
+    before = row.before
+    if before and len(before.runs) < MINIMUM_ALLOCATIONS and busy_hosts(before.valid):
+        return None, Statement.of("baseline_once_idle")
     if not settles(FURTHER_RUNS[-1]):
         return None, None
     place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
