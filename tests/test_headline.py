@@ -9,6 +9,7 @@ from statements import known
 from gpuscale.judge.compare import compare
 from gpuscale.records import (
     EntryVerdict,
+    EnvironmentChange,
     Estimate,
     FieldChange,
     Finding,
@@ -154,6 +155,42 @@ def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
     lines = headline(comparison(replace(slower(1), causes=(cause,)), notes=[BUSY]))
     assert lines["next"].startswith(words)
     assert "busy" in lines["beware"]
+
+
+DRIVER = EnvironmentChange(name="driver_version", before=("575",), after=("595",))
+UNDONE, DOCTOR = "measure again with the likeliest of the changes undone", "run 'gpuscale doctor'"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "steps"),
+    [
+        ("cases_revision", CauseKind.COMMUNICATION, (DOCTOR, UNDONE)),
+        ("cases_revision", CauseKind.NOT_ESTABLISHED, (UNDONE, DOCTOR)),
+        ("nccl_version", CauseKind.COMPUTE, (DOCTOR, UNDONE)),
+        ("NCCL_ALGO", CauseKind.NVLINK, (UNDONE, DOCTOR)),
+        ("power_limit_w", CauseKind.DATA, (DOCTOR, UNDONE)),
+        ("power_limit_w", CauseKind.SLOW_RANK, (UNDONE, DOCTOR)),
+        ("driver_version", CauseKind.COMPUTE, (UNDONE, DOCTOR)),
+    ],
+)
+def test_a_change_that_cannot_have_led_to_the_cause_is_undone_last(
+    name: str, kind: CauseKind, steps: tuple[str, str]
+) -> None:
+    change = replace(DRIVER, name=name)
+    row = replace(slower(1), causes=(replace(ALL_REDUCE, kind=kind),))
+    changed = Statement.of("environment_changed", changes=[change])
+    first, second = headline(comparison(row, notes=[changed]))["next"].split("; or ")
+    assert first.startswith(steps[0])
+    assert second.startswith(steps[1])
+
+
+def test_a_change_on_the_night_that_another_row_lost_is_not_the_first_to_be_undone() -> None:
+    then = Statement.of("level_lost", loss=0.1, since="2026-11-05", changed=[DRIVER])
+    rows = (replace(slower(2), reason=then), replace(slower(1), causes=(ALL_REDUCE,)))
+    judged = replace(comparison(*rows), baseline_kind="nights")
+    assert headline(judged)["next"].startswith(DOCTOR)
+    alone = replace(rows[0], causes=(ALL_REDUCE,))
+    assert headline(replace(judged, entries=(alone,)))["next"].startswith(UNDONE)
 
 
 @pytest.mark.parametrize(

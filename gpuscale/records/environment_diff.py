@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from gpuscale.base.environment import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
+from gpuscale.records.cause import LINKS, CauseKind
 from gpuscale.records.evidence import Library
 
 _Environments = Sequence[Environment]
@@ -93,6 +94,16 @@ _STACK = [
 ]
 """Patterns for the names of the software that matters most for training, most important first."""
 _WORDS = {field.name: field.words for field in ENVIRONMENT_FIELDS}
+_COMPUTING = (CauseKind.COMPUTE, CauseKind.CLOCKS, CauseKind.SLOW_RANK)
+_CAUSES_OF_CHANGES = {
+    re.compile(r"[nr]ccl", re.IGNORECASE): (CauseKind.COMMUNICATION, CauseKind.FABRIC, *LINKS),
+    re.compile(r"cudnn|miopen|_clock_mhz|power_limit", re.IGNORECASE): _COMPUTING,
+    re.compile("cases_revision"): (),
+}
+"""Kinds of causes that a change can lead to, by a pattern for its name; others lead to any kind.
+
+New cases may cost time in any part of a step, but most revisions leave the training as it was.
+"""
 
 
 def field_differences(
@@ -136,6 +147,14 @@ def stack_rank(name: str) -> int:
 def is_of_stack(name: str) -> bool:
     """True if a field, library or package is known to be important for training."""
     return stack_rank(name) < len(_STACK)
+
+
+def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
+    """True if a change is a likely reason for a cause of this kind, or if the cause is unknown."""
+    if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
+        return True
+    found = (kinds for name, kinds in _CAUSES_OF_CHANGES.items() if name.search(change.name))
+    return all(kind in kinds for kinds in found)
 
 
 def environment_changes(

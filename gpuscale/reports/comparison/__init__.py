@@ -8,8 +8,9 @@ from typing import NamedTuple
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
 from gpuscale.records import Comparison, Finding, QuantityName, Results, Verdict
+from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import changed_text, headline_of, is_headlined, sharing
+from gpuscale.reports.comparison.headline import changes_of, headline_of, is_headlined, sharing
 from gpuscale.reports.comparison.rows import (
     Item,
     Row,
@@ -199,8 +200,10 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
     configuration = worst.entry.configuration
     maker = "gpuscale run" if configuration and configuration.command else "pytest"
     if weight == 0:
-        undoing = _how_to_find_change(comparison, worst)
-        step = "; or ".join(filter(None, (undoing, step)))
+        steps = [_how_to_find_change(comparison, worst), step]
+        if shared and not _is_change_suspected(comparison, shared):
+            steps.reverse()
+        step = "; or ".join(filter(None, steps))
     if of_baseline and not step:
         return _more_before(comparison, notes, maker)
     if not step:
@@ -244,6 +247,16 @@ def _caution(
     return next(filter(None, (*first, *others)), "")
 
 
+def _is_change_suspected(comparison: Comparison, rows: Sequence[Row]) -> bool:
+    """True if a recorded change is a likely reason for the first cause, which these rows share."""
+    kind, entries = rows[0].entry.causes[0].kind, [row.entry for row in rows]
+    return any(note.code == "packages_changed" for note in comparison.notes) or any(
+        may_lead_to(change, kind)
+        for _, changes in changes_of(comparison, entries)
+        for change in changes
+    )
+
+
 def _how_to_find_change(comparison: Comparison, row: Row) -> str:
     """Return how to find the harmful change, by `gpuscale bisect` if possible; empty if unknown."""
     sides = (comparison.before.files, comparison.after.files)
@@ -251,7 +264,7 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
     is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
     if not (is_of_packages and is_of_two_files):
         undoing = "measure again with the likeliest of the changes undone"
-        return undoing if changed_text(comparison) else ""
+        return undoing if any(changes_of(comparison, comparison.entries)) else ""
     files = shlex.join(file for side in sides for file in side)
     return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
 

@@ -10,6 +10,8 @@ from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
     CauseKind,
     Comparison,
+    EntryVerdict,
+    EnvironmentChange,
     Finding,
     MetricSpec,
     Origin,
@@ -49,7 +51,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
         _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows)),
-        ("changed", changed_text(comparison)),
+        ("changed", _changed_text(comparison)),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
     )
@@ -197,12 +199,24 @@ def _is_established(row: Row) -> bool:
     return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
-def changed_text(comparison: Comparison) -> str:
-    """List changes in the environment between the sides, and on the nights when losses began."""
-    notes = (note for note in comparison.notes if note.code == "environment_changed")
-    found = [("", note.facts["changes"]) for note in notes]
-    found += [(f"on {e.since}: ", e.reason.facts.get("changed") or ()) for e in comparison.entries]
-    texts = (when + ", ".join(map(environment_text, changes)) for when, changes in found if changes)
+def changes_of(
+    comparison: Comparison, entries: Sequence[EntryVerdict]
+) -> Iterator[tuple[str, Sequence[EnvironmentChange]]]:
+    """Yield changes in the environment between the sides, and on the nights when losses began.
+
+    Each group of changes follows an introduction such as `on 2026-11-05: `, which may be empty.
+    """
+    for note in comparison.notes:
+        if note.code == "environment_changed":
+            yield "", note.facts["changes"]
+    for entry in entries:
+        if changes := entry.reason.facts.get("changed"):
+            yield f"on {entry.since}: ", changes
+
+
+def _changed_text(comparison: Comparison) -> str:
+    found = changes_of(comparison, comparison.entries)
+    texts = (when + ", ".join(map(environment_text, changes)) for when, changes in found)
     return "; ".join(dict.fromkeys(texts))
 
 
