@@ -123,7 +123,7 @@ def test_values_of_zero_and_below_and_unnamed_metrics_are_refused() -> None:
                 gpus=1,
                 measured=measured,
             )
-    with pytest.raises(FieldError, match="of a rate more is better"):
+    with pytest.raises(FieldError, match="more of a rate is better"):
         OpenMetric(name="latency_us", more_is_better=False, scaling="rate")
 
 

@@ -190,7 +190,7 @@ def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
 
 
 def _data_s(run: Run) -> float | None:
-    """Return the median rank's time for awaiting and copying data (s per step); None if unknown."""
+    """Return how long the median rank waits for and copies data, in s per step; None if unknown."""
     paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
     if not paced:
         return None

@@ -31,11 +31,11 @@ _OUTLYING_NEAREST = 0.02
 DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 _ODD_FAR, _ODD_RANGES = 0.1, 3.0
-"""Smallest distance of an odd value from the nearest other one, absolute and in their ranges."""
+"""Smallest distance of an odd value from the others: absolute, and as a multiple of their range."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
-"""Logarithm of the largest quantile that is tried in solving; its square is still finite."""
+"""Logarithm of the largest quantile that `_tail` tries; the square of the quantile is finite."""
 _MOST_STEPS = 60
 _EXACT = 1e-6
 
@@ -105,9 +105,10 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the one-sided p-value of a test whether the true value is below 0: small if it is.
+        """Return the one-sided p-value of the test for a true value below 0.
 
-        None if the error is unknown. Values above `RELEVANT` are approximate.
+        Small values are evidence for it; those above `RELEVANT` are approximate. None if the error
+        is unknown.
         """
         if self.parts is None:
             return None
@@ -115,7 +116,7 @@ class Difference:
         return tail if self.value < 0 else 1 - tail
 
     def p_above_zero(self) -> float | None:
-        """Return the one-sided p-value for a true value above 0."""
+        """Return the one-sided p-value of the test for a true value above 0; None if unknown."""
         return (-self).p_below_zero()
 
     def detectable_loss(
@@ -182,7 +183,7 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with all terms summed by `welch_term`; error unknown if one is None."""
+    """Return a difference whose terms `welch_term` sums; the error is unknown if one is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 

@@ -36,8 +36,8 @@ _STEP_ALARMS = 0.002
 """Tail probability of the test of two nights; it is divided by the number of nights before them, so
 that a long series adds few false alarms."""
 _FAR = 5 / 3
-"""Factor by which a change of level must be larger if the two nights that show it disagree, since
-one of them may be an outlier."""
+"""Factor by which a change of level must be larger if the two nights that show it disagree: one of
+them may be an outlier."""
 _FEW_NIGHTS = 9
 """Minimum number of nights for which mean and deviation are used; medians are used for fewer, since
 a change among few nights would hide in their deviation."""
@@ -267,7 +267,7 @@ def _drift(
 
 
 def unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Return the last loss's index in `found`; None without one or if it was mostly recovered."""
+    """Return the index of the last loss in `found`; None if there is none or most was recovered."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None

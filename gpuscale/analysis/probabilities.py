@@ -85,7 +85,7 @@ def _t_tail(size: float, df: float) -> float:
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularised incomplete beta function at `x`; `rest` is 1 - `x`, exactly."""
+    """Return the regularised incomplete beta function at `x`; `rest` is 1 - `x`, unrounded."""
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
         return front * _beta_fraction(a, b, x) / a

@@ -48,7 +48,7 @@ class Entry:
 
 
 class References:
-    """Index to find the single-GPU point of a configuration and sample shape."""
+    """Index of the single-GPU points that the speedups of other points refer to."""
 
     def __init__(self, points: Iterable[PointKey]) -> None:
         self._found = by_key(
@@ -274,7 +274,7 @@ def unchecked_training_note(configurations: Iterable[Configuration]) -> Statemen
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Return a note on an efficiency above 1.1, by a unit error or by chance; None if not above."""
+    """Return a note on an efficiency above 1.1, which is a unit error or noise; else None."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     is_noise = efficiency.low is not None and efficiency.low <= 1

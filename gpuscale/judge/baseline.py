@@ -23,7 +23,7 @@ HOW_TO_MEASURE_MORE = (
     "--resume FILE', which makes what FILE lacks, runs that were not steady included"
 )
 TOO_WEAK = 0.2
-"""Smallest detectable loss, as a fraction, above which a baseline or a history is too weak."""
+"""A baseline or history is too weak if it shows only losses above this fraction."""
 _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",
@@ -40,7 +40,7 @@ class EntryId(RowMixin):
 
 
 def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
-    """Group runs by entry, without changing their order."""
+    """Group runs by entry; the runs of an entry keep their order."""
     return by_key((EntryId(run.configuration, run.gpus), run) for run in runs)
 
 
@@ -152,7 +152,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """Return the baseline with these proposals applied; replaced runs move to its history."""
+    """Return the baseline with these proposals accepted; replaced runs move to its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for made in entries.values() for run in made)
     replaced = tuple(
@@ -203,7 +203,7 @@ def _chosen(
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """Return the valid runs in the form that baselines keep.
 
-    Raises UsageError if the results contain excluded nights or injected faults.
+    Raise UsageError if any results were left out on purpose or have injected faults.
     """
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
@@ -213,8 +213,8 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
     injections = dict.fromkeys(text for result in results for text in result.injections)
     if injections:
         raise UsageError(
-            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
-            "made of real ones, measured without --inject"
+            f"the results have faults made on purpose ({', '.join(injections)}); a baseline needs "
+            "real ones, measured without --inject"
         )
     return [
         replace(without_windows(run), allocation=result.allocation_of(run))

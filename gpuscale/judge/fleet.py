@@ -76,7 +76,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the scale from the first job of each row; later jobs run only on suspicion."""
+        """Estimate the scale from the first job of each row; only suspected nodes have others."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(

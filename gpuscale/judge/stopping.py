@@ -168,7 +168,7 @@ class DecidedVerdict:
 
 
 class _Session:
-    """The runs of a session in the order in which they ended, and analyses of their subsets."""
+    """The runs of a session in the order in which they ended, and analyses of parts of them."""
 
     def __init__(
         self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
@@ -221,7 +221,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Return all rows, after analysing the first `runs` runs of those that still need runs."""
+        """Return all rows; those that still need runs are analysed by their first `runs` runs."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)

@@ -139,7 +139,7 @@ class Hardware(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.device == "cpu" and self.gpu_name is not None:
-            problem = "a machine of device 'cpu' has no GPU; remove it or say 'cuda'"
+            problem = "a machine of device 'cpu' has no GPU; remove it, or set 'device' to 'cuda'"
             raise FieldError("gpu_name", problem)
 
 
@@ -192,11 +192,11 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         if (times > 0) + (self.samples_per_s is not None) + (self.value is not None) != 1:
             raise FieldError("", "expected exactly one of 'times_s', 'samples_per_s' and 'value'")
         if (self.metric is None) != (self.value is None):
-            raise FieldError("", "'value' belongs to a 'metric': give both, or none")
+            raise FieldError("", "'value' belongs to a 'metric': give both, or neither")
         if (self.metric is None) == (self.batch_per_gpu is None):
-            raise FieldError("batch_per_gpu", "is needed, except of a 'metric', which has none")
+            raise FieldError("batch_per_gpu", "is needed, except for a 'metric', which has none")
         if (times > 0) != (self.timed is not None):
-            raise FieldError("", "'timed' belongs to 'times_s': give both, or none")
+            raise FieldError("", "'timed' belongs to 'times_s': give both, or neither")
         if self.discard_first and self.discard_first >= times:
             problem = (
                 f"{self.discard_first} of {times} times are discarded; at least one must be left"
@@ -271,13 +271,13 @@ class Baseline(Record, frozen=True, kw_only=True):
                 raise FieldError(f"{place}.nodes", problem)
             if figure.key in seen:
                 label = figure.key.label_on(self.hardware.device)
-                raise FieldError(place, f"{label} occurs twice; keep one, or name the cases apart")
+                raise FieldError(place, f"{label} occurs twice; keep one, or rename a case")
             seen.add(figure.key)
         workloads: dict[object, object] = {}
         for position, run in enumerate(self.runs):
             place = f"runs[{position}]"
             if not run.is_valid or run.allocation is None:
-                raise FieldError(place, "a baseline keeps valid runs with their 'allocation' only")
+                raise FieldError(place, "a baseline has only valid runs with an 'allocation'")
             if run.configuration.device != self.hardware.device:
                 problem = (
                     f"measured on '{run.configuration.device}', but hardware says "

@@ -75,7 +75,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     jobs_slow: int = 0
     """Number of jobs in which `row` was slow."""
     past: float | None = None
-    """Its speed on `row` in earlier sweeps, relative to nodes of its kind; None if unknown."""
+    """Speed on `row` in earlier sweeps, relative to other nodes of the kind; None if unknown."""
 
 
 class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,9 +100,10 @@ _CAUSES_OF_CHANGES = {
     re.compile(r"cudnn|miopen|_clock_mhz|power_limit", re.IGNORECASE): _COMPUTING,
     re.compile("cases_revision"): (),
 }
-"""Kinds of causes that a change can lead to, by a pattern for its name; others lead to any kind.
+"""Kinds of causes that a change can lead to, keyed by a pattern for the name of the change.
 
-New cases may cost time in any part of a step, but most revisions leave the training as it was.
+Changes that match no pattern may lead to any kind. A new revision of the cases leads to none, since
+most revisions leave the training as it was.
 """
 
 
@@ -176,7 +177,7 @@ def environment_changes(
             for side in (before, after)
         )
         if field.name == "python_version":
-            # Of an interpreter that is not gpuscale's own, only the minor version is known.
+            # Only the minor version of an interpreter other than gpuscale's own is known.
             new = [value for value in new if not any(_is_same_python(value, one) for one in old)]
         if old and field.words is not None:
             changes += _new_values(field.name, old, new)

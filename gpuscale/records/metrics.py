@@ -61,7 +61,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.more_is_better != (self.scaling == "rate"):
-            raise FieldError("scaling", "of a rate more is better, of a time less")
+            raise FieldError("scaling", "more of a rate is better, and less of a time")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name

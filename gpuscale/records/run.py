@@ -78,13 +78,13 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         validate_measured(self.measured, self.configuration.metric)
         if STEP_TIME in self.measured and self.batch_per_gpu is None:
-            problem = "a run with a step time says how many samples a step had"
+            problem = "is needed for a run with a step time"
             raise FieldError("batch_per_gpu", problem)
         numbers = [report.rank for report in self.ranks]
         if len(set(numbers)) < len(numbers):
             raise FieldError("ranks", f"each rank is expected once, found {numbers[:20]}")
         if self.windows and self.steps_per_window is None:
-            problem = "a run with windows says how many steps each had"
+            problem = "is needed for a run with windows"
             raise FieldError("steps_per_window", problem)
         if self.failure is None and self.ranks:
             _validate_training(self)
@@ -248,7 +248,7 @@ def _validate_training(run: Run) -> None:
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:
         problem = (
-            "their parameter_digest differ, so the ranks did not train together; such a run has a "
+            "each has another parameter_digest, so they did not train together; such a run has a "
             "'failure' of kind 'invalid'"
         )
         raise FieldError("ranks", problem)

@@ -1,7 +1,7 @@
 """Compare results with a baseline: match rows, judge those that can be judged, and add notes.
 
-A nightly run is also compared with the nights before it, to find lasting losses that a comparison
-of two sides misses.
+A nightly run is also judged by the history of the nights before it, which shows lasting losses
+that a comparison of two sides misses.
 """
 
 import math
@@ -54,7 +54,7 @@ def compare(
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     """Judge every chosen row of either side.
 
-    Runs on 1 GPU serve as the reference for speedups even if their row is not chosen. Raises
+    Runs on 1 GPU serve as the reference for speedups even if their row is not chosen. Raise
     UsageError for a chosen case or number of GPUs that neither side has.
     """
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
@@ -198,7 +198,7 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
-    """Return the comparison, with rows that recently dropped to a slower level marked `regressed`.
+    """Mark the rows that recently became slower for good as `regressed`, and note slow nodes.
 
     The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
     it compares with may be slow already.
@@ -249,7 +249,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Return the entry; if its reason is a missing baseline row, name earlier nights instead."""
+    """Return the entry; if the baseline lacks the row, the reason names the earlier nights."""
     codes = {"no_entry": "no_earlier_night", "no_entry_alike": "no_earlier_night_alike"}
     reason = Statement(codes.get(entry.reason.code, entry.reason.code), entry.reason.facts)
     return replace(entry, reason=reason)

@@ -49,7 +49,7 @@ class Pairing:
     batches: float | None = None
     """Ratio of the baseline's global batch on n GPUs to that on 1; None if no speedup is judged."""
     other_ratios: Sequence[tuple[SideSample, SideSample]] = ()
-    """(Baseline, current) ratio T(n)/T(m), for each other m > 1 relative to the same T(1)."""
+    """Ratio T(n)/T(m) before and now, for each other row on m > 1 GPUs with the same T(1)."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
@@ -79,7 +79,7 @@ class Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return a record of this verdict; its baseline values are those that changes refer to."""
+        """Return the row's record with this verdict and the baseline values that it is based on."""
         entry = self.row.verdict_of(verdict, reason)
         time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
         level = level_of(self.row.points[0], time_s)
@@ -112,7 +112,7 @@ def _change(
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
-    """Pair the baseline and current samples of each row; all rows have valid runs on both sides.
+    """Pair the baseline's and the current samples of rows that have valid runs on both sides.
 
     Each sample's variance is moderated by all other samples, even those of rows that are not
     judged, since all of them show how much runs differ. Outlying runs are excluded from the

@@ -1,4 +1,4 @@
-"""Choose rows, match the entries of both sides into them, and find rows that cannot be judged."""
+"""Choose rows, match the entries of both sides, and find the rows that cannot be judged."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -151,7 +151,7 @@ class MatchedRow:
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return a record of this verdict and reason, with the row's values on both sides."""
+        """Return the row's record with this verdict and reason, and the values of both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if self.published is not None:
@@ -166,7 +166,7 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy marked as impossible to judge, with the verdict `obstacle` and a reason."""
+        """Return a copy that cannot be judged: its verdict is `obstacle`, for the reason `code`."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
@@ -191,7 +191,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the published point for the key, or for the strategy wrapped by its own, or None."""
+    """Return the row's published point, or else that of the strategy that its strategy wraps."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)

@@ -144,7 +144,7 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
 
 
 def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> Statement:
-    """Find the spread that keeps the step time or speedup uncertain after many more runs."""
+    """Find the spread that would keep the step time or speedup uncertain after many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:

@@ -104,7 +104,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield a note each on outlying runs and outlying allocations, citing the most extreme one."""
+    """Yield one note on outlying runs and one on outlying allocations; each names the worst."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs
@@ -157,7 +157,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on the failed runs of rows that were judged despite these failures.
+    """Yield notes on failed runs of rows that were judged nevertheless.
 
     Rows that could not be judged already give the failures as the reason.
     """
@@ -171,7 +171,7 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield a note on load from other processes during the runs; cite each side's heaviest load."""
+    """Yield a note on busy hosts, with the heaviest load of each side."""
     found = {}
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):

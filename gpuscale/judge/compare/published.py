@@ -1,4 +1,4 @@
-"""Judge results against published figures; better results are never inconsistent."""
+"""Judge results against published figures; only worse results are inconsistent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class _Ratio:
     quantity: QuantityName
     value: float
     samples: Sequence[Sample]
-    """The samples of the measured runs."""
+    """Samples of the runs behind the measured quantity."""
     tolerance: float
     nights: Sample | None = None
     """Sample of the published nightly values; None if too few are published."""
@@ -115,7 +115,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 def _speedup_ratio(
     figure: PublishedFigure, entry: Entry, sides: Sides
 ) -> _Ratio | Statement | None:
-    """Return measured over published speedup, or why the ratio is unknown; None if unpublished."""
+    """Return measured / published speedup, or why it is unknown; None if none is published."""
     published = sides.published[figure.key].speedup
     if figure.gpus == 1 or published is None:
         return None

@@ -40,12 +40,12 @@ class SideSample:
 
     @property
     def on_n_gpus(self) -> "SideSample":
-        """Copy that represents the step time T(n): it has only the sample on n GPUs."""
+        """The side with its sample on n GPUs alone, which represents the step time T(n)."""
         return SideSample(self.samples[:1])
 
     @property
     def on_1_gpu(self) -> "SideSample":
-        """Copy that represents T(1), the speedup's reference: it has only the sample on 1 GPU."""
+        """The side with its sample on 1 GPU alone, which represents T(1), the reference."""
         return SideSample(self.samples[1:])
 
     @property
@@ -133,7 +133,7 @@ def largest_spread(
     """State the largest source of a gain's variance, with the standard deviation of this source.
 
     `gain` already includes `further_runs` of the current side. Sources are the runs of each side,
-    differences between nights, and other rows: towards their variance a row's own is moderated.
+    differences between nights, and other rows, whose variance is part of the moderated one.
     """
     before = [(runs, runs.sample.count) for runs in baseline.samples]
     now = [(runs, runs.sample.count + further_runs) for runs in current.samples]
@@ -170,7 +170,7 @@ def largest_spread(
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """Estimate the gain of the current side over the baseline, logarithmic if the values are.
+    """Estimate the gain of the current side over the baseline, on the scale of the values.
 
     With A allocations and R runs on a side, the gain's variance is the variance between allocations
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).

@@ -41,12 +41,12 @@ speedup counts only if the step time supports it, and its p-value is then far be
 
 
 def relative_fall(gain: float) -> float:
-    """Return 1 - now / then of a quantity that should be large; `gain` is log(now / then)."""
+    """Convert log(now / then), the gain of a quantity that should be large, to its loss."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """Return now / then - 1 of a quantity that should be small; `gain` is log(then / now)."""
+    """Convert log(then / now), the gain of a quantity that should be small, to its loss."""
     return exponential(-gain) - 1
 
 
@@ -55,7 +55,7 @@ class Quantity:
     """The tested change in one quantity, such as step time; a positive gain is an improvement."""
 
     name: str
-    """A `QuantityName`, or the name of a metric."""
+    """`QuantityName` of the quantity, or name of a metric."""
     gain: Difference
     limits: Limits
     rates: ErrorRates
@@ -252,7 +252,7 @@ class Judgement:
 
 
 CREDIBLE = 3
-"""Largest ratio of predicted further runs to completed runs at which the prediction is trusted."""
+"""A predicted number of further runs is trusted up to this multiple of the runs so far."""
 
 
 def required_runs(

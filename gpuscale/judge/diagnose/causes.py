@@ -29,9 +29,9 @@ from gpuscale.records.environment_diff import environment_changes, host_changes,
 
 _ENOUGH_RUNS = 3
 _OTHER_PHASES = 0.2
-"""Largest share of the lost computing time in all phases but the one that is named."""
+"""A phase is named if all others together have at most this share of the lost computing time."""
 _LEAST_LAG = 0.02
-"""Smallest increase in skew, as a fraction of the step time, reported for an inconclusive row."""
+"""Smallest increase in skew, as a fraction of the step time, that an inconclusive row reports."""
 
 
 def communication(row: RowEvidence, change: PartChange) -> Cause:
@@ -197,7 +197,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield the differences between both sides' environments as a possible but unproven cause."""
+    """Yield one cause, possible but unproven: the differences between the environments."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}
@@ -242,7 +242,7 @@ def look_at_loaders(row: RowEvidence) -> Remedy:
 
 
 def published_figures() -> Cause:
-    """Return a "not established" cause: published figures have no phases to explain a loss."""
+    """Return the cause of a loss against a published figure: not established without phases."""
     return _open("published_figures", Remedy("record_own"))
 
 

@@ -34,7 +34,7 @@ _UNKNOWN_DEVIATION = 0.05
 _LAG_FRACTION = 0.5
 """A rank is a straggler in a run if it lags by at least this fraction of the skew."""
 _RUN_FRACTION = 2 / 3
-"""Smallest fraction of the runs with unusual skew in which a straggler lags."""
+"""A straggler lags in at least this fraction of the runs with unusual skew."""
 _RankId = tuple[str, tuple[str, ...], int | None]
 """Identity of a rank across runs: its host, with either its devices or its rank number."""
 

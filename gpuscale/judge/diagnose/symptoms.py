@@ -19,7 +19,7 @@ from gpuscale.records.ports import PORT_COUNTERS, Port
 _CLOCK_DROP = 0.03
 """Smallest relative drop in clock frequency that counts as a symptom; usual drops are smaller."""
 _REASON_SHARE = 0.1
-"""Smallest increase in the share of samples with a clock event reason that is a symptom."""
+"""A clock event reason is a symptom if its share of the samples grew by at least this much."""
 _HARMLESS_REASONS = frozenset({"gpu_idle"})
 
 _EXPLAINS = 0.5
@@ -34,7 +34,7 @@ class _Low(NamedTuple):
     drop: float = 0.0
     """Fraction by which the counter must be below the usual value."""
     most: str | None = None
-    """Counter with the hardware's maximum, the reference if the usual value is unknown."""
+    """Counter with the maximum of the hardware, which replaces an unknown usual value."""
 
 
 _LOW_CLOCKS = (
@@ -172,7 +172,7 @@ def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[Device
 
 
 _MORE = 2
-"""Multiple of a port counter's largest growth in the baseline from which growth is a symptom."""
+"""A port counter that grows by this multiple of its largest growth in the baseline is a symptom."""
 _FACTS = {
     "rate_gbit_s": "runs at {:g} Gb/s, its neighbours at {:g}",
     "width": "has {} lanes, its neighbours {}",
