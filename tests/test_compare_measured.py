@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -339,41 +338,6 @@ def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
     remedy = row.reason.facts["remedy"]
     assert isinstance(remedy, Statement)
     assert remedy.facts["deviation"] == pytest.approx(0.01, abs=1e-3)
-
-
-def _rows_called_slower(
-    deviations: Mapping[int, float], before: int, now: int, *, loss: float, trials: int
-) -> Counter[int]:
-    """Count how often each row is regressed after a loss on all rows."""
-    rng = random.Random(5)
-    found: Counter[int] = Counter()
-    for _ in range(trials):
-        then, tonight = (
-            {
-                n: [time_s * math.exp(rng.gauss(0, by)) for _ in range(runs)]
-                for n, by in deviations.items()
-            }
-            for time_s, runs in ((0.1, before), (0.1 / (1 - loss), now))
-        )
-        entries = compare(baseline(then), [measured(tonight)]).entries
-        found.update(each.key.gpus for each in entries if each.verdict is Verdict.REGRESSED)
-    return found
-
-
-def test_a_quiet_row_is_not_blind_for_a_loss_beside_noisy_ones() -> None:
-    rows = {n: 0.003 if n <= 8 else 0.05 for n in (1, 2, 4, 8, 16, 32, 64, 128)}
-    found = _rows_called_slower(rows, 6, 3, loss=0.05, trials=12)
-    assert sum(found[n] for n in (1, 2, 4, 8)) >= 43
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("before", "now"), [(2, 2), (3, 3), (3, 2)])
-@pytest.mark.parametrize("quiet", [0.003, 0.05])
-def test_few_runs_beside_noisy_rows_rarely_alarm(before: int, now: int, quiet: float) -> None:
-    rows = {n: quiet if n <= 8 else 0.05 for n in (1, 2, 4, 8, 16, 32, 64, 128)}
-    found = _rows_called_slower(rows, before, now, loss=0.0, trials=100)
-    # Of 800 rows; 4 would be 0.5%.
-    assert sum(found.values()) <= 4
 
 
 def test_two_ends_from_different_allocations_are_less_sure() -> None:

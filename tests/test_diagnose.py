@@ -200,14 +200,6 @@ def test_what_any_night_of_the_baseline_had_is_no_change() -> None:
     assert [c.kind for c in diagnosed(both, now)[4].causes][1:] == []
 
 
-def test_results_without_phases_establish_no_cause() -> None:
-    def bare(run: Run) -> Run:
-        return replace(run, ranks=tuple(replace(r, phases=None, pace_s=None) for r in run.ranks))
-
-    (cause,) = causes(SLOW_LINK, seen=bare)
-    assert (cause.kind, cause.code) == (CauseKind.NOT_ESTABLISHED, "no_phases")
-
-
 def test_time_that_no_part_holds_is_not_put_down_to_one() -> None:
     def stretched(run: Run) -> Run:
         windows, unsynced = (

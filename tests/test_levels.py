@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,13 @@ def share(found: Sequence[bool]) -> float:
     return sum(found) / len(found)
 
 
+def found_from(begun: int, count: int, seed: int, truth: Callable[[int], float]) -> float:
+    """The share of series in which a night from `begun` on shows a change of level."""
+    rng = random.Random(seed)
+    series = (nights(rng, count, deviation=0.003, truth=truth) for _ in range(SERIES))
+    return share([any(change.seen >= begun for change in level_changes(each)) for each in series])
+
+
 @pytest.mark.parametrize("deviation", [0.003, 0.005, 0.01, 0.02])
 def test_few_rows_that_never_change_are_alarmed_in_sixty_nights(deviation: float) -> None:
     rng = random.Random(1)
@@ -53,13 +61,8 @@ def test_few_rows_that_never_change_are_alarmed_in_sixty_nights(deviation: float
 
 
 def test_a_step_of_three_percent_is_found_within_two_nights() -> None:
-    rng = random.Random(2)
-    found = []
-    for _ in range(SERIES):
-        series = nights(rng, 32, deviation=0.003, truth=lambda i: STEP if i >= 30 else 0.0)
-        found.append(any(change.seen >= 30 for change in level_changes(series)))
     # 99% are promised; so few of 400 fall short of that by chance in one of a thousand trials.
-    assert share(found) >= 0.97
+    assert found_from(30, 32, 2, lambda i: STEP if i >= 30 else 0.0) >= 0.97
 
 
 @pytest.mark.parametrize("last", [[0.031, 0.15], [0.15, 0.031]])
@@ -73,15 +76,8 @@ def test_an_outlying_night_does_not_hide_the_step_beside_it(last: list[float]) -
 
 
 def test_a_drift_is_found_before_it_has_cost_four_percent() -> None:
-    rng = random.Random(3)
-    fast, slow = [], []
-    for _ in range(SERIES):
-        series = nights(rng, 40, deviation=0.003, truth=lambda i: 0.004 * max(0, i - 29))
-        fast.append(any(change.seen >= 30 for change in level_changes(series)))
-        series = nights(rng, 70, deviation=0.003, truth=lambda i: 0.001 * max(0, i - 29))
-        slow.append(any(change.seen >= 30 for change in level_changes(series)))
-    assert share(fast) >= 0.98
-    assert share(slow) >= 0.98
+    assert found_from(30, 40, 3, lambda i: 0.004 * max(0, i - 29)) >= 0.98
+    assert found_from(30, 70, 4, lambda i: 0.001 * max(0, i - 29)) >= 0.98
 
 
 def test_a_drift_is_shown_by_the_week_that_ends_with_its_night() -> None:
@@ -91,14 +87,10 @@ def test_a_drift_is_shown_by_the_week_that_ends_with_its_night() -> None:
 
 def test_the_onset_of_a_step_is_the_night_that_began_it() -> None:
     rng = random.Random(4)
-    onsets = []
-    for _ in range(SERIES):
-        series = nights(
-            rng, 40, deviation=0.003, outlying=0.0, truth=lambda i: STEP if i >= 30 else 0.0
-        )
-        (change,) = level_changes(series)
-        onsets.append(change.onset)
-    assert share([onset == 30 for onset in onsets]) >= 0.95
+    step: dict[str, Any] = {"outlying": 0.0, "truth": lambda i: STEP if i >= 30 else 0.0}
+    series = (nights(rng, 40, deviation=0.003, **step) for _ in range(SERIES))
+    changes = (level_changes(each) for each in series)
+    assert share([change.onset == 30 for (change,) in changes]) >= 0.95
 
 
 def test_a_single_night_stands_out_and_is_no_change() -> None:

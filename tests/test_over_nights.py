@@ -25,7 +25,7 @@ from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare import earlier_nights, with_levels
 from gpuscale.judge.sides import baseline_of_results
-from gpuscale.records import Environment, GpuDevice, Results, Verdict
+from gpuscale.records import Environment, GpuDevice, Results, Run, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
@@ -35,29 +35,25 @@ BEGAN_AT_S = 1.79e9
 DAY_S = 86400.0
 
 
-def write_nights(
-    folder: Path, count: int, truth: Callable[[int], float], *, runs: int = 1
-) -> list[Path]:
-    """Nights that differ by 0.3%, with a step time that the truth multiplies."""
+def night_of(job: int, *runs: Run, hours: float) -> Results:
+    """A job that began so many hours after the first one; its runs are a second apart."""
+    at_s = BEGAN_AT_S + 3600 * hours
+    begun = (replace(run, started_at_s=at_s + second) for second, run in enumerate(runs))
+    made = results(*begun, where=environment(job_id=str(job)))
+    return replace(made, created_at=datetime.fromtimestamp(at_s, UTC).isoformat())
+
+
+def write_nights(folder: Path, count: int, truth: Callable[[int], float]) -> list[Path]:
+    """Nights that differ by 0.3%, with step times that the truth multiplies."""
     noise = random.Random(3)
     paths = []
     for night in range(count):
-        at_s, of_night = BEGAN_AT_S + DAY_S * night, noise.gauss(1, 0.003)
-        made = [
-            replace(
-                run(gpus, step_time_s * truth(night) * of_night * noise.gauss(1, 0.001), index=i),
-                started_at_s=at_s + i,
-            )
-            for gpus, step_time_s in {1: 0.1, 2: 0.105}.items()
-            for i in range(1, runs + 1)
-        ]
-        its = replace(
-            results(*made, where=environment(job_id=str(night))),
-            created_at=datetime.fromtimestamp(at_s, UTC).isoformat(),
-        )
+        of_night = noise.gauss(1, 0.003) * truth(night)
+        times_s = {1: 0.1 * of_night, 2: 0.105 * of_night}
+        runs = [run(gpus, time_s * noise.gauss(1, 0.001)) for gpus, time_s in times_s.items()]
         paths.append(folder / f"night-{night:03d}" / "results.jsonl")
         paths[-1].parent.mkdir()
-        paths[-1].write_text(results_text(its))
+        paths[-1].write_text(results_text(night_of(night, *runs, hours=24 * night)))
     return paths
 
 
@@ -103,16 +99,8 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
 
 def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
     """One run a night."""
-    return [
-        replace(
-            results(
-                replace(run(1, time_s), started_at_s=BEGAN_AT_S + DAY_S * night),
-                where=environment(job_id=str(night)),
-            ),
-            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
-        )
-        for night, time_s in enumerate(step_times_s)
-    ]
+    runs = (run(1, time_s) for time_s in step_times_s)
+    return [night_of(night, each, hours=24 * night) for night, each in enumerate(runs)]
 
 
 def test_a_lasting_loss_stays_one_on_each_night(tmp_path: Path) -> None:
@@ -360,15 +348,9 @@ def test_the_table_shows_the_levels_that_a_lasting_loss_rests_on(tmp_path: Path)
     # the nights compared with is neither level.
     hours = (203.0, 204.0, 204.0, 235.0, 236.0, 236.0)
     for hour, step_ms in enumerate(hours):
-        at_s = BEGAN_AT_S + 3600 * hour
-        runs = tuple(
-            replace(run(gpus, step_ms / 1000 * share, index=i), started_at_s=at_s + i)
-            for gpus, share in {1: 1.0, 2: 1.02}.items()
-            for i in (1, 2, 3)
-        )
-        night = results(*runs, where=environment(job_id=str(hour)))
-        night = replace(night, created_at=datetime.fromtimestamp(at_s, UTC).isoformat())
-        (tmp_path / f"{hour}.jsonl").write_text(results_text(night))
+        shares = ((gpus, share, i) for gpus, share in ((1, 1.0), (2, 1.02)) for i in (1, 2, 3))
+        runs = [run(gpus, step_ms / 1000 * share, index=i) for gpus, share, i in shares]
+        (tmp_path / f"{hour}.jsonl").write_text(results_text(night_of(hour, *runs, hours=hour)))
     shown = compare("--history", tmp_path).stdout
     assert "204 → 236 ms" in shown, shown[:900]
     # The efficiency before the loss is not that of the nights compared with.

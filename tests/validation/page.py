@@ -84,13 +84,10 @@ def validation_page(
     *,
     command: str,
 ) -> str:
-    """The page as Markdown.
+    """Return the page as Markdown.
 
-    Args:
-        simulation: of gpuscale's rule on many machines.
-        validation: of all rules on a few machines.
-        choice: of gpuscale's rule at each significance that a site may choose.
-        command: that made all of it.
+    `simulation` has gpuscale's rule on many machines, `validation` all rules on a few machines, and
+    `choice` gpuscale's rule at each significance that a site may choose.
     """
     quiet = sum(outcome.comparisons for outcome in simulation.quiet)
     lossy = sum(outcome.comparisons for outcome in simulation.lossy)

@@ -5,6 +5,7 @@ from itertools import product
 
 from msgspec.structs import replace
 
+from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare import compare
 from gpuscale.records import EntryKey, Results
 from validation.rules import Runs, usual_rules
@@ -42,18 +43,18 @@ MACHINES = tuple(
     )
 )
 CHOICES = {f"{significance:.1%}": significance for significance in (0.001, 0.005, 0.01, 0.02)}
-"""Significances that a site may choose, by the names of their lines in a table."""
+"""Significances that a site may choose, keyed by their names in tables."""
 CHOICE_RUN_DEVIATIONS = (0.02, 0.03, 0.05)
 CHOICE_LOSSES = (0.05, 0.10, 0.15)
 
 
 def rule_names() -> tuple[str, ...]:
-    """gpuscale's own rule, and the usual ones."""
+    """Return the names of gpuscale's own rule and the usual ones."""
     return (OWN_RULE, *(rule.name for rule in usual_rules()))
 
 
 def validation_scenarios() -> tuple[Scenario, ...]:
-    """Every machine and number of runs, without and with each loss."""
+    """Return scenarios of every machine and number of runs, with and without losses."""
     losses = [None, *(Loss(kind=kind, size=size) for kind, size in product(LossKind, LOSSES))]
     return tuple(
         Scenario(machine=machine, current_runs=runs, loss=loss)
@@ -62,7 +63,7 @@ def validation_scenarios() -> tuple[Scenario, ...]:
 
 
 def choice_scenarios() -> tuple[Scenario, ...]:
-    """Three noisy runs against six of another night, without and with each loss of a case."""
+    """Return scenarios of three noisy runs against six, without and with losses of a case."""
     losses = [None, *(Loss(kind=LossKind.EVERY_N, size=size) for size in CHOICE_LOSSES)]
     return tuple(
         Scenario(
@@ -79,13 +80,9 @@ def choice_scenarios() -> tuple[Scenario, ...]:
 def compared(
     judge: Judge, scenarios: Sequence[Scenario], *, comparisons: int, seed: int
 ) -> tuple[Outcome, ...]:
-    """Judge the same random nights by several rules.
+    """Judge the same random nights by several rules, each scenario equally often.
 
-    Args:
-        judge: the rules.
-        scenarios: to which the comparisons are dealt out evenly, at least one to each.
-        comparisons: in all.
-        seed: two comparisons of one seed and size give the same.
+    The result depends only on the number of comparisons and the seed.
     """
     counts = dict.fromkeys(scenarios, max(1, comparisons // len(scenarios)))
     return outcomes_of(judged_in_chunks(judge, counts, seed))
@@ -121,10 +118,7 @@ def judge_by_every_rule(chunk: Chunk) -> list[Mapping[str, Tally]]:
     return found
 
 
-def _windows(results: Sequence[Results]) -> dict[EntryKey, Runs]:
-    """Window times by row; steps per window are the same everywhere, so they stay in."""
-    found: dict[EntryKey, list[list[float]]] = {}
-    for result in results:
-        for run in result.runs:
-            found.setdefault(run.key, []).append([window.time_s for window in run.windows])
-    return {**found}
+def _windows(results: Sequence[Results]) -> Mapping[EntryKey, Runs]:
+    """Return the window times of each row, run by run; all windows have equally many steps."""
+    runs = (run for result in results for run in result.runs)
+    return by_key((run.key, [window.time_s for window in run.windows]) for run in runs)

@@ -1,7 +1,7 @@
-"""How usual tools decide, each from its own definition, on the windows of one row.
+"""The rules by which other tools call a row slower, implemented from their definitions.
 
-Each rule sees the same data: seconds per step of every window, run by run, of the baseline and
-of tonight, for one case on one number of GPUs. None of them knows of speedups.
+Each rule sees seconds per step of every window, run by run, of the baseline and of tonight, for one
+case on one number of GPUs. No rule considers speedups.
 """
 
 import math
@@ -39,13 +39,9 @@ def asv_worse(baseline: Runs, tonight: Runs, *, factor: float, p_threshold: floa
 
     `_is_result_better` (asv/commands/compare.py) asks for `is_different` and for
     `before < after / factor`; the results are the medians of all samples, over all processes.
-    `is_different` (asv/_stats.py) is a two-sided Mann-Whitney U test on all samples,
-    exact up to 20 samples a side, by the normal distribution without continuity correction
-    beyond.
-
-    Raises:
-        ValueError: so few windows that asv would compare intervals instead, which is not done
-            here.
+    `is_different` (asv/_stats.py) is a two-sided Mann-Whitney U test on all samples, exact up to 20
+    samples a side, by the normal distribution without continuity correction beyond. Raise
+    ValueError for so few windows that asv would compare intervals instead.
     """
     before = [time_s for run in baseline for time_s in run]
     after = [time_s for run in tonight for time_s in run]

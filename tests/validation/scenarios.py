@@ -105,13 +105,9 @@ def promises() -> tuple[Promise, ...]:
 def shares(
     scenarios: Sequence[Scenario], promised: Sequence[Promise], weight: int, total: int
 ) -> dict[Scenario, int]:
-    """Comparisons of each scenario, at least one; promised ones get `weight` times as many.
+    """Divide about `total` comparisons among the scenarios; each gets at least one.
 
-    Args:
-        scenarios: what to deal out to.
-        promised: whose scenarios count more, since a promise needs a narrow interval.
-        weight: how many times more.
-        total: comparisons in all, up to rounding.
+    Scenarios of a promise, which needs a narrow interval, get `weight` times as many as others.
     """
     preferred = {scenario for promise in promised for scenario in promise.scenarios}
     weights = {scenario: weight if scenario in preferred else 1 for scenario in scenarios}

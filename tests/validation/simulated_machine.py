@@ -1,4 +1,4 @@
-"""Seeded random nights: results with windows, as a machine that scatters so would give them.
+"""Random nights: results with windows, as a machine with a known scatter would give them.
 
 The logarithm of a window's time is a sum: the entry's own step time, the night, the entry in
 that night, the run, the drift of the night, and the window. Windows follow an autoregressive
@@ -113,14 +113,14 @@ class Scenario:
     loss: Loss | None = None
 
     def strikes(self, case: str, gpus: int) -> bool:
-        """The loss slows this row down."""
+        """Return True if the loss slows this row."""
         return self.loss is not None and case == STRUCK_CASE and gpus in self.loss.gpus
 
 
 def simulated_nights(
     rng: np.random.Generator, scenario: Scenario
 ) -> tuple[tuple[Results, ...], Results]:
-    """The results that the baseline is made of, and tonight's, with the scenario's loss."""
+    """Return the results for the baseline, and those of tonight, which have the scenario's loss."""
     machine, runs = scenario.machine, scenario.baseline_runs
     if machine.baseline is BaselineNights.SAME_ALLOCATION:
         logs = log_window_times(rng, machine, runs + scenario.current_runs)
@@ -137,7 +137,7 @@ def simulated_nights(
 
 
 def recorded(machine: SimulatedMachine, nights: Sequence[Results]) -> Baseline:
-    """The baseline that these nights make, with what the machine's site declares."""
+    """Record these nights as a baseline with the tolerances that the site declares."""
     # Unsteady runs are left out, so there may be fewer than the recorder asks of a user.
     baseline = baseline_from_results(nights, name="simulated", cluster="simulated", minimum_runs=2)
     declared = machine.declared_deviation
@@ -152,13 +152,9 @@ def recorded(machine: SimulatedMachine, nights: Sequence[Results]) -> Baseline:
 def log_run_times(
     rng: np.random.Generator, machine: SimulatedMachine, log_costs: Logs, runs: int
 ) -> Logs:
-    """Medians of the runs of one night, by run and then as the entries' own step times are.
+    """Return the median of each run of one night, with the axes (run, *axes of `log_costs`).
 
-    Args:
-        rng: source of the night.
-        machine: how they scatter.
-        log_costs: of each entry; the last axis is the number of GPUs.
-        runs: of each entry.
+    `log_costs` has the log step time of each entry; its last axis is the number of GPUs.
     """
     shape = (runs, *log_costs.shape)
     # T differs by the whole deviation between allocations, a ratio of two T by half of it.
@@ -173,7 +169,7 @@ def log_run_times(
 
 
 def log_window_times(rng: np.random.Generator, machine: SimulatedMachine, runs: int) -> Logs:
-    """Windows of one night, by run, case, number of GPUs and window."""
+    """Return the log step times of one night, with the axes run, case, number of GPUs, window."""
     levels = log_run_times(rng, machine, np.log(list(STEP_TIMES_S.values())), runs)
     slowed = rng.random((*levels.shape, WINDOWS)) < machine.outlying_windows
     scatter = _window_scatter(rng, machine, levels.shape)

@@ -34,13 +34,13 @@ class Tally:
     """The verdicts of one comparison, counted by row; a row is one (case, gpus)."""
 
     quiet_rows: int
-    """Without a loss."""
+    """Number of rows without a loss."""
     alarms: int
-    """Regressed rows among them."""
+    """Number of regressed rows without a loss."""
     struck_rows: int
-    """Rows with a loss."""
+    """Number of rows with a loss."""
     found: int
-    """Regressed rows among them."""
+    """Number of regressed rows with a loss."""
     passed: int = 0
     """Rows without a loss that were ok or improved."""
     named: int = 0
@@ -49,11 +49,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some comparisons of one scenario; each has a random stream of its own."""
+    """A share of one scenario's comparisons; each comparison has its own random stream."""
 
     scenario: Scenario
     seed: tuple[int, int]
-    """The simulation's, and the scenario's number."""
+    """Seed of the simulation, and number of the scenario."""
     first: int
     count: int
 
@@ -72,7 +72,7 @@ class Outcome:
     false_alarms: Rate
     """Rows without a loss that were called regressed."""
     false_alarm_comparisons: Rate
-    """Comparisons with at least one of them."""
+    """Comparisons with at least one false alarm."""
     passed: Rate
     """Rows without a loss that were ok or improved."""
     found: Rate | None = None
@@ -82,7 +82,7 @@ class Outcome:
 
 
 class Standing(StrEnum):
-    """A figure holds or not, surely or by too small a simulation."""
+    """Whether a promised figure is met, and whether the simulation is large enough to be sure."""
 
     MET = "met"
     MET_UNSURE = "met, not surely"
@@ -126,11 +126,9 @@ class Simulation:
 
 
 def simulate(*, comparisons: int, seed: int) -> Simulation:
-    """Judge random nights in every scenario, and say whether the promised figures hold.
+    """Judge `comparisons` nights without a loss and as many with one; check the promised figures.
 
-    Args:
-        comparisons: nights without a loss; as many with one come on top.
-        seed: two simulations of one seed and size give the same, on any number of processes.
+    The result depends only on the number of comparisons and the seed.
     """
     promised = promises()
     alarms = [promise for promise in promised if promise.at_most]
@@ -152,7 +150,7 @@ def simulate(*, comparisons: int, seed: int) -> Simulation:
 def judged_in_chunks(
     judge: Judge, counts: Mapping[Scenario, int], seed: int
 ) -> dict[Scenario, list[Mapping[str, Tally]]]:
-    """Apply `judge`, a function of a module, to the comparisons of each scenario, and say so."""
+    """Judge the comparisons of each scenario in several processes, and show the progress."""
     judged: dict[Scenario, list[Mapping[str, Tally]]] = {scenario: [] for scenario in counts}
     done, total = 0, sum(counts.values())
     chunks, processes = chunks_of(counts, seed), len(os.sched_getaffinity(0))
@@ -181,7 +179,7 @@ def _end_with_parent() -> None:
 
 
 def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
-    """The work of a simulation in portions."""
+    """Divide the comparisons of a simulation into chunks."""
     return [
         Chunk(scenario=scenario, seed=(seed, number), first=first, count=min(CHUNK, count - first))
         for number, (scenario, count) in enumerate(counts.items())
@@ -190,7 +188,7 @@ def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
 
 
 def random_streams(chunk: Chunk) -> Iterable[np.random.Generator]:
-    """A random stream for each comparison, which no other comparison changes."""
+    """Yield a random stream for each comparison, independent of all other comparisons."""
     for index in range(chunk.first, chunk.first + chunk.count):
         yield np.random.default_rng((*chunk.seed, index))
 
@@ -232,7 +230,7 @@ def _outcome(rule: str, scenario: Scenario, tallies: Sequence[Tally]) -> Outcome
 
 
 def alarms_of(alarms: Mapping[EntryKey, bool], scenario: Scenario) -> Tally:
-    """Count the rows that a rule calls worse; rows without the scenario's loss apart."""
+    """Count the rows that a rule calls worse, separately for rows with and without the loss."""
     struck = [row for row in alarms if scenario.strikes(row.case, row.gpus)]
     found = sum(alarms[row] for row in struck)
     return Tally(

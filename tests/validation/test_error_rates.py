@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from builders import baseline, measured
+from statements import known
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import Baseline, Comparison, Finding, Results, Verdict
+from gpuscale.records import Baseline, Comparison, Finding, Verdict
 from validation.scenarios import ALLOCATION_DEVIATION
 from validation.simulated_machine import SimulatedMachine, log_run_times
 
@@ -35,17 +37,21 @@ def _night(
     }
 
 
-def _pair(
-    rng: np.random.Generator,
-    runs: tuple[int, int],
+def _comparisons(
+    seed: int,
+    count: int,
     *,
-    deviation: float,
+    runs: tuple[int, int] = (6, 3),
+    deviation: float = 0.003,
     slower: dict[int, float] | None = None,
     quiet: bool = False,
-) -> tuple[Baseline, Results]:
-    before = _night(rng, runs[0], deviation=deviation, quiet=quiet)
-    now = _night(rng, runs[1], deviation=deviation, slower=slower, quiet=quiet)
-    return baseline(before), measured(now)
+) -> Iterator[Comparison]:
+    """Yield comparisons of random nights, of which the second may be slower."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        before = _night(rng, runs[0], deviation=deviation, quiet=quiet)
+        now = _night(rng, runs[1], deviation=deviation, slower=slower, quiet=quiet)
+        yield compare(baseline(before), [measured(now)])
 
 
 def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
@@ -56,32 +62,22 @@ def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
 @pytest.mark.parametrize("deviation", [0.003, 0.01, 0.05])
 @pytest.mark.parametrize("runs", [(6, 3), (3, 3)])
 def test_equal_nights_rarely_alarm(runs: tuple[int, int], deviation: float, quiet: bool) -> None:
-    rng = np.random.default_rng(11)
-    trials = 400
-    alarms = 0
-    for _ in range(trials):
-        before, now = _pair(rng, runs, deviation=deviation, quiet=quiet)
-        alarms += Verdict.REGRESSED in _verdicts(compare(before, [now])).values()
+    found = _comparisons(11, 400, runs=runs, deviation=deviation, quiet=quiet)
+    alarms = sum(Verdict.REGRESSED in _verdicts(each).values() for each in found)
     # 1% is 4 of 400; 10 or more would then come up less than once in 100 times.
     assert alarms < 10
 
 
 def test_identical_quiet_nights_are_ok_and_not_only_inconclusive() -> None:
-    rng = np.random.default_rng(12)
-    counts: Counter[Verdict] = Counter()
-    for _ in range(200):
-        before, now = _pair(rng, (6, 3), deviation=0.003)
-        counts.update(_verdicts(compare(before, [now])).values())
+    found = _comparisons(12, 200)
+    counts = Counter(verdict for each in found for verdict in _verdicts(each).values())
     assert counts[Verdict.OK] > 0.9 * counts.total()
 
 
 def test_a_scaling_loss_of_5_percent_is_found_and_named() -> None:
-    rng = np.random.default_rng(13)
     trials = 200
     found = wrong = 0
-    for _ in range(trials):
-        before, now = _pair(rng, (6, 3), deviation=0.003, slower={4: 1 / 0.95})
-        comparison = compare(before, [now])
+    for comparison in _comparisons(13, trials, slower={4: 1 / 0.95}):
         row = comparison.entries[2]
         found += row.verdict is Verdict.REGRESSED and row.finding is Finding.SCALING_LOSS
         wrong += _verdicts(comparison)[2] is Verdict.REGRESSED
@@ -90,70 +86,43 @@ def test_a_scaling_loss_of_5_percent_is_found_and_named() -> None:
 
 
 def test_a_slower_gpu_is_found_and_named() -> None:
-    rng = np.random.default_rng(14)
     trials = 150
-    found = 0
-    for _ in range(trials):
-        slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.93)
-        before, now = _pair(rng, (6, 3), deviation=0.003, slower=slower)
-        row = compare(before, [now]).entries[2]
-        found += row.verdict is Verdict.REGRESSED and row.finding is Finding.SINGLE_GPU_SLOWDOWN
-    assert found > 0.9 * trials
+    slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.93)
+    rows = [each.entries[2] for each in _comparisons(14, trials, slower=slower)]
+    named = [row.finding for row in rows if row.verdict is Verdict.REGRESSED]
+    assert named.count(Finding.SINGLE_GPU_SLOWDOWN) > 0.9 * trials
 
 
 def test_a_faster_reference_is_rarely_called_a_regression_of_the_others() -> None:
-    rng = np.random.default_rng(15)
     trials = 200
-    named = alarms = 0
-    for _ in range(trials):
-        before, now = _pair(rng, (6, 3), deviation=0.003, slower={1: 0.93})
-        row = compare(before, [now]).entries[2]
-        named += row.finding is Finding.REFERENCE_FASTER
-        alarms += row.verdict is Verdict.REGRESSED
-    assert named > 0.8 * trials
+    rows = [each.entries[2] for each in _comparisons(15, trials, slower={1: 0.93})]
+    assert sum(row.finding is Finding.REFERENCE_FASTER for row in rows) > 0.8 * trials
     # 1% is 2 of 200; 6 or more would then come up less than twice in 100 times.
-    assert alarms < 6
+    assert sum(row.verdict is Verdict.REGRESSED for row in rows) < 6
 
 
 def test_a_slightly_faster_reference_on_a_slow_night_is_rarely_called_a_scaling_loss() -> None:
     # One case of three rows, six runs against three of 0.1% deviation, nights that differ by 1%.
-    rng = np.random.default_rng(21)
-    trials = 400
-    alarms = 0
-    for _ in range(trials):
-        before, now = _pair(rng, (6, 3), deviation=0.001, slower={1: 0.97})
-        alarms += _verdicts(compare(before, [now]))[4] is Verdict.REGRESSED
+    found = _comparisons(21, 400, deviation=0.001, slower={1: 0.97})
+    alarms = sum(_verdicts(each)[4] is Verdict.REGRESSED for each in found)
     # 2% is 8 of 400; more than 17 would then come up less than once in 400 times. S(n) alone: 5%.
     assert alarms <= 17
 
 
 @pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.003), ((6, 3), 0.02), ((4, 2), 0.01)])
 def test_the_interval_of_a_change_covers_it(runs: tuple[int, int], deviation: float) -> None:
-    rng = np.random.default_rng(16)
-    trials = 400
-    covered = 0
-    for _ in range(trials):
-        before, now = _pair(rng, runs, deviation=deviation, slower={4: 1.03})
-        row = compare(before, [now], gpus=[4]).entries[0]
-        truth = 1 / 1.03 - 1
-        assert row.change is not None
-        assert row.change.low is not None
-        assert row.change.high is not None
-        covered += row.change.low <= truth <= row.change.high
+    trials, covered, truth = 400, 0, 1 / 1.03 - 1
+    for each in _comparisons(16, trials, runs=runs, deviation=deviation, slower={4: 1.03}):
+        change = known(each.entries[2].change)
+        covered += known(change.low) <= truth <= known(change.high)
     assert covered / trials > 0.92
 
 
 def test_the_stated_minimum_detectable_loss_is_detected() -> None:
-    rng = np.random.default_rng(17)
-    before, now = _pair(rng, (6, 3), deviation=0.003)
-    loss = compare(before, [now]).entries[2].minimum_detectable_loss
-    assert loss is not None
+    loss = known(next(_comparisons(17, 1)).entries[2].minimum_detectable_loss)
     trials = 200
-    found = 0
-    for _ in range(trials):
-        before, now = _pair(rng, (6, 3), deviation=0.003, slower={4: 1 / (1 - loss)})
-        found += _verdicts(compare(before, [now]))[4] is Verdict.REGRESSED
-    assert found >= 0.88 * trials
+    lossy = _comparisons(27, trials, slower={4: 1 / (1 - loss)})
+    assert sum(_verdicts(each)[4] is Verdict.REGRESSED for each in lossy) >= 0.88 * trials
 
 
 @pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.05), ((6, 2), 0.05), ((6, 3), 0.1)])
