@@ -1,11 +1,11 @@
 """The configuration of a training workload: the fields that must agree in comparable results."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.base.text import counted
 from gpuscale.records.metrics import OpenMetric
@@ -124,8 +124,7 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
 
 def several_units(configurations: Iterable[Configuration]) -> list[str]:
     """Return the metrics that occur with several units, such as `HPCG/gflops (GFLOPS, MFLOPS)`."""
-    units = defaultdict[str, dict[str, None]](dict)
-    for each in configurations:
-        if each.metric is not None:
-            units[each.label][each.metric.unit or "no unit"] = None
-    return [f"{label} ({', '.join(found)})" for label, found in units.items() if len(found) > 1]
+    judged = ((each.label, each.metric) for each in configurations if each.metric is not None)
+    units = by_key((label, metric.unit or "no unit") for label, metric in judged)
+    distinct = {label: dict.fromkeys(of_label) for label, of_label in units.items()}
+    return [f"{label} ({', '.join(found)})" for label, found in distinct.items() if len(found) > 1]

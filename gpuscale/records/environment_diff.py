@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gpuscale.base.environment import CACHE_VARIABLES, JOB_VARIABLES
+from gpuscale.base.grouping import by_key
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 from gpuscale.records.cause import LINKS, CauseKind
 from gpuscale.records.evidence import Library
@@ -272,12 +273,9 @@ def _new_values(
 
 def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each host with new GPUs, if the host's earlier GPUs are known."""
-    uuids: dict[str | None, set[str]] = {}
-    for environment in before:
-        known = uuids.setdefault(environment.host, set())
-        known.update(gpu.uuid for gpu in environment.gpus if gpu.uuid)
+    uuids = by_key((each.host, gpu.uuid) for each in before for gpu in each.gpus if gpu.uuid)
     for environment in after:
-        known = uuids.get(environment.host, set())
+        known = uuids.get(environment.host, [])
         new = tuple(gpu.uuid for gpu in environment.gpus if gpu.uuid and gpu.uuid not in known)
         if known and new:
             yield EnvironmentChange(name="GPU", before=(), after=new, host=environment.host)

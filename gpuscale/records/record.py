@@ -32,8 +32,6 @@ _LONGEST_SHOWN = 200
 # `$` would also match before a line break at the end.
 _END = r"(?![\s\S])"
 NAME_LIMIT = 200
-
-
 FORMS: dict[str, str] = {}
 """Descriptions of text formats for error messages, keyed by pattern as msgspec prints it."""
 

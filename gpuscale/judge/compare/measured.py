@@ -28,8 +28,6 @@ _MOVED_CODES = {
     Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
     Finding.REFERENCE_FASTER: "reference_faster",
 }
-
-
 _EVEN_ODDS = 0.5
 """One-sided p-value if no change is observed; the p-value of any observed loss is smaller."""
 

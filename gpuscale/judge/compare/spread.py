@@ -25,8 +25,6 @@ Four allocations alone estimate their spread so poorly that a loss of 5% was fou
 nightly runs. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by
 three times the declared deviation.
 """
-
-
 _FAR_NOISIER = 4.0
 """Ratio of the other rows' variance to the row's own above which reports blame the other rows."""
 
