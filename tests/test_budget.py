@@ -1,4 +1,4 @@
-"""Where the lost efficiency went, on runs that lost it in a known place."""
+"""Efficiency budgets of runs whose loss has a known place."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a row is decided: on its limits, with how many runs, and by how many that gave a number."""
+"""How a row is judged at its limits, with few runs, and with runs that failed."""
 
 import math
 from operator import neg
@@ -110,7 +110,7 @@ def test_the_limits_of_the_row_on_1_gpu_hold_for_it_as_the_reference() -> None:
 
 
 def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity:
-    """A quantity in points, so that its loss is exactly that, and known without any spread."""
+    """A quantity in points without any spread, so that its loss is exactly the negative gain."""
     return Quantity(
         name="E(n)",
         gain=difference(gain, [Term(variance=0.0, df=math.inf)]),

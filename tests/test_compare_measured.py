@@ -1,4 +1,4 @@
-"""Verdicts against measured runs: each word, each finding, each exit code."""
+"""Verdicts against measured runs: every verdict, finding and exit code."""
 
 import math
 import random
@@ -29,7 +29,7 @@ THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 
 
 class Example(NamedTuple):
-    """Seconds per step by number of GPUs, and what is to be said of the change."""
+    """Seconds per step by number of GPUs, before and now, and the expected judgement."""
 
     then: Mapping[int, float]
     now: Mapping[int, float]

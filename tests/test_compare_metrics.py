@@ -33,7 +33,7 @@ USUAL = NOTHING | {
     "energy_per_sample_j": 0.30,
 }
 _LESS_SAME_MORE = ((0.004, 0.2), (0.012, 0.3), (0.020, 0.4))
-"""Seconds of exposed communication, joules per sample."""
+"""Seconds of exposed communication and joules per sample: less, the same and more than usual."""
 
 
 def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
@@ -199,7 +199,7 @@ def test_an_uncertain_metric_leaves_the_row_alone_and_says_how_uncertain() -> No
 def _random(
     rng: np.random.Generator, runs: int, *, memory: Callable[[], int], noise: float, night: float
 ) -> dict[int, list[Made]]:
-    """One night's runs: what the nights declare as their deviation, and what runs add."""
+    """Runs of one night, with the declared deviation between nights and that between runs."""
     by_gpus = {}
     for gpus in (1, 2, 4):
         communication, energy = rng.normal(0, 0.005 * night), rng.normal(0, 0.02 * night)

@@ -1,4 +1,4 @@
-"""Verdicts against published figures: only the shape, only to the worse side."""
+"""Verdicts against published figures: mostly on the speedup, and only for losses."""
 
 import pytest
 from builders import CNN, figure, measured, published, results, run

@@ -1,4 +1,4 @@
-"""The causes of losses whose truth is known."""
+"""The causes found for losses whose true cause is known."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def causes(
     where: Environment | None = None,
     seen: Callable[[Run], Run] = lambda run: run,
 ) -> tuple[Cause, ...]:
-    """The causes that three steady runs with a fault are given, as the runs show it."""
+    """Return the causes found in three steady runs with a fault; `seen` changes each run."""
     rng = np.random.default_rng(7)
     noise: dict[str, Any] = {"deviation": 0.003, "telemetry": telemetry, "devices": devices}
     usual = well(rng, [gpus], **noise)

@@ -61,7 +61,7 @@ def row(
     gpus: int = 2,
     configuration: Configuration = CNN,
 ) -> RowEvidence:
-    """Three steady runs of each."""
+    """The evidence of a row with three runs of the step `before` and three of `after`."""
     olds, news = (before or step(),) * 3, (after,) * 3
     return row_of(olds, news, gpus=gpus, said=said, configuration=configuration)
 
@@ -254,7 +254,7 @@ def test_a_command_without_phases_is_suspected_before_hosts_and_links(
 
 
 def codes_of(call: ast.expr) -> Iterator[str]:
-    """The text of an argument, or its two texts where a condition decides."""
+    """Yield the text of an argument, or both texts of a conditional expression."""
     match call:
         case ast.Constant(value=str(code)):
             yield code

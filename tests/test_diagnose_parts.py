@@ -1,4 +1,4 @@
-"""The pure parts of a diagnosis by worked examples, at both sides of each limit."""
+"""The steps of a diagnosis by worked examples, on both sides of each limit."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The differences between environments, for those who ask why and those who refuse."""
+"""Differences between environments that may explain a loss or forbid resuming a file."""
 
 import pytest
 from builders import environment

@@ -1,4 +1,4 @@
-"""Other work on the host: measured for each run, and named where it matters."""
+"""Load of the host by other processes: measured for each run, and named if it matters."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes that are slower by themselves, told apart from changes of the machine."""
+"""Slow nodes are distinguished from changes of the whole machine."""
 
 import math
 import random
@@ -28,7 +28,7 @@ SLOW = "nid0417"
 def judged(
     nodes: Sequence[str], values: Sequence[float]
 ) -> tuple[tuple[NodeEffect, ...], tuple[LevelChange, ...]]:
-    """The effects of the nodes, and the changes of level that are left without slow ones."""
+    """Return the effect of each node, and the changes of level after correction for slow nodes."""
     nights = [
         replace(ANY_NIGHT, log_costs={POINT: value}, nodes={POINT: frozenset({node})})
         for node, value in zip(nodes, values, strict=True)
@@ -41,7 +41,7 @@ def judged(
 def history(
     rng: random.Random, *, step_at: int = 1000, slow: float = 0.04, count: int = 30, others: int = 8
 ) -> tuple[list[str], list[float]]:
-    """Nights on rotating nodes, of which one is slower and was visited on three of them."""
+    """Nights on rotating nodes; one of the nodes is slower and has three nights."""
     visits = rng.sample(range(count), 3)
     nodes = [SLOW if i in visits else f"nid{rng.randrange(others):04}" for i in range(count)]
     values = [
@@ -142,7 +142,7 @@ def test_a_node_that_became_slow_is_slow_from_then_on() -> None:
 
 
 def nights_on(nodes: Sequence[str], slower: Sequence[float]) -> list[Results]:
-    """One night on each of these nodes, slower by these fractions."""
+    """One night on each of these nodes, slower than usual by these fractions."""
     found = []
     for day, (node, loss) in enumerate(zip(nodes, slower, strict=True)):
         made = results_of_night(Night(job=str(3000 + day), day=day, faster=1 - loss, runs=1))

@@ -36,7 +36,7 @@ DAY_S = 86400.0
 
 
 def night_of(job: int, *runs: Run, hours: float) -> Results:
-    """A job that began so many hours after the first one; its runs are a second apart."""
+    """Results of a job that began `hours` after the first job; its runs begin a second apart."""
     at_s = BEGAN_AT_S + 3600 * hours
     begun = (replace(run, started_at_s=at_s + second) for second, run in enumerate(runs))
     made = results(*begun, where=environment(job_id=str(job)))
@@ -98,7 +98,7 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
 
 
 def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
-    """One run a night."""
+    """One run on 1 GPU a night, with these step times."""
     runs = (run(1, time_s) for time_s in step_times_s)
     return [night_of(night, each, hours=24 * night) for night, each in enumerate(runs)]
 

@@ -43,7 +43,7 @@ def node(
 
 
 def row_of(*ports: Port) -> list[Port]:
-    """The ports of one node, by names of their own."""
+    """These ports, each with another name, as on one node."""
     return [replace(port, name=f"mlx5_{n} port 1") for n, port in enumerate(ports)]
 
 
@@ -249,7 +249,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def ports_after(host: Host, action: str, folder: Path) -> dict[str, Port]:
-    """The ports of a host, by name, that sees its own `/sys`, after an action there."""
+    """The ports of a host by name, read after the code `action` has run on the host."""
     environment = {**outside_environment(), "PYTHONPATH": str(REPOSITORY)}
     command = (sys.executable, "-c", METER, action)
     answer = host.run(*command, folder=folder, environment=environment)

@@ -1,4 +1,4 @@
-"""Each term of the arithmetic of the three levels of spread, by examples worked by hand.
+"""Each term of the variance between runs, allocations and rows, by examples worked by hand.
 
 A mean of R runs in A allocations has the variance a²/A + r²/R, where a and r are the deviations
 between allocations and between runs (nested analysis of variance: Searle, Casella and McCulloch,
@@ -83,7 +83,7 @@ def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> Non
 
 
 def nights(*values: float) -> Runs:
-    """One run in each of some allocations."""
+    """One run in each allocation, with these values."""
     return {f"night{i}": (value,) for i, value in enumerate(values)}
 
 

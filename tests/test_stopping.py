@@ -1,4 +1,4 @@
-"""Runs go on until the verdict is decided, and how a session ends."""
+"""When a session stops making runs, and its exit code."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Judging while measuring: the bounds, the confirmation, and what a session errs overall."""
+"""Judging while measuring: when a row stops, how a loss is confirmed, how often sessions err."""
 
 import math
 import random

@@ -64,7 +64,7 @@ def run(
     communication_s: float | None = None,
     energy_per_sample_j: float | None = None,
 ) -> Run:
-    """A run of one window with that step time, or a failed one where it is None."""
+    """A run of one window with this step time; None makes a failed run."""
     killed = Failure(kind="killed", message="rank 1 died of signal 9")
     unsynced_s = None if communication_s is None else (step_time_s or 0.0) - communication_s
     summaries: tuple[GpuSummary, ...] = ()
@@ -143,13 +143,13 @@ def gpu_summary(utilization: float) -> GpuSummary:
 
 
 def with_values(summary: GpuSummary, **values: float | None) -> GpuSummary:
-    """The summary with these counters, or without those that are None."""
+    """The summary with these counters set; counters that are None are removed."""
     merged = {**summary.values, **values}
     return replace(summary, values={k: v for k, v in merged.items() if v is not None})
 
 
 def environment(gpu_name: str = "Tesla V100-SXM2-16GB", *, job_id: str = "now") -> Environment:
-    """A node of four such GPUs."""
+    """The environment of a job on a node of four GPUs with this name."""
     return Environment(
         device="cuda",
         host="node1",
@@ -163,7 +163,7 @@ def environment(gpu_name: str = "Tesla V100-SXM2-16GB", *, job_id: str = "now") 
 
 
 def cpu_environment(cpu_model: str | None = "Xeon Gold 6138") -> Environment:
-    """A machine without GPUs."""
+    """The environment of a job on a machine without GPUs."""
     return replace(environment(), device="cpu", gpus=(), cpu_model=cpu_model)
 
 
@@ -242,7 +242,7 @@ def quiet_then(**step_times_s: float) -> Baseline:
 
 
 def quiet_now(runs: int = 3, **step_times_s: float) -> Results:
-    """Results of so many quiet runs each."""
+    """Results of `runs` quiet runs on each number of GPUs, such as `n1=0.1, n2=0.11`."""
     return measured(
         {int(n[1:]): [t * f for f in QUIET_NOW[:runs]] for n, t in step_times_s.items()}
     )
@@ -289,7 +289,7 @@ def published(*figures: PublishedFigure) -> Baseline:
 
 
 def phases(**seconds: float) -> Phases:
-    """Phases of a step; what is not given takes no time."""
+    """Phases of a step; phases that are not given take no time."""
     return Phases(**{**dict.fromkeys(Phases.__struct_fields__, 0.0), **seconds})
 
 
@@ -303,9 +303,9 @@ def phased_run(
     batch_per_gpu: int = 128,
     devices: Sequence[str] | None = None,
 ) -> Run:
-    """A run whose ranks have these own phases; all wait for the slowest, then communicate.
+    """A run whose ranks have these phases; all wait for the slowest, then communicate.
 
-    Without `communication_s` nothing was measured without synchronisation.
+    Without `communication_s`, the run has no unsynchronised windows.
     """
     paces_s = [each.total_s for each in rank_phases]
     added_s = communication_s or 0.0

@@ -40,7 +40,7 @@ SLOW_CLOCK = replace(SLOW, clock=1 / 1.22)
 
 
 class KnownFault(NamedTuple):
-    """A fault with the cause that it should be put down to."""
+    """A fault, and the cause that diagnosis should find for it."""
 
     fault: Fault
     kind: CauseKind
@@ -78,7 +78,7 @@ def noisy_run(
     telemetry: bool = False,
     devices: Devices = as_they_are,
 ) -> Run:
-    """One run of healthy ranks, of which some have a fault, all of them with noise.
+    """One run with noise, in which some or all ranks have a fault.
 
     Half of the variance between runs is common to all ranks, half each rank's own. Exposed
     communication is measured as a difference, and errs like one. Runs take the devices in turn.
@@ -161,12 +161,12 @@ def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How often a fault was put down to the right cause."""
+    """How often diagnosis found the right cause of a fault."""
 
     losses: int
-    """Rows that were called worse, which alone get causes."""
+    """Number of rows that were called worse; only these get causes."""
     right: int
-    """Rows whose first cause is the right one, with the right ranks."""
+    """Number of rows whose first cause and its ranks are right."""
 
 
 def tally(

@@ -96,7 +96,7 @@ def entry(
     metrics: Sequence[MetricVerdict] = (),
     causes: Sequence[Cause] = (),
 ) -> EntryVerdict:
-    """A row with that verdict, and with numbers that go with it."""
+    """A row with this verdict, and with plausible numbers."""
     change = _CHANGES.get(verdict) if change is None else change
     quantity = QuantityName.THROUGHPUT_ON_1 if gpus == 1 else QuantityName.EFFICIENCY
     return EntryVerdict(
@@ -135,7 +135,7 @@ def pair(efficiency: float | None, gpus: int) -> Scaling:
 
 
 def peak_memory(verdict: Verdict) -> MetricVerdict:
-    """Half as much memory again."""
+    """The verdict on a peak memory that grew by half."""
     return MetricVerdict(
         metric=PEAK_MEMORY,
         verdict=verdict,
@@ -189,7 +189,7 @@ def headline(shown: Comparison) -> dict[str, str]:
 
 
 def noisy(remedy: str, /, **facts: Any) -> EntryVerdict:
-    """A row that is inconclusive for that remedy."""
+    """An inconclusive row whose reason has this remedy."""
     change = Estimate(value=-0.03, low=-0.08, high=0.02)
     quantity, advice = QuantityName.EFFICIENCY, Statement.of(remedy, **facts)
     reason = Statement.of(

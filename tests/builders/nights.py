@@ -59,11 +59,11 @@ class Fault:
     communication_s: float = 0.0
     """Seconds that each step waits longer in gradient synchronisation."""
     ranks: frozenset[int] | None = None
-    """The ranks that it hits; None is all."""
+    """Ranks with the fault; None means all."""
     device: int | None = None
-    """The one device of each node that it hits; None is all."""
+    """Device with the fault on each node; None means all."""
     gpus: frozenset[int] | None = None
-    """The numbers of GPUs that it hits; None is all."""
+    """Numbers of GPUs whose runs have the fault; None means all."""
     clock: float = 1.0
     pcie_width: int = 16
     nvlinks: int = 6

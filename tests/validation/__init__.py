@@ -1,1 +1,1 @@
-"""The judgement on simulated nights of known truth, and docs/evidence/validation.md from it."""
+"""Simulations of the judgement with known truth, from which docs/evidence/validation.md is made."""

@@ -1,4 +1,4 @@
-"""Write the table of docs/evidence/rates.md: this search beside other rules, on one truth.
+"""Write the table of docs/evidence/rates.md that compares bisection with other rules.
 
 Usage: python -m validation.bisection_table COUNT FIRST_SEED, in the folder `tests`.
 """
@@ -14,7 +14,7 @@ _KINDS = ("one", "two", "three", "partial", "together", "helped")
 
 
 def row(kind: str, noise: float, count: int, first: int, changes: int = 16) -> str:
-    """One line of the table: right and wrong of each rule, its runs, and trials of this search."""
+    """Return a line of the table: right and wrong answers and runs of each rule, and our trials."""
     ours, runs = Tally(), [0, 0, 0]
     others = [[0, 0], [0, 0]]
     for seed in range(first, first + count):

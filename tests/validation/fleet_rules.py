@@ -1,4 +1,4 @@
-"""How often sweeps of simulated fleets err, by gpuscale's judge and by the usual rules."""
+"""How often gpuscale's judge and the usual rules err on sweeps of simulated fleets."""
 
 import math
 import random
@@ -12,14 +12,14 @@ from gpuscale.records.campaigns import NodeState, NodeVisit
 
 
 def by_median(rows: Mapping[str, Sequence[float]]) -> set[str]:
-    """Slower than the median of all nodes by more than 5 %."""
+    """Return the nodes that are more than 5 % slower than the median of all nodes."""
     own = {name: statistics.median(times) for name, times in rows.items()}
     limit = 1.05 * statistics.median(own.values())
     return {name for name, time_s in own.items() if time_s > limit}
 
 
 def by_three_sigma(rows: Mapping[str, Sequence[float]]) -> set[str]:
-    """Slower than the mean of all nodes by more than three standard deviations."""
+    """Return the nodes that are more than three standard deviations slower than the mean."""
     own = {name: statistics.fmean(times) for name, times in rows.items()}
     limit = statistics.fmean(own.values()) + 3 * statistics.stdev(own.values())
     return {name for name, time_s in own.items() if time_s > limit}

@@ -35,9 +35,9 @@ from validation.tables import (
 )
 
 COMPARISONS_BY_EVERY_RULE = 2
-"""For each comparison without a loss of the simulation."""
+"""Number of comparisons by every rule for each comparison without a loss of the simulation."""
 COMPARISONS_PER_CHOICE = 3
-"""Comparisons without a loss of the simulation for each one at every significance."""
+"""Number of comparisons without a loss of the simulation for each one at every significance."""
 STREAM = 1_000_000
 """Keeps the random streams of the three simulations of one seed apart."""
 TEMPLATE = Path(__file__).with_name("template.md")

@@ -1,4 +1,4 @@
-"""Which scenarios are simulated, and which figures were promised of them."""
+"""The simulated scenarios, and the figures that are promised for them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ NIGHTS = {
     BaselineNights.ONE_NIGHT: ALLOCATION_DEVIATION,
     BaselineNights.SIX_NIGHTS: ALLOCATION_DEVIATION,
 }
-"""The deviation between allocations with which each kind of baseline is tried."""
+"""Deviation between allocations that is simulated for each kind of baseline."""
 FALSE_ALARMS_ALLOWED = 0.01
 
 _BASELINES = {
@@ -59,10 +59,9 @@ def lossy_scenarios() -> tuple[Scenario, ...]:
 
 
 def promises() -> tuple[Promise, ...]:
-    """False alarms first, at most 1% of the rows; then the losses that must be found.
+    """Return the promises: at most 1% false alarms for every noise, then losses that must be found.
 
-    False alarms are promised at every noise, also with a baseline of one other night; losses
-    each where all is slower and where only T(8) is.
+    Both kinds of losses are promised: every T slower, and only T(8) slower.
     """
     alarms = (
         Promise(

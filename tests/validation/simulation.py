@@ -1,4 +1,4 @@
-"""The judgement tried on seeded random nights whose truth is known."""
+"""Judge random nights whose truth is known, and count errors."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ from validation.simulated_machine import LossKind, Scenario, recorded, simulated
 
 OWN_RULE = "gpuscale"
 CHUNK = 20
-"""Comparisons that a process makes at a time; about 0.1 s."""
+"""Number of comparisons in a chunk, which takes about 0.1 s."""
 _QUIET_WEIGHT, _LOSSY_WEIGHT = 4, 10
 """Factors by which promised scenarios get more comparisons."""
 _FINDINGS = {
@@ -44,7 +44,7 @@ class Tally:
     passed: int = 0
     """Rows without a loss that were ok or improved."""
     named: int = 0
-    """Found rows with the right finding."""
+    """Number of regressed rows with a loss and the right finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Outcome:
     found: Rate | None = None
     """Rows with a loss that were called regressed; None where nothing was lost."""
     named: Rate | None = None
-    """Found rows whose finding names what moved."""
+    """Regressed rows with a loss whose finding is right."""
 
 
 class Standing(StrEnum):
@@ -99,13 +99,13 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """The rate that was found is within the limit."""
+        """True if the rate that was found is within the limit."""
         value, limit = self.found.rate.value, self.promise.limit
         return value <= limit if self.promise.at_most else value >= limit
 
     @property
     def standing(self) -> Standing:
-        """Met or not, and as surely as the interval of the rate says."""
+        """Whether the figure is met, and whether the interval of the rate makes this sure."""
         below = self.promise.at_most == self.is_met
         bound = self.found.rate.high if below else self.found.rate.low
         sure = bound is not None and (bound <= self.promise.limit) == below

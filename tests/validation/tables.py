@@ -1,4 +1,4 @@
-"""A simulation and a comparison of rules as tables in Markdown."""
+"""Markdown tables of a simulation and of a comparison of rules."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ _QUIET_HEADERS = (*_SETTING_HEADERS, "rows", "false alarms", "comparisons with o
 
 
 def figures_table(simulation: Simulation) -> str:
-    """The promised figures."""
+    """Return the table of promised figures."""
     rows = [
         [
             figure.promise.statement,
@@ -30,20 +30,20 @@ def figures_table(simulation: Simulation) -> str:
 
 
 def quiet_table(simulation: Simulation) -> str:
-    """The nights without a loss, where nothing disturbs but noise."""
+    """Return the table of nights without a loss, disturbed only by noise."""
     plain = [o for o in simulation.quiet if not o.scenario.machine.peculiarity]
     return _markdown([_quiet_row(outcome) for outcome in plain], _QUIET_HEADERS)
 
 
 def peculiar_table(simulation: Simulation) -> str:
-    """The nights without a loss, where more than noise disturbs."""
+    """Return the table of nights without a loss, with other disturbances than noise."""
     peculiar = [o for o in simulation.quiet if o.scenario.machine.peculiarity]
     rows = [[outcome.scenario.machine.peculiarity, *_quiet_row(outcome)] for outcome in peculiar]
     return _markdown(rows, ["disturbance", *_QUIET_HEADERS])
 
 
 def lossy_table(simulation: Simulation, kind: LossKind) -> str:
-    """The rows found of a kind of loss, by its size."""
+    """Return the table of rows in which a kind of loss was found, by size of the loss."""
     sizes: dict[float, None] = {}
     lines: dict[tuple[str, ...], dict[float, Outcome]] = {}
     for outcome in simulation.lossy:
@@ -60,7 +60,7 @@ def lossy_table(simulation: Simulation, kind: LossKind) -> str:
 
 
 def rule_tables(outcomes: Sequence[Outcome]) -> str:
-    """The results of each rule, with a heading and a table for each machine."""
+    """Return a heading and a table of the results of each rule for each machine."""
     machines = dict.fromkeys(outcome.scenario.machine for outcome in outcomes)
     return "\n\n".join(
         f"### {machine_text(machine)}, {machine.allocation_deviation * 100:.2g}% between "
@@ -71,7 +71,7 @@ def rule_tables(outcomes: Sequence[Outcome]) -> str:
 
 
 def choice_table(outcomes: Sequence[Outcome]) -> str:
-    """The losses found in noisy runs at each significance that a site may choose."""
+    """Return the table of losses found in noisy runs at each significance."""
     cells: dict[tuple[str, str], list[str]] = {}
     headers = ["noise", "significance"]
     for outcome in outcomes:
@@ -121,7 +121,7 @@ def _quiet_row(outcome: Outcome) -> list[str]:
 
 
 def _of_the_largest(found: dict[float, Outcome]) -> list[str]:
-    """Cells of the largest loss only: right findings, and alarms elsewhere."""
+    """Return the cells of the largest loss: right findings, and alarms in other rows."""
     outcome = found[max(found)]
     return [
         UNKNOWN if outcome.named is None else format_percent(outcome.named.rate.value),
@@ -149,7 +149,7 @@ def _rate(rate: Rate) -> str:
 
 
 def _percent(rate: Rate) -> str:
-    """Two decimals: what is promised is 1%."""
+    """Format a rate with two decimals, since 1% is promised."""
     return f"{rate.rate.value * 100:.2f} %"
 
 

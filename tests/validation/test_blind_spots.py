@@ -1,7 +1,7 @@
 """Losses that one row's noise, night or run hid from the others, simulated with known truth.
 
 Each row is a case of its own on 1 GPU. Logarithms of step times are normal; the docstring of each
-test states rows, runs, nights and deviations, and what the judgement found before it was mended.
+test gives rows, runs, nights and deviations, and the losses found before the rule was mended.
 """
 
 import math
@@ -42,7 +42,7 @@ def tonight(times: Times) -> Results:
 def drawn(
     rng: np.random.Generator, deviations: Sequence[float], runs: int, *, lost: float = 0.0
 ) -> list[list[float]]:
-    """Runs of rows with these deviations, after a loss of throughput."""
+    """Draw runs of rows with these deviations, after a loss of throughput."""
     return [
         (STEP_TIME_S / (1 - lost) * np.exp(rng.normal(0, each, runs))).tolist()
         for each in deviations

@@ -26,7 +26,7 @@ def _night(
     slower: dict[int, float] | None = None,
     quiet: bool = False,
 ) -> dict[int, list[float]]:
-    """One allocation's step times by number of GPUs."""
+    """Draw the step times of one allocation, by number of GPUs."""
     machine = SimulatedMachine(
         run_deviation=deviation, allocation_deviation=0.0 if quiet else ALLOCATION_DEVIATION
     )

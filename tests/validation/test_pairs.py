@@ -60,7 +60,7 @@ class Network:
 
 
 def found_in(network: Network) -> tuple[NodeFinding, ...]:
-    """What two looks at the network say of it."""
+    """Return the findings of a first round of probes and a second one of suspects."""
     first = network.probed(round_robin(NODES))
     again = retest_rounds(first)
     both = zip(first, network.probed(again), strict=True)
