@@ -43,17 +43,23 @@ def night_of(job: int, *runs: Run, hours: float) -> Results:
     return replace(made, created_at=datetime.fromtimestamp(at_s, UTC).isoformat())
 
 
-def write_nights(folder: Path, count: int, truth: Callable[[int], float]) -> list[Path]:
+def write_nights(
+    folder: Path, count: int, truth: Callable[[int], float], *, runs: int = 1
+) -> list[Path]:
     """Nights that differ by 0.3%, with step times that the truth multiplies."""
     noise = random.Random(3)
     paths = []
     for night in range(count):
         of_night = noise.gauss(1, 0.003) * truth(night)
         times_s = {1: 0.1 * of_night, 2: 0.105 * of_night}
-        runs = [run(gpus, time_s * noise.gauss(1, 0.001)) for gpus, time_s in times_s.items()]
+        made = [
+            run(gpus, time_s * noise.gauss(1, 0.001), index=index)
+            for gpus, time_s in times_s.items()
+            for index in range(1, runs + 1)
+        ]
         paths.append(folder / f"night-{night:03d}" / "results.jsonl")
         paths[-1].parent.mkdir()
-        paths[-1].write_text(results_text(night_of(night, *runs, hours=24 * night)))
+        paths[-1].write_text(results_text(night_of(night, *made, hours=24 * night)))
     return paths
 
 

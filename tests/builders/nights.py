@@ -150,14 +150,21 @@ def baseline_of(*nights: Night, **changes: object) -> Baseline:
 
 def _environment(night: Night) -> Environment:
     device = night.configurations[0].device
-    hosts = _hosts(night)
-    gpus = () if device == "cpu" else tuple(_device(hosts[0], i) for i in _local(night))
+    nodes = tuple(
+        Node(
+            host=host,
+            cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
+            cpu_count=40,
+            gpus=tuple(_device(host, index) for index in range(night.gpus_per_node)),
+        )
+        for host in _hosts(night)
+    )
     usual = Environment(
         device=device,
-        host=hosts[0],
-        cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
-        cpu_count=40,
-        gpus=gpus,
+        host=nodes[0].host,
+        cpu_model=nodes[0].cpu_model,
+        cpu_count=nodes[0].cpu_count,
+        gpus=() if device == "cpu" else nodes[0].gpus,
         python_version="3.11.9",
         torch_version="2.11.0",
         torchvision_version="0.26.0",
@@ -169,18 +176,8 @@ def _environment(night: Night) -> Environment:
         cases_revision="0123abc",
         scheduler="slurm",
         job_id=night.job,
-        launcher="local" if len(hosts) == 1 else "slurm",
-        nodes=()
-        if len(hosts) == 1
-        else tuple(
-            Node(
-                host=host,
-                cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
-                cpu_count=40,
-                gpus=tuple(_device(host, i) for i in _local(night)),
-            )
-            for host in hosts
-        ),
+        launcher="local" if len(nodes) == 1 else "slurm",
+        nodes=nodes if len(nodes) > 1 else (),
     )
     return replace(usual, **night.environment)
 
@@ -188,10 +185,6 @@ def _environment(night: Night) -> Environment:
 def _hosts(night: Night) -> list[str]:
     nodes = -(-max(night.gpus) // night.gpus_per_node)
     return [f"node{number}" for number in range(1, nodes + 1)]
-
-
-def _local(night: Night) -> range:
-    return range(night.gpus_per_node)
 
 
 def _device(host: str, index: int) -> GpuDevice:
