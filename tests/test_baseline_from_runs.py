@@ -90,7 +90,7 @@ def test_every_entry_that_is_short_is_named() -> None:
     assert "needs 6 of each: mnist_cnn/ddp on 2 CPU ranks (size smoke) has 5; " in message
     assert "mnist_cnn/ddp on 2 CPU ranks (size full) has 2; " in message
     assert "mnist_cnn/ddp on 8 CPU ranks has 0; give the results of all nights together" in message
-    assert "with '--runs 3 --resume FILE', which makes what FILE lacks" in message
+    assert "with '--runs 3 --resume FILE', which makes the runs that FILE lacks" in message
     assert "on 4 GPUs" not in message
 
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_left_out_changes_nothing(nights: list[Path], tmp_path: P
     for path in nights:
         assert gpuscale("leave-out", path, *because).returncode == 0
     nothing = refusal("history", nights[0].parent.parent)
-    assert "no valid run of what was asked for; left out: 2026-09-21 (rain), " in nothing
+    assert "no valid run of the chosen rows; left out: 2026-09-21 (rain), " in nothing
 
 
 def test_a_night_without_results_is_named(nights: list[Path]) -> None:

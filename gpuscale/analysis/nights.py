@@ -151,7 +151,7 @@ def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
         raise UsageError(f"the nights are of several machines: {found}; give those of one")
     if not machines:
         left = f"; left out: {', '.join(left_out)}" if left_out else ""
-        raise UsageError(f"the results hold no valid run of what was asked for{left}")
+        raise UsageError(f"the results hold no valid run of the chosen rows{left}")
     return next(iter(machines))
 
 

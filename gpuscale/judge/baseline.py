@@ -20,7 +20,7 @@ MINIMUM_RUNS = 3
 """Minimum number of valid runs of each entry in a baseline file."""
 HOW_TO_MEASURE_MORE = (
     f"give the results of all nights together, or measure as before with '--runs {MINIMUM_RUNS} "
-    "--resume FILE', which makes what FILE lacks, runs that were not steady included"
+    "--resume FILE', which makes the runs that FILE lacks and repeats unsteady ones"
 )
 TOO_WEAK = 0.2
 """A baseline or history is too weak if it shows only losses above this fraction."""
@@ -190,7 +190,7 @@ def _chosen(
         for entry, runs in entries.items()
         if (gpus is None or entry.gpus in gpus) and entry.key.is_of(cases)
     }
-    where = "" if gpus is None else " on what --gpus names"
+    where = "" if gpus is None else " on the chosen numbers of GPUs"
     held = f"they hold {', '.join(dict.fromkeys(entry.label for entry in entries))}"
     for case in cases or ():
         if not any(entry.key.is_of((case,)) for entry in chosen):
@@ -207,8 +207,8 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
-            f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
-            "leave-out --undo NIGHT' takes it back"
+            f"left out: {left_out}; no baseline has such a night before 'gpuscale leave-out --undo "
+            "NIGHT' takes it back"
         )
     injections = dict.fromkeys(text for result in results for text in result.injections)
     if injections:

@@ -117,7 +117,7 @@ def from_json(kind: type[T], text: str) -> T:
         _parse(text)
         raise DecodeError("", f"this is not JSON: {error}") from None
     except RecursionError:
-        raise DecodeError("", "nested too deeply; no gpuscale file is") from None
+        raise DecodeError("", "nested too deeply for a file of gpuscale") from None
 
 
 def from_builtins(kind: type[T], value: object, *, strict: bool = True) -> T:

@@ -99,10 +99,10 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         for device, time_s in devices:
             slower = time_s / typical_s
             if slower > SLOW_COMPUTATION:
-                what = f" on {device}" if len(devices) > 1 else ""
+                where = f" on {device}" if len(devices) > 1 else ""
                 text = (
-                    f"{probe.host} computes {slower:.3g}× as long{what} as the other nodes: "
-                    "see its clocks, temperature and what else runs there"
+                    f"{probe.host} takes {slower:.3g}× as long to compute{where} as the other "
+                    "nodes: check its clocks and temperature, and look for other processes"
                 )
                 yield NodeFinding("computation", (probe.host,), slower, text)
 
@@ -134,7 +134,7 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
             f"{', '.join(hosts)}: {'its' if len(hosts) == 1 else 'their'} links take "
             f"{slower:.3g}× as long as those between the other nodes"
         )
-        remedy = "; see its network adapter, cable and port, and leave it out meanwhile"
+        remedy = "; check its network adapter, cable and port, and use other nodes meanwhile"
         if len(hosts) > 1:
             shared = _shared_switch(hosts, nodes, switches) or "switch"
             remedy = f", and those among themselves do not: see the {shared} or uplink they share"
@@ -229,7 +229,7 @@ def _slow_direction(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
             one, other = nodes[sender].host, nodes[receiver].host
             text = (
                 f"{one} → {other} takes {slower:.3g}× as long as {other} → {one}: {one}'s "
-                f"sending or {other}'s receiving is slow; which of them cannot be told with "
-                "two nodes, so try each with a third"
+                f"sending or {other}'s receiving is slow; two nodes cannot show which, so try "
+                "each with a third"
             )
             yield NodeFinding("direction", (one, other), slower, text)
