@@ -23,10 +23,10 @@ from ci.gpu_check import (
 )
 from ci.gpu_report import About, Finding, Report, make_checks
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.cli.selftest import load_case_class
 from gpuscale.measure.evidence.software import installed_packages
 from gpuscale.records import NodeEvidence
 from gpuscale.records.evidence import Library
+from gpuscale.workload.cases import case_class
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
@@ -145,7 +145,7 @@ def test_a_small_size_holds_for_the_bare_loop_and_the_overhead(
     assert [words[-4:-2] for words in asked[:2]] == [("--size", "smoke")] * 2
     small = f"{tmp_path / 'small.py'}::Small"
     assert small in asked[2]
-    assert load_case_class(small, "rocm")().named_size("full").batch == 16
+    assert case_class(small)().named_size("full").batch == 16
 
 
 def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`gpuscale batch`: powers of two until memory is out, then exactly."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from changing import replace
 from command_line import refusal
 from measuring import write_case
 
-from gpuscale.base.errors import GpuscaleError
+from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.cli.batch import has_fitted, largest_batch
 from gpuscale.records import Failure, FailureKind
+from gpuscale.workload.cases import case_class
 
 NO_ENGINE = "RuntimeError: GET was unable to find an engine to execute this computation"
 
@@ -73,3 +75,25 @@ def test_cpu_ranks_are_refused(tmp_path: Path) -> None:
     path = write_case(tmp_path, "Case = Tiny")
     said = refusal("batch", f"{path}::Case", "--device", "cpu")
     assert "gpuscale batch fills the memory of GPUs" in said
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("test_tiny.py::Other", "there is test_tiny.py::Tiny"),
+        # Whatever a user's file raises is a message, and no bug of ours.
+        ("test_broken.py::Case", "No module named 'nowhere_at_all'"),
+        ("none.py::Case", "there is no file none.py"),
+        ("test_tiny.py", "as FILE::Class"),
+    ],
+)
+def test_a_case_that_cannot_be_had_is_told_with_those_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, told: str
+) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UsageError) as caught:
+        case_class(case)
+    assert told in str(caught.value)

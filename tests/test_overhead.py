@@ -1,4 +1,4 @@
-"""What measuring costs: judged from known ratios, and measured against a loop that trains alike."""
+"""What measuring costs (ci/overhead.py): judged from known ratios, and measured against a loop."""
 
 import json
 import math
@@ -16,26 +16,26 @@ from hosts import within_limit
 from measuring import BENCH_CASES, write_case
 from nccl_speaks import CASE
 
-from gpuscale.base.errors import GpuscaleError, UsageError
-from gpuscale.cli.selftest import OverheadRun, judge_overhead, load_case_class
+from ci.overhead import Overhead, OverheadRun, Pair, RankTimes, bare_loop, judge_overhead, paused
+from gpuscale.base.environment import python_environment
+from gpuscale.base.errors import GpuscaleError
 from gpuscale.measure.worker.data import training_batches
-from gpuscale.measure.worker.entry import bare_loop, paused
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
 from gpuscale.measure.worker.training import Training, parameter_digest
 from gpuscale.records import Failure, RunRequest
-from gpuscale.records.campaigns import OverheadOutcome, OverheadPair, OverheadResult
 from gpuscale.records.request import TIMING_PLANS
 
+SCRIPT = BENCH_CASES.parent / "ci" / "overhead.py"
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 
 
 def run_of(ratios: list[float], *, step_s: float = 0.05) -> OverheadRun:
     """A run of windows of 4 steps, whose pairs have these ratios."""
     bare_s = 4 * step_s
-    pairs = tuple(OverheadPair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
+    pairs = tuple(Pair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
     # The slowest rank counts.
-    fast = tuple(OverheadPair(measured_s=bare_s / 2, bare_s=bare_s / 2) for _ in ratios)
-    return [OverheadOutcome(steps_per_window=4, pairs=its) for its in (fast, pairs)]
+    fast = tuple(Pair(measured_s=bare_s / 2, bare_s=bare_s / 2) for _ in ratios)
+    return [RankTimes(steps_per_window=4, pairs=its) for its in (fast, pairs)]
 
 
 def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[OverheadRun]:
@@ -140,17 +140,16 @@ def test_a_sampler_stands_still_while_the_bare_loop_runs() -> None:
         process.wait()
 
 
-def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
+def test_the_script_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     write_case(tmp_path, CASE)
-    # All 40 pairs of a run would keep two cores busy for half a minute.
-    fewer = "import gpuscale.cli.selftest as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
     answer = subprocess.run(
         [
-            *(sys.executable, "-c", f"{fewer}raise SystemExit(cli.main())"),
-            *("selftest", "--format", "json"),
+            # All 40 pairs of a run would keep two cores busy for half a minute.
+            *(sys.executable, str(SCRIPT), "--format", "json", "--pairs", "6"),
             *("--case", "test_tiny.py::Case", "--gpus", "2", "--runs", "2", "--device", "cpu"),
         ],
         cwd=tmp_path,
+        env=python_environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -166,7 +165,7 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_evidence_that_takes_too_long_is_above_its_limit() -> None:
-    def judged(evidence_s: float) -> OverheadResult:
+    def judged(evidence_s: float) -> Overhead:
         runs = [
             [replace(rank, evidence_s=evidence_s * number) for rank in run]
             for number, run in enumerate(noisy_runs(1.0, 0.001, runs=3, seed=1))
@@ -177,26 +176,3 @@ def test_evidence_that_takes_too_long_is_above_its_limit() -> None:
     quick, slow = judged(0.04), judged(0.06)
     assert (quick.verdict, quick.evidence_s) == ("within", 0.04)
     assert (slow.verdict, slow.reason) == ("above", "evidence may take 50.0 ms a run")
-
-
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        ("test_tiny.py::Other", "there is test_tiny.py::Tiny"),
-        # Whatever a user's file raises is a message, and no bug of ours.
-        ("test_broken.py::Case", "No module named 'nowhere_at_all'"),
-        ("none.py::Case", "there is no file none.py"),
-        ("test_tiny.py", "as FILE::Class"),
-        (None, "there is no bench_cases/test_mnist_cnn.py here"),
-    ],
-)
-def test_a_case_that_cannot_be_had_is_told_with_those_that_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str | None, told: str
-) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(UsageError) as caught:
-        load_case_class(case, "cpu")
-    assert told in str(caught.value)

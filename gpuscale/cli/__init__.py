@@ -45,12 +45,11 @@ _COMMANDS = (
     ("submit", "measure and judge in a job of this cluster's scheduler"),
     ("fleet", "measure every node of a cluster, and name the sick ones"),
     ("night", "measure, compare and keep, inside a running job (submit writes such jobs)"),
-    ("selftest", "measure what gpuscale itself costs on this machine"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("run", "bisect", "batch", "night", "probe", "selftest"), MEASURING),
+    **dict.fromkeys(("run", "bisect", "batch", "night", "probe"), MEASURING),
     "fleet": ("ClusterShell",),
     "report": ("matplotlib", "jinja2"),
     "plot": ("matplotlib",),

@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records import Environment, NodeEvidence, RunRequest
-from gpuscale.records.campaigns import OverheadOutcome
 from gpuscale.records.evidence import ProcessSoftware, RankReport
 from gpuscale.records.probes import NodeProbe, NodeProbeRequest
 from gpuscale.records.record import from_json, to_json
@@ -24,8 +23,6 @@ from gpuscale.records.request import CommandOutcome, FigureOutcome, RankFailure,
 R = TypeVar("R")
 
 LAUNCHER_LOG = "launcher.log"
-SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
-"""Environment variable in which ranks find the process ID of their node's sampler."""
 _OWNER = "owner"
 _LOOK_S = 0.05
 _VISIBLE_S = 30.0
@@ -88,7 +85,6 @@ class RunDirectory:
         """The ranks that the launcher has started, with their hosts; absent if ranks are local."""
         self.outcomes = RecordFile(path / "outcomes.json", list[RankOutcome])
         """Measurements of all ranks, written by rank 0 once all ranks have passed their checks."""
-        self.overheads = RecordFile(path / "overheads.json", list[OverheadOutcome])
         self.launcher_log = path / LAUNCHER_LOG
         """The output of the command that starts the ranks on several nodes."""
 

@@ -1,12 +1,10 @@
-"""Results of campaigns: sweeps over nodes, bisections, and trials of gpuscale's own overhead."""
+"""Results of campaigns: sweeps over nodes, and bisections."""
 
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
-from gpuscale.records.configuration import Configuration
-from gpuscale.records.environment import Environment
 from gpuscale.records.scaling import Estimate
 
 NotMeasured = Literal[
@@ -76,54 +74,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Number of jobs in which `row` was slow."""
     past: float | None = None
     """Speed on `row` in earlier sweeps, relative to other nodes of the kind; None if unknown."""
-
-
-class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the same number of steps, with and without gpuscale's measurement."""
-
-    measured_s: float
-    """Seconds for one window, including all of gpuscale's work before and during it."""
-    bare_s: float
-    """Seconds for the same steps in a bare training loop."""
-
-
-class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Overhead measured by one rank in one run."""
-
-    steps_per_window: int
-    pairs: tuple[OverheadPair, ...]
-    evidence_s: float = 0.0
-    """Seconds spent collecting evidence of the node and this rank, outside of the pairs."""
-
-
-class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Overhead of gpuscale's measurement for one number of GPUs."""
-
-    gpus: int
-    runs: int
-    pairs: int
-    """Number of pairs of windows in all runs together."""
-    step_time_s: float
-    """Median seconds per step of the bare training loop."""
-    ratio: Estimate
-    """Time with gpuscale, divided by the time of the bare training loop."""
-    evidence_s: float
-    """Seconds per run spent collecting evidence outside of windows; median over the runs."""
-    limit: float
-    """Documented upper limit of the ratio."""
-    verdict: Literal["within", "above", "not decided"]
-    reason: str = ""
-    """Reason for the verdict; empty if the ratio alone determines the verdict."""
-
-
-class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of `gpuscale selftest` on one machine."""
-
-    configuration: Configuration
-    environment: Environment
-    results: tuple[OverheadResult, ...]
-    """Overhead for each number of GPUs."""
-    wall_s: float
 
 
 class BisectionFinding(StrEnum):

@@ -118,9 +118,8 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Faults to inject, such as `data=5ms` (gpuscale/workload/injections.py)."""
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
-    overhead_pairs: int | None = None
-    """Number of pairs of windows that measure gpuscale's overhead; one window of each pair runs in
-    a bare training loop. None for runs that do not measure the overhead."""
+    measured_by: str = "gpuscale.measure.worker.loop:measure"
+    """Function with which ranks time their training; ci/overhead.py names one of its own."""
     cpu_bind: str = UNBOUND
     """CPU binding of ranks: `site` (site default), `none`, or a map like `mask_cpu:0xff,0xff00`."""
 

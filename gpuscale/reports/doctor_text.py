@@ -1,4 +1,4 @@
-"""The findings of `gpuscale doctor` and `gpuscale selftest` as text."""
+"""The findings of `gpuscale doctor` and `gpuscale probe` as text."""
 
 import math
 import statistics
@@ -7,28 +7,14 @@ from typing import Any
 
 from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
 from gpuscale.base.grouping import by_key
-from gpuscale.base.host import device_word
-from gpuscale.base.text import (
-    format_bytes,
-    format_percent,
-    format_seconds,
-    significant,
-    whole_percent,
-)
+from gpuscale.base.text import format_bytes, format_percent, significant, whole_percent
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
-from gpuscale.records.campaigns import SelfTest
 from gpuscale.records.ports import Port
 from gpuscale.records.probes import PROBES
 from gpuscale.reports.cause_words import probe_place
-from gpuscale.reports.phrases import (
-    UNKNOWN,
-    counted,
-    devices_text,
-    interval_text,
-    load_text,
-)
+from gpuscale.reports.phrases import UNKNOWN, counted, load_text
 from gpuscale.reports.screen import table
 
 _SMALL_SHARED_BYTES = 1024**3
@@ -98,38 +84,6 @@ def _rate_text(rate: float, unit: str) -> str:
         return f"{format_bytes(rate)}/s"
     power = min(4, max(0, math.floor(math.log10(rate) / 3)))
     return f"{significant(rate / 1000**power)} {('', 'k', 'M', 'G', 'T')[power]}{unit}"
-
-
-def selftest_text(report: SelfTest) -> str:
-    """Describe the overhead of measuring, without a final line break."""
-    configuration, device = report.configuration, report.configuration.device
-    measured = ("runs × pairs", "step, bare", "measured / bare", "limit", "verdict")
-    headers = [f"{device_word(device)}s", *measured]
-    rows = [
-        [
-            str(result.gpus),
-            f"{result.runs} × {result.pairs // result.runs}",
-            format_seconds(result.step_time_s),
-            interval_text(result.ratio, "{:.4f}".format),
-            f"{result.limit:.3f}",
-            result.verdict,
-        ]
-        for result in report.results
-    ]
-    lines = [
-        f"selftest with {configuration.label} ({configuration.size}, {configuration.precision}) on "
-        f"{report.environment.hardware_label}\n",
-        f"{table(headers, rows, left=('verdict',))}\n",
-        "measured: windows as gpuscale makes them; bare: a plain loop",
-    ]
-    for result in report.results:
-        reason = f"; {result.reason}" if result.reason else ""
-        lines.append(
-            f"{devices_text(device, result.gpus)}: evidence of the node "
-            f"{format_seconds(result.evidence_s)} a run outside of windows{reason}"
-        )
-    lines.append(f"took {format_seconds(report.wall_s)}; intervals: 95 %")
-    return "\n".join(lines)
 
 
 def _problems(problems: Sequence[str], none: str) -> list[str]:

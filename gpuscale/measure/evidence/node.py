@@ -20,12 +20,14 @@ from msgspec import json
 
 from gpuscale.base.process_ends import die_with_parent
 from gpuscale.measure.evidence.network import NetworkMeter, log_variables, read_logs
-from gpuscale.measure.run_directory import SAMPLER_VARIABLE, RecordFile, RunDirectory
+from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.measure.telemetry.sampler import serve
 from gpuscale.records import HostLoad, NodeEvidence
 
 _PATIENCE_S = 10.0
 """Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
+SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
+"""Environment variable with the process ID of the sampler, which ci/overhead.py suspends."""
 _Reader = Callable[[Path], str | None]
 
 _READ_BYTES = 16384

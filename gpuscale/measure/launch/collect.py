@@ -8,7 +8,7 @@ from gpuscale.analysis.steadiness import SHORTEST_JUDGED_S, steadiness
 from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.base.host import GPU_KINDS, is_gpu, text_of
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.run_directory import R, RecordFile, RunDirectory
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Environment, Node, NodeEvidence, NodeProbe, RunRequest
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import ON_NODES, field_differences
@@ -21,7 +21,7 @@ from gpuscale.records.evidence import (
     merged,
 )
 from gpuscale.records.probes import merged_probes
-from gpuscale.records.request import FigureOutcome, window_of_ranks
+from gpuscale.records.request import FigureOutcome, RankOutcome, window_of_ranks
 from gpuscale.records.run import Run, with_measured
 
 _LOG_TAIL_LINES = 3
@@ -55,7 +55,7 @@ def collect_run(
     )
     if request.command is not None:
         return _command_run(request, directory, failure, empty)
-    outcomes = failure or left_by_ranks(request, directory.outcomes)
+    outcomes = failure or _outcomes(request, directory)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
     reports = tuple(outcome.report for outcome in outcomes)
@@ -157,15 +157,15 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
     return known if len(known) == request.gpus else ()
 
 
-def left_by_ranks(request: RunRequest, file: RecordFile[list[R]]) -> list[R] | Failure:
-    """Return the records of all ranks from a file; a failure if the file is missing or invalid."""
+def _outcomes(request: RunRequest, directory: RunDirectory) -> list[RankOutcome] | Failure:
+    """Return the outcomes of all ranks; a failure if their file is missing or invalid."""
     try:
-        records = file.read()
+        outcomes = directory.outcomes.read()
     except (OSError, DecodeError) as error:
         message = f"the ranks ended without leaving their measurements ({error})"
         return Failure(kind="launch", message=message)
-    assert len(records) == request.processes, "rank 0 gathers the records of all ranks"
-    return records
+    assert len(outcomes) == request.processes, "rank 0 gathers the outcomes of all ranks"
+    return outcomes
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:

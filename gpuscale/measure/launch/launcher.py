@@ -15,13 +15,12 @@ from gpuscale.base.host import SITE
 from gpuscale.base.process_ends import RUN_S
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import process_starter, terminations_raised
-from gpuscale.measure.launch.collect import collect_run, job_environment, left_by_ranks, probes_left
+from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, wait_for, write_atomically
 from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
 from gpuscale.records import Environment, Failure, Node, NodeProbe, Run, RunRequest, pci_addresses
-from gpuscale.records.campaigns import OverheadOutcome
 from gpuscale.records.probes import NodeProbeRequest
 
 _DESCRIBE_S = 180.0
@@ -98,15 +97,6 @@ class Launcher:
         failure = self._launched(request, directory)
         wall_s = time.monotonic() - started
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
-
-    def compare_with_bare_loop(self, request: RunRequest) -> list[OverheadOutcome] | Failure:
-        """Time fp32 windows alternately in gpuscale and a bare loop; return each rank's times."""
-        directory = self._prepared(request)
-        failure = self._launched(request, directory)
-        if isinstance(ranks := failure or left_by_ranks(request, directory.overheads), Failure):
-            return ranks
-        node_s = sum(node.cost_s or 0.0 for node in directory.nodes())
-        return [replace(rank, evidence_s=rank.evidence_s + node_s) for rank in ranks]
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
         """Measure devices and links of all nodes; raise GpuscaleError if a node has no result."""

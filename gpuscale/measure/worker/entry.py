@@ -1,15 +1,12 @@
-"""Entry points of a rank's process: execute a run, or measure gpuscale's own overhead."""
+"""The entry point of a rank's process: carry out the request for a run."""
 
-import contextlib
 import faulthandler
 import os
 import pkgutil
 import resource
-import signal
 import socket
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,14 +16,12 @@ from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_software
-from gpuscale.measure.run_directory import SAMPLER_VARIABLE, R, RecordFile, RunDirectory
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker import loop
-from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
+from gpuscale.measure.worker.data import real_dataset, training_batches
 from gpuscale.measure.worker.training import Strategy, Training, parameter_digest
 from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
-from gpuscale.measure.worker.windows import window_plan
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
-from gpuscale.records.campaigns import OverheadOutcome, OverheadPair
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 
 _NCCL_LINES = 4
@@ -105,7 +100,7 @@ def main(directory: str, stacks: str) -> None:
     with Path(stacks).open("w") as file:
         faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=file)
         try:
-            (_run if request.overhead_pairs is None else _measure_overhead)(request, files)
+            _run(request, files)
         except BaseException as error:
             lost_peer = is_lost_peer_error(error)
             files.leave_failure(error, request.batch_per_gpu, lost_peer=lost_peer)
@@ -154,7 +149,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         # Measure on every rank, slowed or not, since all ranks take part in steps.
         training.faults.set_pace(loop.own_pace_s(training))
     demands = STRATEGIES[request.configuration.strategy]
-    measurement = loop.measure(
+    measurement: Measurement = pkgutil.resolve_name(request.measured_by)(
         training,
         request.timing,
         files.report,
@@ -171,19 +166,12 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         measurement=measurement,
         software=own_software(),
     )
-    _leave(outcome, files.directory.outcomes, training)
-
-
-def _leave(own: R, file: RecordFile[list[R]], training: Training) -> None:
-    """Write the records of all ranks into one file; no rank returns before the file is complete.
-
-    The training is kept alive until the process ends: destroying gloo's process group while holding
-    the GIL can deadlock with a gloo thread that waits for the GIL. With torch 2.11, two of the
-    first eleven runs hung in this way.
-    """
-    if records := training.strategy.gathered(own):
-        file.write(records)
-    training.strategy.barrier()
+    if outcomes := strategy.gathered(outcome):
+        files.directory.outcomes.write(outcomes)
+    # No rank ends before the file is complete.
+    strategy.barrier()
+    # Destroying gloo's process group while holding the GIL can deadlock with a gloo thread that
+    # waits for the GIL. With torch 2.11, two of the first eleven runs hung in this way.
     _KEPT_TO_THE_END.append(training)
 
 
@@ -204,77 +192,3 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
-
-
-def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
-    assert request.overhead_pairs is not None
-    training, _ = _prepare(request, files.directory)
-    strategy = training.strategy
-    step_time_s, _ = loop.warm_up(training, request.timing, files.report)
-    marked_every = loop.steps_per_mark(step_time_s, training.clock.events_per_step)
-    steps, _ = window_plan(step_time_s, request.timing, pausing=False)
-    sampler = os.environ.get(SAMPLER_VARIABLE) if strategy.rank == 0 else None
-    sampler_pid = int(sampler) if sampler else None
-    pairs = []
-    for number in range(request.overhead_pairs):
-        if number % 2:
-            bare_s = _bare_s(training, steps, sampler_pid)
-        # Time from a common start to the end of a window, with a barrier and progress report.
-        training.synchronize()
-        strategy.barrier()
-        opened = time.perf_counter()
-        files.report("pair", number, request.overhead_pairs)
-        loop.timed_window(training, steps, marked_every=marked_every)
-        measured_s = time.perf_counter() - opened
-        if not number % 2:
-            # The order alternates, so that a drift of the machine cancels.
-            bare_s = _bare_s(training, steps, sampler_pid)
-        pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
-    began_s = time.monotonic()
-    # Time the calls with which a rank of an ordinary run collects evidence.
-    own_software()
-    outcome = OverheadOutcome(
-        steps_per_window=steps, pairs=tuple(pairs), evidence_s=time.monotonic() - began_s
-    )
-    _leave(outcome, files.directory.overheads, training)
-
-
-def bare_loop(training: Training, steps: int) -> None:
-    """Run fp32 training steps with the model and batches of a case, without measuring anything."""
-    case, model, optimizer = training.case, training.forward_model, training.optimizer
-    device, memory_format = training.strategy.device, training.memory_format
-    for _ in range(steps):
-        inputs, targets = on_device(next(training.batches), device, memory_format)
-        optimizer.zero_grad(set_to_none=True)
-        loss = case.loss(case.forward(model, inputs), targets)
-        loss.backward()
-        optimizer.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
-    """Return the seconds that training steps take in a loop without gpuscale's measurements.
-
-    The time includes a barrier, like the time of the window with which it is compared.
-    """
-    training.synchronize()
-    with paused(sampler_pid):
-        training.strategy.barrier()
-        opened = time.perf_counter()
-        training.strategy.barrier()
-        bare_loop(training, steps)
-        return time.perf_counter() - opened
-
-
-@contextlib.contextmanager
-def paused(pid: int | None) -> Iterator[None]:
-    """Suspend the process `pid`, unless it is None, while the context lasts."""
-    if pid is None:
-        yield
-        return
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
