@@ -14,7 +14,7 @@ from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
 from gpuscale.reports.screen import progress_text
 from gpuscale.workload.log_formats import FORMATS
-from gpuscale.workload.log_lines import Mark
+from gpuscale.workload.log_lines import Mark, by_regex
 
 TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
 
@@ -147,6 +147,23 @@ def test_words_that_only_training_prints_show_that_it_has_begun(line: str) -> No
         reader_of(None, lines).validate_lines(0, is_late=False)
 
 
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ("[E{n:02}] loss=0.33 (1.2s)", r"\[E(?P<step>\d+)"),
+        ("2026-11-22 15:03:{n:02},5 round {n} took 1.2 s", r"round\s*(?P<step>\d+)"),
+        ("  {n} 0.33 1.2", r"^\s*(?P<step>\d+)"),
+    ],
+)
+def test_a_number_that_rises_is_proposed_as_the_counter(line: str, pattern: str) -> None:
+    # Too few lines to be sure of, and another one after them.
+    lines = [line.format(n=number) for number in range(12)]
+    said = reader_of(None, [*enumerate([*lines, "saved model.pt"])]).explain_incomplete()
+    assert f"such as: {lines[-1].strip()}; if that counts steps or epochs" in said
+    assert f"give --step-regex '{pattern}'" in said
+    assert [known(by_regex(pattern).read(text)).step for text in lines] == [*range(12)]
+
+
 @pytest.mark.parametrize("log_format", [None, "timm"])
 def test_who_waits_for_the_first_step_sees_that_the_lines_hold_none(log_format: str | None) -> None:
     assert progress_text(*reader_of(log_format, []).progress()).endswith(" window 0/10")
@@ -154,7 +171,7 @@ def test_who_waits_for_the_first_step_sees_that_the_lines_hold_none(log_format: 
     reader = reader_of(log_format, lines)
     # Nothing shows that these lines are of a training rather than of what comes before it.
     reader.validate_lines(0, is_late=True)
-    said = "no step read in 40 lines; last: [39/390] 0.25"
+    said = "no step read in 40 lines (--step-regex?); last: [39/390] 0.25"
     assert [progress_text(*reader.progress(), room) for room in (99, 24)] == [said, said[:24]]
     steps = [(number * 1.0, f"Epoch [1/5], Step [{number}/600], Loss: 0.1") for number in range(9)]
     assert "window" in progress_text(*reader_of(None, [*lines, *steps]).progress())

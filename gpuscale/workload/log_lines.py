@@ -20,7 +20,10 @@ _OF_TRAINING = re.compile(
     re.IGNORECASE,
 )
 _COUNTER = re.compile(rf"({_STEP_WORD}\W*)\d", re.IGNORECASE)
+_WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
+"""A whole number that is no part of a time or date."""
 _FEWEST_ALIKE = 20
+_MOST_KINDS = 1000
 _SHORTEST_S = 10.0
 _LONGEST_SHOWN = 100
 
@@ -153,14 +156,27 @@ def by_regex(pattern: str) -> LogFormat:
     return LogFormat(name="step-regex", example="", read=read)
 
 
+@dataclass(slots=True)
+class _Kind:
+    """Lines with the same words, which differ only in numbers and punctuation."""
+
+    first_s: float
+    """Arrival time of the first line."""
+    is_training: bool
+    """True if the lines have a word that only training prints."""
+    count: int = 0
+    before: str = ""
+    """The line before the latest one."""
+    latest: str = ""
+
+
 class UnreadLines:
     """Detector of lines that a script probably prints at each step, in an unknown format."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, tuple[int, float]] = {}
-        """Number of lines, and arrival time of the first line, for each sequence of words."""
-        self.of_training: str | None = None
-        """Latest line of a frequent kind that only training prints; None if there is none."""
+        self._kinds: dict[str, _Kind] = {}
+        self.are_training = False
+        """True once a kind of lines that only training prints has come often and long enough."""
         self.count = 0
         self._last = ""
 
@@ -168,36 +184,63 @@ class UnreadLines:
         """Examine the next line, as returned by `plain`."""
         self.count += 1
         self._last = " ".join(line.split())[:_LONGEST_SHOWN] or self._last
-        if not _OF_TRAINING.search(line):
+        is_training = _OF_TRAINING.search(line) is not None
+        if not is_training and len(self._kinds) >= _MOST_KINDS:
             return
-        kind = re.sub(r"[^A-Za-z]+", " ", line)
-        count, first_s = self._kinds.get(kind, (0, arrived_s))
-        self._kinds[kind] = (count + 1, first_s)
-        if count + 1 >= _FEWEST_ALIKE and arrived_s - first_s >= _SHORTEST_S:
-            self.of_training = line.strip()[:_LONGEST_SHOWN]
+        words = re.sub(r"[^A-Za-z]+", " ", line)
+        kind = self._kinds.setdefault(words, _Kind(arrived_s, is_training))
+        kind.count, kind.before, kind.latest = kind.count + 1, kind.latest, line.strip()
+        is_frequent = kind.count >= _FEWEST_ALIKE and arrived_s - kind.first_s >= _SHORTEST_S
+        self.are_training |= is_frequent and kind.is_training
 
     @property
     def notice(self) -> str:
         """The number of lines and the last one, for a user who waits for the first step."""
-        return f"no step read in {counted(self.count, 'line')}; last: {visible(self._last)}"
+        read = f"no step read in {counted(self.count, 'line')} (--step-regex?)"
+        return f"{read}; last: {visible(self._last)}"
 
     def reason(self, format_name: str | None) -> str:
         """Explain why no step was found in the lines, and suggest a remedy."""
-        line = self.of_training or self._last
-        if not line:
-            return "it printed nothing, and its steps are timed by the lines that tell them"
+        if not self._last:
+            return "it printed nothing, and gpuscale times steps by the lines that report them"
+        kinds = reversed(self._kinds.values())
+        shown = max(kinds, key=lambda kind: (kind.is_training, bool(kind.latest), kind.count))
         reads = f"{format_name} does not read" if format_name else "no format known reads"
-        return f"{reads} a step in lines such as: {line}; {_remedy(line)}"
+        line = shown.latest[:_LONGEST_SHOWN]
+        return f"{reads} a step in lines such as: {line}; {_remedy(shown)}"
 
 
-def _remedy(line: str) -> str:
+def _remedy(kind: _Kind) -> str:
     own = "print lines of 'GPUSCALE {\"step\": 10}', or judge a figure that it prints, by --figure"
+    line = kind.latest
     if counter := _COUNTER.search(line):
-        # A single quote would end the quoted shell argument.
-        words = re.escape(counter[1]).replace(r"\ ", r"\s*").replace("'", ".")
-        return rf"give --step-regex '{words}(?P<step>\d+)' or the like, or {own}"
+        return rf"give --step-regex '{_escaped(counter[1])}(?P<step>\d+)' or the like, or {own}"
     # In `[2/3] [390/400]`, the first counter counts epochs.
     if totals := re.findall(r"\d/(\d+)", line):
         pattern = rf"(?P<step>\d+)/{max(totals, key=int)}"
         return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
+    if pattern := _rising(kind):
+        return (
+            f"if that counts steps or epochs, give --step-regex '{pattern}' (for epochs, with the "
+            f"samples of one as --samples-per-step), else {own}"
+        )
     return own
+
+
+def _rising(kind: _Kind) -> str:
+    """Return a pattern for the first number that rose between the last two lines; '' if none."""
+    lines = (kind.before, kind.latest)
+    for old, new in zip(*map(_WHOLE.finditer, lines), strict=False):
+        if int(new[0]) > int(old[0]):
+            before = re.search(r"[^\d\s]*\s*$", kind.latest[: new.start()])
+            prefix = _escaped(before[0]) if before and before[0] else r"^\s*"
+            pattern = rf"{prefix}(?P<step>\d+)"
+            read = [re.search(pattern, line) for line in lines]
+            if [found and found["step"] for found in read] == [old[0], new[0]]:
+                return pattern
+    return ""
+
+
+def _escaped(text: str) -> str:
+    """Return a pattern for a text, with any blanks between words, to be put in single quotes."""
+    return re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")

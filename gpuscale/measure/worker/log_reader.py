@@ -214,7 +214,7 @@ class LogReader:
         Other ranks may print anything. If the user has specified a format, matching lines may still
         follow, so the error is raised only once `is_late` is true, at the timeout.
         """
-        is_unread = not self.has_steps and self._unread.of_training is not None
+        is_unread = not self.has_steps and self._unread.are_training
         if is_unread and rank == 0 and (is_late or not self._is_settled):
             raise self.failed(self.explain_incomplete(), "unread")
 
