@@ -49,7 +49,7 @@ def test_each_fault_is_read(text: str, injection: Injection) -> None:
 def test_a_text_that_means_nothing_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_injection(text)
-    assert str(caught.value).startswith(f"--inject: '{text}' is no fault that is known; try one of")
+    assert str(caught.value).startswith(f"--inject: '{text}' is not a known fault; try one of")
     assert "data=5ms, slow-rank=1:1.2, compute=1.1, hang=1@50, crash=0@20" in str(caught.value)
 
 

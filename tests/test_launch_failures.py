@@ -184,7 +184,7 @@ def test_without_a_line_of_the_user_the_place_in_gpuscale_and_the_whole_text_are
     # This test's own frame would count as the user's.
     shown = traceback_text(error.with_traceback(error.__traceback__.tb_next))
     place, *text = shown.splitlines()
-    assert re.fullmatch(r"in what gpuscale/measure/worker/user_code\.py:\d+ calls:", place)
+    assert re.fullmatch(r"in a call from gpuscale/measure/worker/user_code\.py:\d+:", place)
     assert text[0] == f'File "{tmp_path / "broken.py"}", line 1'
     assert text[-1].startswith("SyntaxError: ")
 

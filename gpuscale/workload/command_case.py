@@ -64,7 +64,7 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Work behind the printed times: constant per GPU (`weak`) or constant in total (`strong`)."""
+    """Amount of work behind a printed time: the same per GPU (`weak`) or in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:
@@ -81,8 +81,8 @@ class CommandCase(Case):
         """Return the number of samples per GPU per step; None if the script's output reports it.
 
         The argument `batch` replaces the case's `global_batch` or, if it has none, its `batch`.
-        Raise a CaseError if another batch is asked for than the command can take, or if the global
-        batch cannot be split evenly.
+        Raise a CaseError if the command cannot be given this batch, or if the global batch cannot
+        be split evenly.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -168,7 +168,7 @@ def validate_scaling(
 
 def _problems(case: type[CommandCase]) -> Iterator[str]:
     if not isinstance(case.command, str) or not case.command.strip():
-        yield f"command is {case.command!r}; it takes a text, such as 'python train.py'"
+        yield f"command is {case.command!r}; it must be a text, such as 'python train.py'"
         return
     try:
         words = case.words()
@@ -225,9 +225,9 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
         yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if "{" not in words[0] and shutil.which(words[0]) is None:
-        problem = "it is no program on PATH, nor a path to one"
+        problem = "it is neither a program on PATH nor a path to one"
         if Path(words[0]).is_file():
-            problem = "it may not be executed; make it executable, or name its interpreter first"
+            problem = "it is not executable; make it executable, or name its interpreter first"
         yield f"'{words[0]}' cannot be started: {problem}"
 
 
@@ -237,7 +237,7 @@ def _fields(word: str) -> Iterator[str]:
         if name is None:
             continue
         if form or conversion or not name.isidentifier():
-            raise ValueError(f"{{{name}}} is no placeholder")
+            raise ValueError(f"{{{name}}} is not a placeholder")
         yield name
 
 

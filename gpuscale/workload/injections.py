@@ -50,7 +50,7 @@ def parse_injection(text: str) -> Injection:
             return msgspec.convert(given, Injection, strict=False)
     examples = ", ".join(example for _, example in _KINDS.values())
     raise UsageError(
-        f"--inject: '{text}' is no fault that is known; try one of {examples}, with a time above 0 "
+        f"--inject: '{text}' is not a known fault; try one of {examples}, with a time above 0 "
         f"and up to {_MOST_SECONDS:g} s, a factor above 1 and up to {_MOST_FACTOR:g}, or a step "
         "from 1"
     )

@@ -36,7 +36,7 @@ class Mark:
     """Value of the step counter; None if the line reports something else."""
     epoch: int | None = None
     total_steps: int | None = None
-    """Final value of the step counter, which distinguishes different loops and progress bars."""
+    """Last value that the step counter will reach, which tells loops and progress bars apart."""
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     samples_per_s: float | None = None

@@ -103,7 +103,7 @@ class Mlperf:
 
 
 FigureReader = Callable[[str], Mapping[str, str | float]]
-"""Function to call with each line of a process in order; returns the line's figures by metric."""
+"""Function that returns the figures in a line, by metric; it needs a process's lines in order."""
 KNOWN_FIGURES: Mapping[str, type[NcclTests] | type[Mlperf]] = {
     "nccl-tests": NcclTests,
     "rccl-tests": NcclTests,
@@ -129,7 +129,7 @@ def new_reader(figure: str) -> FigureReader:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics that `figure`, a regular expression or known name, extracts from output.
+    """Return the metrics that `figure`, a regular expression or known name, finds in output.
 
     Raise a CaseError if it names none, or if `better` or `scaling` lack what a metric needs.
     """

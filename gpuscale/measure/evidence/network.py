@@ -65,11 +65,11 @@ _PLACES: Mapping[str, PortKind] = {
     "cxi/cxi*": "slingshot",
     "net/*": "ethernet",
 }
-"""Kind of port for each pattern of folders below `/sys/class` that describe such ports."""
+"""Patterns of folders below `/sys/class` that describe a port, each with the kind of port."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
-"""Each port with the values of its counters, or the reasons why they cannot be read, keyed by name
-and PCI address, since another adapter may take over a name after a hotplug."""
+"""Each port with its counters, keyed by name and PCI address, since another adapter may take over a
+name after a hotplug. Instead of a value, an unreadable counter has the reason."""
 _GONE = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port vanished during the run")
 _NEW = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port appeared during the run")
 
@@ -91,7 +91,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with its counters' growth and the lower of its rates before and after."""
+    """Yield each port with the growth of its counters and the lower of its two link rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -174,7 +174,7 @@ def _counters(kind: PortKind, folder: Path) -> dict[str, int | str]:
 
 
 _LOG_BYTES = 1_000_000
-"""Bytes read from the start of each process's log, which includes NCCL's search for paths."""
+"""Number of bytes to read from the start of each process's log; NCCL reports connections there."""
 _USERS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _RING = 4
 """NCCL's number for the ring pattern; lower numbers are tree patterns."""
@@ -217,10 +217,10 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Read and delete a host's NCCL logs; return the properties of connections, and a problem.
+    """Return the properties of connections in a host's NCCL logs, or the reason why none was found.
 
-    The problem is the reason why no property was found; None if some were found or there are no
-    logs. Other hosts may write to the same folder, for example if hosts have no disks.
+    The reason is None if there are no logs. The logs are deleted. Other hosts may write to the same
+    folder, for example if hosts have no disks.
     """
     texts = []
     try:
@@ -286,7 +286,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return how many ranks, channels, rings or trees a parsed log line reports; {} if none."""
+    """Return the numbers of ranks, channels, rings or trees in a parsed log line; {} if none."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

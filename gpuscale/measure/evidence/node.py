@@ -95,7 +95,7 @@ class DriverProcess:
 
 
 def host_load(gpu_processes: int | None = None) -> HostLoad:
-    """Return this host's load over the last minute; `gpu_processes` is copied into the result."""
+    """Return this host's load over the last minute, with the number of processes on its GPUs."""
     # The load is that of all cores of the host, even if this process may use only some.
     cores = os.cpu_count() or 1
     return HostLoad(load_average=os.getloadavg()[0], cores=cores, gpu_processes=gpu_processes)
@@ -185,7 +185,7 @@ class NodeWatch:
 
 
 def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the node's settings, and the reasons why others cannot be read, both keyed by name."""
+    """Return the node's settings, and the reason for each that cannot be read, keyed by name."""
     found: dict[str, str] = {}
     absent: dict[str, str] = {}
     for name, read in SETTINGS.items():
@@ -198,7 +198,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that summarises values in files: `a`, or `a on 3, b on 1` if several."""
+    """Return a function that reads the values in files: `a`, or `a on 3, b on 1` if they differ."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

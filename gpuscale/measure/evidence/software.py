@@ -93,8 +93,8 @@ class KnownLibrary(NamedTuple):
     version: Callable[[ctypes.CDLL], str] | None = None
     """Function that queries the loaded library's version; None if the library has no such query."""
     parts: str = ""
-    """Text in the paths of files that the library loads when it is first used; empty if none. Its
-    version is queried only if they are loaded: else the query would load them."""
+    """Part of the paths of files that the library loads at its first use; empty if there are none.
+    The version is queried only after that use, because the query would also load the files."""
 
 
 KNOWN_LIBRARIES = (

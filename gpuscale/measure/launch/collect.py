@@ -125,7 +125,7 @@ def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutco
 def _with_processes(
     nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
 ) -> tuple[NodeEvidence, ...]:
-    """Return the nodes with the libraries and CPUs of their processes, without duplicates."""
+    """Return the nodes, completed with the distinct libraries and CPUs of their processes."""
     known = []
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]
@@ -268,7 +268,7 @@ def probes_left(
         outputs = (directory.output(rank) for of_host in ranks for rank in of_host)
         output = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
         raise GpuscaleError(
-            f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
+            f"{', '.join(missing)} did not answer {why}when nodes were to communicate; see "
             f"whether they reach one another, and leave out one that does not: {' | '.join(output)}"
         )
     return tuple(merged_probes([part for part in parts if part is not None]) for parts in left)

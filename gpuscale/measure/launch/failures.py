@@ -168,7 +168,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the rank of the first process (None if not a rank), and a phrase for all processes."""
+    """Return the first process's rank, None if it is no rank, and a phrase for all processes."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

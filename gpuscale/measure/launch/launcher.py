@@ -92,9 +92,16 @@ class Launcher:
 
         All ranks have ended when this method returns.
         """
-        self.last = directory = self._prepared(request)
+        self._kept.close()
+        folder = self._kept.enter_context(self._scratch_folder("run-"))
+        self.last = directory = RunDirectory(path=folder)
+        placement = place_run(request, self.environment, self._each_host.hosts)
+        directory.request.write(request)
+        self._list_gpus(directory, request, placement)
+        if not self._is_fresh(request):
+            self._keepers_on(placement.hosts)
         started_at_s, started = time.time(), time.monotonic()
-        failure = self._launched(request, directory)
+        failure = self._launched(request, directory, placement)
         wall_s = time.monotonic() - started
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
@@ -127,22 +134,12 @@ class Launcher:
         self._folder.mkdir(parents=True, exist_ok=True)
         return scratch_folder(f".{name}", within=self._folder)
 
-    def _prepared(self, request: RunRequest) -> RunDirectory:
-        """Create and return the folder of a run; ensure that its nodes have keepers ready."""
-        self._kept.close()
-        directory = RunDirectory(path=self._kept.enter_context(self._scratch_folder("run-")))
-        placement = self._placement(request)
-        directory.request.write(request)
-        self._list_gpus(directory, request, placement)
-        if not self._is_fresh(request):
-            self._keepers_on(placement.hosts)
-        return directory
-
-    def _launched(self, request: RunRequest, directory: RunDirectory) -> Failure | None:
+    def _launched(
+        self, request: RunRequest, directory: RunDirectory, placement: Placement
+    ) -> Failure | None:
         """Run the processes of a request; return the failure, or None on success."""
         # A command's watcher ends the command at the timeout, so wait a little longer.
         patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
-        placement = self._placement(request)
         self.running = directory
         try:
             with terminations_raised():
@@ -167,7 +164,7 @@ class Launcher:
         )
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if ranks need new tasks; forked ranks do not get the site's binding."""
+        """Return True if ranks must be new tasks: forks would lack the site's binding to CPUs."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 
@@ -176,9 +173,6 @@ class Launcher:
             return rank_variables(placement.ranks)
         variables = {**os.environ} if request and request.launch == "once" else {}
         return variables | rank_variables(placement.ranks, placement.hosts[0])
-
-    def _placement(self, request: RunRequest) -> Placement:
-        return place_run(request, self.environment, self._each_host.hosts)
 
     def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement

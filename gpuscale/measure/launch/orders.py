@@ -156,7 +156,7 @@ class Keepers:
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
         """Assign the ranks of a run to the keepers that have started.
 
-        If `is_fresh` is True, each keeper is for one rank of the same placement.
+        If `is_fresh` is True, the keepers were started for this run, one for each rank.
         """
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = dict.fromkeys(placement.hosts, 0)

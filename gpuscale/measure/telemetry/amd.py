@@ -41,8 +41,8 @@ _REASONS = {
     "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
     "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
 }
-"""Reasons for reduced clocks: the bits that report them before MI300, in the order of the kernel's
-`SMU_THROTTLER_*_BIT`, and the time counters from MI300 on; None if there is no counter."""
+"""For each reason for reduced clocks: the bits that report it before MI300, in the order of the
+kernel's `SMU_THROTTLER_*_BIT`, and the time counter from MI300 on; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class AmdDevice(Device):
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return how many readings found new XGMI errors; each resets the driver's status."""
+        """Return how many readings so far found new errors; a reading resets AMD SMI's status."""
         # The status is 0 without errors, 1 for one error and 2 for several.
         self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle) != 0
         return self._errors

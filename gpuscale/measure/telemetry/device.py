@@ -49,7 +49,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read counters; `own` has methods for some, by `Field.moment`, not queries."""
+        """Prepare to read counters with the functions in `own`, by `Field.moment`, else by queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None
@@ -164,7 +164,7 @@ def open_smi() -> Iterator[Smi]:
 def find_devices(
     smi: Smi, addresses: Mapping[str, str | None]
 ) -> dict[str, Device | DeviceAbsentError]:
-    """Return each device of a run, or the error with the reason for its absence, keyed by UUID.
+    """Return each device of a run, or an error that says why it is absent, keyed by UUID.
 
     `addresses` maps UUIDs to PCI addresses, by which AMD's devices are found.
     """

@@ -109,9 +109,9 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     order: SamplingOrder, opened: ExitStack
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
-    """Open the devices; return the samples' header, devices by UUID, and a count of processes.
+    """Open the devices; return the header, devices by UUID, and how many processes use them.
 
-    The count is of processes that use the devices; None if unknown.
+    The number of processes is None if unknown.
     """
     smi = opened.enter_context(open_smi())
     found = find_devices(smi, order.addresses)

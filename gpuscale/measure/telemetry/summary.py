@@ -92,7 +92,7 @@ def summarize(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All readings of one device and their Unix times, in order."""
+    """All readings of one device in a run, in order, and their Unix times."""
 
     device: SampledDevice
     times: list[float]
@@ -104,7 +104,7 @@ class _Seen:
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings for `counter.when`: of the run, its load or its timed windows."""
+        """Return the readings that count for a counter (see `Field.when`), given the windows."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"

@@ -1,4 +1,4 @@
-"""Watch the command of a run until its output yields enough windows; report a failure otherwise.
+"""Watch the command of a run until its output yields enough windows, or report why it does not.
 
 The command is in one state at a time (`_State`); every state except RUNNING ends the watch.
 """
@@ -192,7 +192,7 @@ class _Watch:
         return _State.LATE if is_late else _State.RUNNING
 
     def _look_at_software(self, now_s: float) -> None:
-        """Record the software once the processes have loaded it, since they may end soon."""
+        """Record the libraries and packages once the processes have loaded them."""
         is_due = self._reader.has_steps and not self._has_software
         if self._figures is not None and now_s > self._next_software_s:
             # Without steps, nothing shows when all libraries have been loaded.
@@ -202,7 +202,7 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the software of the processes; if they have ended, keep the earlier record."""
+        """Record the libraries and packages of the processes, unless these have already ended."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:

@@ -74,7 +74,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 def on_device(
     batch: Batch, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Any, Any]:
-    """Move a batch to a device and return inputs and targets; only images get the memory format."""
+    """Move a batch to a device, images in the memory format given; return inputs and targets."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
@@ -183,7 +183,7 @@ def real_dataset(
         return case.real_dataset(root, size, download=download)
     except (OSError, RuntimeError) as error:
         raise CaseError(
-            f"--data-root {root}: no data of {case.name()} there ({error}); lay them there, or add "
+            f"--data-root {root}: no data of {case.name()} there ({error}); put them there, or add "
             "--download if the case can fetch them"
         ) from error
 

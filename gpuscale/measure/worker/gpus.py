@@ -44,7 +44,7 @@ def _gpus() -> tuple[GpuDevice, ...]:
         if present := _gpus_of_driver():
             raise GpuscaleError(
                 f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
-                "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
+                "correct that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
             )
         return ()
     # Before CUDA is initialised, torch counts GPUs as NVML does, whereas CUDA offers a process
@@ -122,7 +122,7 @@ def _why_no_cuda() -> str:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
-    return "it counts none"
+    return "it finds none"
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:

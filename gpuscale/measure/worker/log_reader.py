@@ -45,7 +45,7 @@ class LogReader:
         assert command is not None
         self._request, self._command = request, command
         self._shared = request.gpus > 1 and request.launch != "per-rank"
-        """True if several ranks may print into one pipe."""
+        """True if one pipe may contain the lines of several ranks."""
         self._latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
@@ -119,14 +119,14 @@ class LogReader:
             expected = asked * gpus
             if self._samples not in (None, expected):
                 raise self.failed(
-                    f"the command tells {counted(self._samples or 0, 'sample')} a step, and a "
+                    f"the command reports {counted(self._samples or 0, 'sample')} a step, and a "
                     f"batch of {asked} on {counted(gpus, 'GPU')} makes {expected}; give the "
                     "--batch that a counted step has on a GPU"
                 )
             return expected
         if self._samples is None:
             raise self.failed(
-                "the command does not tell how many samples a step has; give --batch N (on each "
+                "the command does not print how many samples a step has; give --batch N (on each "
                 "GPU) or --samples-per-step N (over all)",
                 "unread",
             )
@@ -161,8 +161,8 @@ class LogReader:
         is_late = any(end_s <= begin_s for begin_s, end_s in spans)
         if is_late or comes_in_bursts(series.stretches, started_s):
             raise self.failed(
-                "lines of the command arrive many at once, so they were buffered and their moments "
-                "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL"
+                "lines of the command arrive many at once, so they were buffered and do not show "
+                "when steps ended; let it flush each line (flush=True), or start it by stdbuf -oL"
             )
         self._validate_batch(series, spans, windows.steps)
         return CommandOutcome(
@@ -196,7 +196,7 @@ class LogReader:
             )
 
     def explain_incomplete(self) -> str:
-        """Return a message on what an unfinished command has printed so far, with a remedy."""
+        """Return what an unfinished command has printed too little of, and a remedy."""
         series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
             return self._unread.reason(None if self._format is None else self._format.name)
@@ -272,7 +272,7 @@ class FigureReader(LogReader):
 
     @property
     def found(self) -> dict[str, str | float]:
-        """Values, keyed by metric, from the process that has printed the most metrics."""
+        """The figures of the process that has printed the most metrics, keyed by metric."""
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:

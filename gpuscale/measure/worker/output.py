@@ -1,4 +1,4 @@
-"""The output of a command's processes: lines with arrival times, and how the processes ended."""
+"""Read the output of a command's processes, and find out from it how they ended."""
 
 import os
 import re
@@ -77,7 +77,7 @@ class _Pipe:
         self._arrived_s = 0.0
 
     def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
-        """Yield the lines that a piece of output completes; an empty piece ends the last line."""
+        """Yield the lines completed by the next bytes of output, which are empty at its end."""
         *ended, rest = _LINE_END.split(text) if text else (b"", b"")
         for part in ended:
             arrived_s = now_s if part else self._arrived_s

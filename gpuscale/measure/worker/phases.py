@@ -40,7 +40,7 @@ class PhaseClock:
         self._steps = self._marked_steps = 0
         self._is_marking = False
         self._marks: list[tuple[Any, Phase | None]] = []
-        """Times, each with the phase that ended then; None at the beginning of a step."""
+        """Times, each with the phase that ended then, or None for the start of a step."""
 
     def begin_step(self) -> None:
         """Begin a step, and record the start time if the phases of this step are to be timed."""

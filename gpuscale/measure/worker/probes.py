@@ -32,7 +32,7 @@ _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torc
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
 _REPEATS = 9
-"""Number of timed repetitions of each message; the slowest third is ignored as chance delays."""
+"""Number of timed repetitions of each message; the slowest third may be chance delays."""
 
 Work = tuple[Callable[[], object], float]
 """A function to repeat, and the work per call: bytes, floating-point operations or loops."""

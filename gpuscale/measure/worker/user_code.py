@@ -99,7 +99,7 @@ def _place(error: BaseException) -> str | None:
         place = f"in the forward pass of {type(frame.f_locals['self']).__name__}'s model"
         return f"{place}{_layer(error, frame.f_locals['model'])}"
     file = Path(frame.f_code.co_filename).relative_to(_GPUSCALE.parent)
-    return f"in what {file}:{line} calls"
+    return f"in a call from {file}:{line}"
 
 
 def _layer(error: BaseException, model: object) -> str:

@@ -1,4 +1,4 @@
-"""Plan the windows of a run, and divide a command's steps into windows of equally many steps."""
+"""Plan the windows of a run, and divide the steps that a command reports into windows."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from gpuscale.workload.log_lines import Mark
 FEWEST_WINDOWS = 10
 SYNCED_PER_UNSYNCED = 3
 ROUNDING = 1e-9
-"""Tolerance for rounding errors in a division whose result should be a whole number."""
+"""Tolerance for rounding errors in divisions that should give a whole number."""
 _FEWEST_SPEEDS = 3
 _TOGETHER_S = 0.002
 _BURST_APART_S = 0.05
@@ -80,7 +80,7 @@ class Series:
         self._loops: dict[int | None, list[list[Point]]] = {}
         self._latest: deque[int] = deque(maxlen=2 if shared else 1)
         self.speeds: list[tuple[float, float]] = []
-        """Arrival time and reported samples/s of each line with a speed."""
+        """Arrival time and samples/s of each line that reports samples/s."""
         self._place: tuple[int | None, int | None] | None = None
         """The loop and the epoch of the latest step; None if the next step begins a new stretch."""
 

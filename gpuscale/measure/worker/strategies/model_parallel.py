@@ -59,7 +59,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
     if len(groups) < count:
         raise CaseError(
             f"{where} gives {counted(len(groups), 'block')} with parameters, and each of {count} "
-            "GPUs needs one; return the modules of the model in a row, or choose fewer GPUs"
+            "GPUs needs one; return all modules of the model, in order, or choose fewer GPUs"
         )
     inputs, _ = example_batch(case, case.size)
     starts = cut(_operations(groups, inputs), count)
@@ -68,17 +68,17 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
     kept = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
     if len(set().union(*kept)) < sum(map(len, kept)):
         raise CaseError(
-            f"{where}: blocks share a parameter, and are cut apart on {count} GPUs; give each its "
-            "own"
+            f"{where}: blocks share a parameter, but are on different GPUs; give each its own, "
+            "or choose fewer GPUs"
         )
     for name, parameter in model.named_parameters():
         if id(parameter) not in set().union(*kept):
-            raise CaseError(f"{where} leaves out {name}; what is in no block is not trained")
+            raise CaseError(f"{where} leaves out {name}; a parameter in no block is not trained")
     return stages
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return the start positions of consecutive parts, minimising the cost of the largest part."""
+    """Return where to cut a row of costs into parts so that the most expensive part is cheapest."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
