@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-from test_measurement_loop import Alone, MadeClock, ignore
+from test_measurement_loop import MadeClock, Peers, ignore
 
 from gpuscale.analysis.steadiness import steadiness
 from gpuscale.measure.worker import loop
@@ -34,12 +34,12 @@ class Pace:
         return max(self.batch_s / self.workers, self.computing_s + self.all_reduce_s)
 
 
-class LoadedTraining(MadeClock, Alone):
+class LoadedTraining(MadeClock):
     """A training over torch's loader: batches in order, two of each worker in advance."""
 
     def __init__(self, pace: Pace, seed: int) -> None:
         super().__init__(first_step_s=0, step_s=0, unsynced_step_s=0)
-        self.clock = self.strategy = self
+        self.clock, self.strategy = self, Peers()
         self._pace = pace
         self._random = random.Random(seed)
         self._free_from_s = [self.now_s] * pace.workers

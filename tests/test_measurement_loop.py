@@ -1,5 +1,6 @@
 """Warm-up and windows, on made clocks with known truth."""
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -24,7 +25,7 @@ class MadeClock:
         self.realigned_after: list[int] = []
         self.marked_every: list[int] = []
         self.clock: MadeClock
-        self.strategy: Alone
+        self.strategy: Peers
         self._opened_s = 0.0
         self._first_step_s = first_step_s
         self._step_s = step_s
@@ -65,29 +66,19 @@ class MadeClock:
         self.realigned_after.append(len(self.steps))
 
 
-class Alone:
-    """Peers that are never slower."""
+class Peers:
+    """Other ranks, of which the slowest takes longer by a factor, and a wait for them."""
 
-    def barrier(self) -> None:
-        pass
-
-    def largest(self, value: float) -> float:
-        return value
-
-
-class SlowPeer(Alone):
-    """A peer that takes longer by a factor."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
+    def __init__(self, factor: float = 1, wait: Callable[[], None] = lambda: None) -> None:
+        self._factor, self.barrier = factor, wait
 
     def largest(self, value: float) -> float:
         return value * self._factor
 
 
-def as_training(clock: MadeClock, strategy: Alone | None = None) -> Training:
+def as_training(clock: MadeClock, strategy: Peers | None = None) -> Training:
     """The clock as a training, which is its own clock of phases."""
-    clock.clock, clock.strategy = clock, strategy or Alone()
+    clock.clock, clock.strategy = clock, strategy or Peers()
     return cast("Training", clock)
 
 
@@ -169,7 +160,7 @@ def test_the_pace_before_a_run(clock: MadeClock, monkeypatch: pytest.MonkeyPatch
 def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: MadeClock) -> None:
     timing = replace(PLAN, warmup_steps=4, warmup_s=1.5)
     # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
-    step_time_s, steps = warm_up(as_training(clock, SlowPeer(2)), timing, ignore)
+    step_time_s, steps = warm_up(as_training(clock, Peers(2)), timing, ignore)
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
 
@@ -186,7 +177,7 @@ def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> No
 
 
 def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> None:
-    result = measure(as_training(clock, SlowPeer(5)), PLAN, ignore, pausing=False)
+    result = measure(as_training(clock, Peers(5)), PLAN, ignore, pausing=False)
     assert result.steps_per_window == 1
 
 
@@ -228,11 +219,10 @@ def test_a_short_budget_shortens_windows_before_it_is_overrun() -> None:
 
 
 def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock) -> None:
-    class LateForTheBarrier(Alone):
-        def barrier(self) -> None:
-            clock.now_s += 0.05
+    def wait() -> None:
+        clock.now_s += 0.05
 
-    windows = measure(as_training(clock, LateForTheBarrier()), PLAN, ignore, pausing=False).windows
+    windows = measure(as_training(clock, Peers(wait=wait)), PLAN, ignore, pausing=False).windows
     ends = [window.started_at_s + window.busy_s for window in windows]
     starts = [window.started_at_s for window in windows[1:]]
     assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(

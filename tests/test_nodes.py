@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from builders import CNN, results, results_text, run
 from changing import replace
+from commands import free_port
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
@@ -178,9 +178,7 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
         timeout_s=200,
     )
     directory.probe_request.write(request)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LATE, str(tmp_path), str(late_s)],

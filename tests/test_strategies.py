@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from changing import replace
+from commands import free_port
 from test_overhead import request_for_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -74,9 +74,7 @@ def answers_of_ranks(
     count: int, work: Callable[..., None], *shared: object
 ) -> list[tuple[Any, ...]]:
     """Answers of this number of processes, by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     queue: Queue[tuple[Any, ...]] = FORKED.Queue()
     ranks = [
         FORKED.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
+from hosts import within_limit
 from nvml.library import (
     BLACKWELL_GPU,
     GPU_A,
@@ -40,13 +41,6 @@ Sample = Callable[..., TelemetryReport]
 @pytest.fixture
 def fake_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
 
 
 def lines_of(path: Path) -> int:
@@ -81,10 +75,7 @@ def sample(tmp_path: Path) -> Sample:
         began = time.time()
         sampler = Sampler(dict.fromkeys(uuids), output, 0.01)
         try:
-            wait_until(
-                lambda: lines_of(output) > ticks or is_absent(output),
-                f"the sampler had taken {ticks} samples or had given a reason",
-            )
+            assert within_limit(lambda: lines_of(output) > ticks or is_absent(output))
         finally:
             assert sampler.stop() == 0
         return summarize(output, uuids=uuids, intervals=[(began, time.time())])
@@ -210,9 +201,9 @@ def test_energy_is_the_counters_difference_over_the_windows(tmp_path: Path) -> N
     uuids = [GPU_A, GPU_WITHOUT_POWER]
     sampler = Sampler(dict.fromkeys(uuids), output, 0.02)
     try:
-        wait_until(lambda: lines_of(output) > 1, "the first sample was there")
+        assert within_limit(lambda: lines_of(output) > 1)
         began = time.time()
-        wait_until(lambda: lines_of(output) > 20, "the windows had passed")
+        assert within_limit(lambda: lines_of(output) > 20)
     finally:
         # Its last sample closes the second window.
         ended = time.time()
@@ -299,7 +290,7 @@ def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None
     output = tmp_path / "samples.jsonl"
     sampler = Sampler({GPU_A: None}, output, 0.01)
     try:
-        wait_until(lambda: lines_of(output) > 3, "there were some samples")
+        assert within_limit(lambda: lines_of(output) > 3)
         header, *ticks = output.read_text().splitlines()[:4]
     finally:
         assert sampler.stop() == 0

@@ -49,7 +49,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read counters with the functions in `own`, by `Field.moment`, else by queries."""
+        """Prepare to read counters: with the functions in `own`, by `Field.moment`, or queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None
