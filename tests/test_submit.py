@@ -325,7 +325,7 @@ def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     answer = gpuscale("submit", "juwels-booster", "--yes", cwd=site, variables=environment)
     assert answer.returncode == 2
     assert answer.stderr.startswith(
-        "gpuscale: sbatch did not take the job:\n    sbatch: error: invalid account\n"
+        "gpuscale: sbatch refused the job:\n    sbatch: error: invalid account\n"
         "    sbatch: error: no job\n    correct what it names by an option such as --partition"
     )
     assert list((site / ".gpuscale/jobs").iterdir()) == []

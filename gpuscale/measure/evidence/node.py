@@ -27,7 +27,7 @@ from gpuscale.records import HostLoad, NodeEvidence
 _PATIENCE_S = 10.0
 """Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
 SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
-"""Environment variable with the process ID of the sampler, which ci/overhead.py suspends."""
+"""Environment variable with the process ID of the GPU sampler, which ci/overhead.py suspends."""
 _Reader = Callable[[Path], str | None]
 
 _READ_BYTES = 16384

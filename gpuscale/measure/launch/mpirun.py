@@ -53,7 +53,7 @@ class OpenMpi(ProcessStarter):
         if not found:
             raise UsageError(
                 "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE, "
-                "PE_HOSTFILE and SLURM_JOB_NODELIST are not set); start it inside of a job, or set "
+                "PE_HOSTFILE and SLURM_JOB_NODELIST are not set); start it inside a job, or set "
                 "PBS_NODEFILE to a file with a host on each line"
             )
         return found

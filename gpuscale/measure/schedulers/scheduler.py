@@ -52,10 +52,10 @@ class Demand:
 class Ending(Enum):
     """The reason why a job has ended, as far as the scheduler reports it."""
 
-    COMPLETED = "by itself, and well"
-    FAILED = "by itself or by somebody"
-    TIME_UP = "its time was up"
-    RESOURCES_LOST = "a node failed, memory ran out, or somebody else got the nodes"
+    COMPLETED = "it ended by itself"
+    FAILED = "it failed, or somebody cancelled it"
+    TIME_UP = "its time limit was reached"
+    RESOURCES_LOST = "a node failed, memory ran out, or another job took over the nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Scheduler(ABC):
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
             raise SchedulerError(
-                f"{program} did not take the job:\n{indent(visible(said, multiline=True), '    ')}"
+                f"{program} refused the job:\n{indent(visible(said, multiline=True), '    ')}"
                 "\n    correct what it names by an option such as --partition, --account or "
                 "--time, or in the profile; --print shows what is asked for"
             )

@@ -135,8 +135,8 @@ class Slurm(Scheduler, ProcessStarter):
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
-                "--launcher slurm: this is no Slurm job (SLURM_JOB_NODELIST is not set); start it "
-                "inside of sbatch or salloc, e.g. 'salloc --nodes=2 --exclusive pytest …'"
+                "--launcher slurm: this is not a Slurm job (SLURM_JOB_NODELIST is not set); start "
+                "it inside sbatch or salloc, e.g. 'salloc --nodes=2 --exclusive pytest …'"
             )
         if "SLURM_GPUS_PER_NODE" not in os.environ and _BY_JOB_OR_TASK & set(os.environ):
             raise UsageError(

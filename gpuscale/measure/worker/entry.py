@@ -32,7 +32,7 @@ _KEPT_TO_THE_END: list[Training] = []
 
 
 class RankFiles:
-    """The files of one rank in the run's directory."""
+    """Writes the progress and the failure of one rank into the run's directory."""
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
         self.directory, self.rank = directory, rank

@@ -101,7 +101,7 @@ class LogReader:
 
     def _take_mark(self, mark: Mark, line: Line) -> None:
         if mark.loss is not None and not math.isfinite(mark.loss):
-            raise self.failed(f"the loss is no finite number: {line.text.strip()}")
+            raise self.failed(f"the loss is not a finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
         is_shared = self._shared and line.source == COMMAND_SOURCE
         series = self._series.setdefault(line.source, Series(shared=is_shared))

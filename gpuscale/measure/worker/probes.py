@@ -75,7 +75,7 @@ class _Place:
             torch.cuda.synchronize(self.device)
 
     def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
-        """Return a probe with these rates, of this device or (`of_node`) of the whole node."""
+        """Return a probe with the rates of this device or, if `of_node`, of the whole node."""
         of: dict[str, Any] = {}
         if not of_node:
             of["device"] = f"CPU rank {self.local_rank}"
