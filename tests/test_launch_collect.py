@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builders import request, results, results_text, run
+from builders import phases, request, results, results_text, run
 from changing import replace
 from command_line import gpuscale
 from commands import HERE, request_for
@@ -11,17 +11,11 @@ from statements import known
 
 from gpuscale.measure.launch.collect import collect_run, command_software
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.records import Failure, NodeEvidence, Phases, RankReport, Run, Window
+from gpuscale.records import Failure, NodeEvidence, RankReport, Run, Window
 from gpuscale.records.environment import without_software
 from gpuscale.records.evidence import Library, ProcessSoftware
 from gpuscale.records.request import CommandOutcome, Measurement, RankOutcome, RankWindow
 from gpuscale.store.results import read_results
-
-
-def own_phases(forward_s: float, backward_s: float) -> Phases:
-    return Phases(
-        data_s=0.0, h2d_s=0.0, forward_s=forward_s, backward_s=backward_s, optimizer_s=0.0
-    )
 
 
 def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: float) -> RankOutcome:
@@ -39,7 +33,7 @@ def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: flo
                     started_at_s=1.7e9 + 2 + number,
                     busy_s=seconds,
                     synchronized=True,
-                    phases=own_phases(forward_s, seconds - forward_s),
+                    phases=phases(forward_s=forward_s, backward_s=seconds - forward_s),
                 )
                 for number, seconds in enumerate(busy_s)
             ),
@@ -67,11 +61,10 @@ def test_phases_of_all_windows_are_those_of_the_slowest_rank(tmp_path: Path, slo
     )
     assert joined.is_valid, joined.failure
     assert [window.time_s for window in joined.windows] == [max(0.2, 0.2 + h) for h in HAIRS]
-    shown = [window.phases for window in joined.windows if window.phases is not None]
-    assert [phases.forward_s for phases in shown] == [0.09] * len(HAIRS)
-    # Where the other rank took longer, this one waited: in its backward pass.
-    for window, phases in zip(joined.windows, shown, strict=True):
-        assert phases.total_s == pytest.approx(window.time_s)
+    for window in joined.windows:
+        assert known(window.phases).forward_s == 0.09
+        # Where the other rank took longer, this one waited: in its backward pass.
+        assert known(window.phases).total_s == pytest.approx(window.time_s)
 
 
 def test_without_paces_the_first_ranks_phases_are_shown(tmp_path: Path) -> None:

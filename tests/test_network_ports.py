@@ -1,19 +1,17 @@
 """What is read of network ports, from trees of files and from real Ethernet."""
 
-import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from builders.network_tree import count, infiniband, pci_device, slingshot, write
+from builders.network_tree import as_ordinary_user, count, infiniband, pci_device, slingshot, write
 
 from gpuscale.base.host import cpu_numa_nodes, gpu_numa_node
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
 from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth, Port
 from gpuscale.records.record import from_json, to_json
 
-NOBODY = 65534
 SNMP = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: InSegs RetransSegs\nTcp: 9 {}"
 NETSTAT = "TcpExt: TCPTimeouts TCPAbortFailed\nTcpExt: {} 0"
 
@@ -176,13 +174,8 @@ def test_a_counter_that_may_not_be_read_is_named() -> None:
         root.chmod(0o755)
         counter = root / infiniband(root) / "counters/symbol_error"
         counter.chmod(0)
-        was = os.geteuid()
-        if was == 0:
-            os.seteuid(NOBODY)
-        try:
+        with as_ordinary_user():
             port = only(NetworkMeter(root=root).read())
-        finally:
-            os.seteuid(was)
     assert port.absent == {"Permission denied": ("symbol_error",)}
     assert port.growth_of("link_downed") == 0
 

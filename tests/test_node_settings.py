@@ -1,14 +1,15 @@
 """Settings of a node, read from trees of files, and what a comparison says of them."""
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import UUID
 
 import pytest
 from builders import baseline, environment, measured
+from builders.network_tree import as_ordinary_user
 from changing import replace
 from statements import facts_of
+from test_host_load import SLOWER, THEN
 
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
@@ -45,9 +46,6 @@ IN_TREE = {
     "IOMMU": "DMA-FQ, identity",
     "container_image": "none",
 }
-NOBODY = 65534
-THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
-SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
 
 
 @pytest.fixture(autouse=True)
@@ -107,13 +105,8 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         root = tree(Path(folder), TREE)
         root.chmod(0o755)
         (root / "proc/sys/kernel/numa_balancing").chmod(0)
-        was = os.geteuid()
-        if was == 0:
-            os.seteuid(NOBODY)
-        try:
+        with as_ordinary_user():
             found, absent = read_settings(root)
-        finally:
-            os.seteuid(was)
     assert absent == {"NUMA_balancing": "Permission denied"}
     assert found == {name: text for name, text in IN_TREE.items() if name not in absent}
 

@@ -6,12 +6,12 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from builders.network_tree import as_ordinary_user
 from changing import replace
 from format_page import example
 
@@ -50,19 +50,6 @@ def refusal(action: Callable[..., object], *arguments: object) -> str:
     message = str(caught.value)
     assert message.isprintable()
     return message
-
-
-@contextmanager
-def as_ordinary_user() -> Iterator[None]:
-    """Drop root's rights for a while, since root ignores permissions."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_runs_that_were_appended_are_read_back(tmp_path: Path) -> None:

@@ -1,8 +1,23 @@
 """Trees of files below `/sys` and `/proc`, as the kernel and HPE's driver lay them out."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuscale.records.ports import PORT_COUNTERS, PortKind
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Drop root's rights for a while, since root ignores permissions."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
 
 
 def write(root: Path, *files: tuple[str, object]) -> None:
