@@ -169,8 +169,10 @@ def test_a_published_time_of_a_job_is_drawn_alone_but_its_speedup_beside_others(
     assert baseline.source.title in notes_below(beside)
 
 
-def of_phases(gpus: int, case: str = "mnist_cnn", optimizer_s: float = 0.01) -> Run:
-    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=optimizer_s)
+def of_phases(
+    gpus: int, case: str = "mnist_cnn", *, optimizer_s: float = 0.01, data_s: float = 0.01
+) -> Run:
+    rank = phases(data_s=data_s, forward_s=0.03, backward_s=0.05, optimizer_s=optimizer_s)
     return phased_run(
         [rank] * gpus,
         communication_s=0.025 if gpus > 1 else 0.0,
@@ -190,6 +192,29 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "optimizer 3 %" in [each.get_text() for each in axes.texts]
     many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
+
+
+def test_a_budget_marks_an_uncertain_efficiency_and_gains_as_the_table_does() -> None:
+    for second_data_s, shown in ((0.01, "80 %"), (0.0, "data −4 %"), (0.08, "64 % ?")):
+        second = replace(of_phases(2, data_s=second_data_s), index=2)
+        runs = [of_phases(1), replace(of_phases(1), index=2), of_phases(2), second]
+        picture = drawn("budget", Measurements(runs=runs))
+        assert shown in [text.get_text() for text in picture.figure.axes[0].texts]
+        has_note = "?: uncertain by more than a factor of two" in notes_below(picture)
+        assert has_note == ("?" in shown)
+
+
+@pytest.mark.parametrize(
+    ("factor", "unit", "value"), [(1.0, "s", 46.9), (60.0, "min", 46.9), (1600.0, "h", 20.8)]
+)
+def test_a_long_time_per_epoch_is_drawn_in_minutes_or_hours(
+    factor: float, unit: str, value: float
+) -> None:
+    (axes,) = drawn("time", Measurements(runs=measured(factor=factor))).figure.axes
+    assert axes.get_ylabel().splitlines()[0] == f"time per epoch ({unit})"
+    (curve,) = curves_in(axes).values()
+    assert curve.lines[0] is not None
+    assert at_of(curve.lines[0])[0, 1] == pytest.approx(value, rel=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +342,7 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, "--case", "other", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as --baseline"),
+        ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
         assert main(["plot", *map(str, arguments)]) == 2

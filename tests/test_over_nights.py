@@ -187,6 +187,24 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     )
 
 
+def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_path: Path) -> None:
+    # In the first folder by so little that it may be noise.
+    for folder, factor, judged in (
+        ("noise", 1.015, "ok by compare --history: 2 of 2 rows: no loss of "),
+        ("loss", 1.2, "REGRESSED by compare --history: 2 of 2 rows: every GPU lost "),
+    ):
+        nights = tmp_path / folder
+        nights.mkdir()
+        write_nights(nights, 13, [*[1.0] * 12, factor].__getitem__)
+        head = " ".join(gpuscale("history", nights).stdout.split())
+        assert head.startswith("UNUSUAL 2 of 2 rows unusual on the last night")
+        assert f"judged {judged}" in head
+        told = " ".join(compare("--history", nights).stdout.split())
+        assert told.startswith(judged.replace("by compare --history: ", ""))
+    usual = sorted((tmp_path / "loss").iterdir())[:-1]
+    assert "judged" not in gpuscale("history", *usual).stdout
+
+
 def history_of_rates(samples_per_s: Sequence[float]) -> History:
     """The history of nights of one run each, with these throughputs."""
     return history_of(nights_on_1_gpu([128 / rate for rate in samples_per_s]))

@@ -2,11 +2,16 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
+from gpuscale.cli.compare import judged, reference_of_nights
 from gpuscale.cli.inputs import add_selection, read_nights, say, without_collecting
+from gpuscale.judge.compare import last_night
+from gpuscale.records import Results
+from gpuscale.reports.comparison import view_of
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -24,5 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
     nights = read_nights(arguments.paths or [RESULTS_FOLDER])
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
-    say(render(history, Screen.of(sys.stdout)))
+    verdict = _verdict(nights, arguments) if history.is_unusual else None
+    say(render(history, Screen.of(sys.stdout), verdict))
     return ExitCode.OK
+
+
+def _verdict(nights: Sequence[Results], arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the verdict of `compare --history` on the last night, as a word and a text."""
+    results = last_night(nights)
+    reference = reference_of_nights(RESULTS_FOLDER, nights, results)
+    return view_of(judged(reference, results, [], arguments), results).headline[0]

@@ -47,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         nights = inputs.read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
     else:
+        if folder := next(filter(inputs.is_folder, paths), None):
+            problem = "is a folder, which --figure history draws; or give one of the files in it"
+            raise UsageError(f"{visible(str(folder))} {problem}")
         paths = paths or [inputs.newest_input()]
         measurements = _measurements(paths, before, arguments.case)
     picture = FIGURES[arguments.figure](measurements)

@@ -24,13 +24,17 @@ _MOST_NIGHTS = FEWEST_NIGHTS + 1
 """Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
 
-def render(history: History, screen: Screen) -> str:
-    """Return the history as text, the latest changes first, without a final line break."""
-    return "\n".join(_lines(history, screen))
+def render(history: History, screen: Screen, judged: tuple[str, str] | None = None) -> str:
+    """Return the history as text, the latest changes first, without a final line break.
+
+    `judged` is the verdict on the last night by a comparison with the nights before, as a word and
+    a text.
+    """
+    return "\n".join(_lines(history, screen, judged))
 
 
-def _lines(history: History, screen: Screen) -> Iterator[str]:
-    yield from _head(history, screen)
+def _lines(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
+    yield from _head(history, screen, judged)
     first = (level_header(history), STANDING)
     yield text_table(standings(history), screen.columns, first=first)
     yield ""
@@ -91,7 +95,7 @@ def node_table(history: History) -> list[dict[str, Cell]]:
     ]
 
 
-def _head(history: History, screen: Screen) -> Iterator[str]:
+def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
     if said := verdict(history):
         first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
@@ -100,6 +104,9 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
     host, job = last.environment.host, last.environment.job_id
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}"
     yield f"last      {', '.join(filter(None, facts))}"
+    if judged is not None:
+        word, text = judged
+        yield from wrapped(f"judged    {word} by compare --history: {text}", screen.columns)
     yield ""
 
 

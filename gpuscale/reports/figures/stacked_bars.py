@@ -7,8 +7,12 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from gpuscale.analysis.efficiency_budget import efficiency_budgets, typical_steps
-from gpuscale.base.text import format_seconds, whole_percent
+from gpuscale.analysis.efficiency_budget import (
+    EfficiencyBudget,
+    efficiency_budgets,
+    typical_steps,
+)
+from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
@@ -19,7 +23,7 @@ from gpuscale.reports.figures.picture import (
     drawn,
     left_out_of,
 )
-from gpuscale.reports.phrases import row_text
+from gpuscale.reports.phrases import OPEN, UNCERTAIN, is_uncertain, row_text
 
 MOST_BARS = 24
 _SHARE = "share of a step"
@@ -62,16 +66,27 @@ def budget_picture(measurements: Measurements) -> Picture | None:
             case=each.configuration.case,
             label=row_text(names, each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency.value, **each.parts, "rest": each.rest},
-            shares={name: f"{value} %" for name, value in each.hundredths.items()},
+            shares=_share_texts(each),
         )
         for each in budgets
         if each in worst
     ]
     has_gains = any(part < 0 for bar in bars for part in bar.parts.values())
     notes = ["a part below 0 is shorter than in the run without other ranks"] if has_gains else []
+    if any(is_uncertain(each.efficiency) for each in worst):
+        notes.append(f"{OPEN}: {UNCERTAIN}")
     left_out = left_out_of("row", len(budgets) - len(bars))
     title = "What the efficiency was lost to"
     return _picture(measurements, title, _SHARE, bars, notes, left_out)
+
+
+def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
+    """Return the efficiency and its parts as percentages; `?` marks an uncertain efficiency."""
+    hundredths = budget.hundredths.items()
+    shares = {name: format_percent(value / 100, decimals=0) for name, value in hundredths}
+    if is_uncertain(budget.efficiency):
+        shares["efficiency"] += f" {OPEN}"
+    return shares
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:

@@ -256,7 +256,7 @@ def report_html(subject: Subject) -> str:
     if view is None and (of_nights := verdict_of_nights(subject)):
         word, first = of_nights
         tone = _TONES_OF_NIGHTS.get(word, "doubt")
-        facts.append(("baseline", "none was given; this is from the nights alone"))
+        facts.append(("baseline", "none was given; --history DIR judges the last night"))
     if subject.folder:
         facts = [
             (label, f"{subject.folder}: {text}" if label == "now" else text)
