@@ -34,7 +34,7 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
 / (windows - origin)). The values fit the 99.95% quantiles of clean series of 5 to 30 windows with
 the worst noise tried (first-order autoregressive noise, coefficient 0.5)."""
 _LARGEST_MINORITY = 0.4
-"""Largest tolerated fraction of slow windows; with more, another run's median may be slow."""
+"""Largest tolerated fraction of slow windows; with more, the median of some runs may be slow."""
 _LARGEST_BIAS = 0.02
 """Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6

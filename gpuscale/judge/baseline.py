@@ -23,7 +23,7 @@ HOW_TO_MEASURE_MORE = (
     "--resume FILE', which makes the runs that FILE lacks and repeats unsteady ones"
 )
 TOO_WEAK = 0.2
-"""A baseline or history is too weak if it shows only losses above this fraction."""
+"""A baseline or history is too weak if the smallest loss it can reveal is above this fraction."""
 _IN_HISTORY = (
     *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
     "measured",

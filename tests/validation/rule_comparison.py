@@ -16,7 +16,6 @@ from validation.simulated_machine import (
     Scenario,
     SimulatedMachine,
     recorded,
-    simulated_nights,
 )
 from validation.simulation import (
     OWN_RULE,
@@ -26,8 +25,8 @@ from validation.simulation import (
     Tally,
     alarms_of,
     judged_in_chunks,
+    nights_of,
     outcomes_of,
-    random_streams,
     tally_of,
 )
 
@@ -91,8 +90,7 @@ def compared(
 def judge_at_each_significance(chunk: Chunk) -> list[Mapping[str, Tally]]:
     """Judge the comparisons of a chunk at each significance that a site may choose."""
     found: list[Mapping[str, Tally]] = []
-    for rng in random_streams(chunk):
-        nights, tonight = simulated_nights(rng, chunk.scenario)
+    for nights, tonight in nights_of(chunk):
         baseline = recorded(chunk.scenario.machine, nights)
         tallies = {}
         for name, significance in CHOICES.items():
@@ -106,8 +104,7 @@ def judge_at_each_significance(chunk: Chunk) -> list[Mapping[str, Tally]]:
 def judge_by_every_rule(chunk: Chunk) -> list[Mapping[str, Tally]]:
     """Judge the comparisons of a chunk by gpuscale's rule and the usual ones."""
     found: list[Mapping[str, Tally]] = []
-    for rng in random_streams(chunk):
-        nights, tonight = simulated_nights(rng, chunk.scenario)
+    for nights, tonight in nights_of(chunk):
         before, now = _windows(nights), _windows([tonight])
         comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
         tallies = {OWN_RULE: tally_of(comparison, chunk.scenario)}

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 import numpy as np
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import Comparison, EntryKey, Finding, Verdict
+from gpuscale.records import Comparison, EntryKey, Finding, Results, Verdict
 from validation.rates import Rate, rate_of
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
 from validation.simulated_machine import LossKind, Scenario, recorded, simulated_nights
@@ -187,20 +187,17 @@ def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
     ]
 
 
-def random_streams(chunk: Chunk) -> Iterable[np.random.Generator]:
-    """Yield a random stream for each comparison, independent of all other comparisons."""
+def nights_of(chunk: Chunk) -> Iterator[tuple[Sequence[Results], Results]]:
+    """Yield both sides of each comparison, from a random stream of its own."""
     for index in range(chunk.first, chunk.first + chunk.count):
-        yield np.random.default_rng((*chunk.seed, index))
+        yield simulated_nights(np.random.default_rng((*chunk.seed, index)), chunk.scenario)
 
 
 def judge_by_gpuscale(chunk: Chunk) -> list[Mapping[str, Tally]]:
     """Judge the comparisons of a chunk by gpuscale's rule alone."""
-    found: list[Mapping[str, Tally]] = []
-    for rng in random_streams(chunk):
-        nights, tonight = simulated_nights(rng, chunk.scenario)
-        comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
-        found.append({OWN_RULE: tally_of(comparison, chunk.scenario)})
-    return found
+    machine = chunk.scenario.machine
+    comparisons = (compare(recorded(machine, nights), [now]) for nights, now in nights_of(chunk))
+    return [{OWN_RULE: tally_of(each, chunk.scenario)} for each in comparisons]
 
 
 def outcomes_of(judged: Mapping[Scenario, Sequence[Mapping[str, Tally]]]) -> tuple[Outcome, ...]:

@@ -54,7 +54,7 @@ class Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Return the changes, without p-values, as if the results had `further_runs` more runs."""
+        """Return the row's changes, without p-values, as if there were `further_runs` more runs."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)

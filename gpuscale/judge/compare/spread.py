@@ -26,7 +26,7 @@ nightly runs. With more than 2 degrees of freedom, false alarms exceed 1% if all
 three times the declared deviation.
 """
 _FAR_NOISIER = 4.0
-"""Ratio of the other rows' variance to the row's own above which reports blame the other rows."""
+"""Reports blame other rows for a spread if their variance is this many times the row's own."""
 
 
 @dataclass(frozen=True, slots=True)
