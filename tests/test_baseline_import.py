@@ -127,7 +127,7 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
         ("n,time\n2.5,145\n", "line 2: column 'n': expected a whole number, found text '2.5'"),
         ("n,time\n,145\n", "line 2: column 'n': expected a whole number, found text ''"),
         ("n,time\n1,145,7\n", "line 2: 3 cells under 2 headers (line 1); give each header its"),
-        ('n,time\n1,"145\n', "line 2: this is no line of a table: unexpected end of data"),
+        ('n,time\n1,"145\n', "line 2: not a line of a table: unexpected end of data"),
         ("n,time,colour\n1,145,red\n", "line 1: column 'colour': not known; make it part of the"),
         ("n,time,runtime\n1,145,145\n", "line 1: column 'runtime': means the same as 'time'"),
         ("n,nodes\n1,1\n", "line 1: expected a column of times or of throughput, found none"),

@@ -259,9 +259,9 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
             "all_reduce_perf.log",
             NCCL,
             [
-                ("all_reduce_perf/32MiB_gb_s on 2 devices", 60.31),
-                ("all_reduce_perf/32MiB_in_place_gb_s on 2 devices", 60.56),
-                ("all_reduce_perf/busbw_gb_s on 2 devices", 40.6),
+                ("all_reduce_perf/32MiB_gb_s on 2 GPUs", 60.31),
+                ("all_reduce_perf/32MiB_in_place_gb_s on 2 GPUs", 60.56),
+                ("all_reduce_perf/busbw_gb_s on 2 GPUs", 40.6),
             ],
         ),
         ("mlperf", "result_0.txt", MLPERF, [("resnet/time_to_train_s on 1 device", 1000.0)]),
@@ -286,6 +286,18 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
                 ("cnn, ddp/samples_per_s on 2 devices", 18.0),
             ],
         ),
+        (
+            "table",
+            "wiki.csv",
+            "case,strategy,batch,GPUs,img/s\ncnn,ddp,8,2,18\n",
+            [("cnn, ddp/samples_per_s on 2 GPUs", 18.0)],
+        ),
+        (
+            "reframe",
+            "r.json",
+            json.dumps(report(0, images(100), num_gpus_per_node=4)),
+            [("Img %n=4/throughput on 4 GPUs", 100.0)],
+        ),
     ],
 )
 def test_each_source_becomes_rows_with_its_values(
@@ -296,6 +308,35 @@ def test_each_source_becomes_rows_with_its_values(
     (file,) = (tmp_path / "nights").glob("*.jsonl")
     found = [(run.label, *run.measured.values()) for run in read_results(file).runs]
     assert sorted(found) == rows
+
+
+def test_a_folder_in_which_gpus_were_devices_keeps_its_rows(tmp_path: Path) -> None:
+    day, nights = {"num_gpus_per_node": 4}, tmp_path / "nights"
+    imported(write(tmp_path / "reports", report(0, images(100))), "-o", nights)
+    state = nights / "import.json"
+    begun_earlier = json.loads(state.read_text())
+    del begun_earlier["has_devices"]
+    state.write_text(json.dumps(begun_earlier))
+    imported(write(tmp_path / "later", report(1, images(101), **day)), "-o", nights)
+    read = read_nights([nights])
+    assert {run.label for results in read for run in results.runs} == {
+        "Img %n=4/throughput on 4 devices"
+    }
+
+
+def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = (report(day, images(100 + day), num_gpus_per_node=4) for day in range(4))
+    nights = tmp_path / "nights"
+    imported(write(tmp_path / "reports", *days), "-o", nights)
+    files = [str(path) for path in sorted(nights.glob("*.jsonl"))]
+    own = str(tmp_path / "own.json")
+    assert main(["baseline", "record", *files, "--weak", "--cluster", "c", "-o", own]) == 0
+    assert main(["show", own]) == 0
+    assert main(["show", files[0]]) == 0
+    assert main(["compare", own, files[-1]]) == 0
+    assert "device" not in capsys.readouterr().out
 
 
 def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:

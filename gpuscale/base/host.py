@@ -35,6 +35,8 @@ GPU_KINDS: Mapping[str, GpuKind] = {
 DEVICES = (*GPU_KINDS, "cpu")
 UNRECORDED = "unrecorded"
 """Type of an unknown device, such as that of an imported figure."""
+UNRECORDED_GPU = "gpu"
+"""Type of a GPU whose vendor is unknown, such as that of an imported figure."""
 
 
 def is_gpu(device: str) -> bool:

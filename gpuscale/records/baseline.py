@@ -8,6 +8,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from gpuscale.base.errors import FieldError
+from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import counted
 from gpuscale.records.configuration import DataKind, EntryKey
 from gpuscale.records.environment import Environment
@@ -278,7 +279,7 @@ class Baseline(Record, frozen=True, kw_only=True):
             place = f"runs[{position}]"
             if not run.is_valid or run.allocation is None:
                 raise FieldError(place, "a baseline has only valid runs with an 'allocation'")
-            if run.configuration.device != self.hardware.device:
+            if self.hardware.device not in (run.configuration.device, UNRECORDED):
                 problem = (
                     f"measured on '{run.configuration.device}', but hardware says "
                     f"'{self.hardware.device}'; correct one of the two"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.host import UNRECORDED
 from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.records.record import from_json, is_json, to_json, validate_unique_keys
@@ -79,7 +80,7 @@ def _decode_run(line: str, header: Header) -> Run:
         raise DecodeError("", problem)
     run = from_json(Run, line)
     device = run.configuration.device
-    if device != header.environment.device:
+    if header.environment.device not in (device, UNRECORDED):
         problem = f"measured on '{device}', but the header says '{header.environment.device}'"
         raise DecodeError("configuration.device", f"{problem}; correct one of the two")
     if run.failure is None and not run.is_valid:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.records.record import from_builtins, from_json
 from gpuscale.store.imports.session import Defaults, RecordedValue, Reference, Session
 from gpuscale.workload.printed_figures import positive
@@ -20,7 +21,7 @@ _NOT_MEASURED = ("skip", "abort")
 _PLAIN_ENVIRONMENTS = ("builtin", "default", "")
 _DAY_S = 86400.0
 _NOT_A_NUMBER = re.compile(r"(?<=[\[:,])\s*-?(?:NaN|Infinity)(?=\s*[,\]}])")
-"""NaN and infinities, which ReFrame writes although JSON does not allow them."""
+"""Pattern of NaN and infinities, which ReFrame writes although JSON does not allow them."""
 _NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 
 
@@ -71,6 +72,7 @@ class _Case(
                     value=found,
                     unit=unit or "",
                     more_is_better=upper is None if is_one_sided else None,
+                    device=UNRECORDED_GPU if self.num_gpus_per_node else UNRECORDED,
                     gpus=self.gpus,
                     hosts=tuple(self.nodes or ()),
                     at_s=self.ended_s,
@@ -126,7 +128,7 @@ def _began_s(info: _Info, ends_s: Sequence[float]) -> float:
     try:
         return datetime.fromisoformat(info.time_start or "").timestamp()
     except ValueError:
-        problem = "neither the session nor a test says when it was; the report cannot be placed"
+        problem = "neither the session nor any test has a time, so the report cannot be dated"
         raise DecodeError("session_info", problem) from None
 
 

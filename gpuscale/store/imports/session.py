@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -65,7 +65,9 @@ class RecordedValue:
     value: float
     unit: str = ""
     more_is_better: bool | None = None
+    device: str = UNRECORDED
     gpus: int = 1
+    """Number of devices, which need not be GPUs."""
     hosts: tuple[str, ...] = ()
     at_s: float | None = None
     published: Reference | PublishedFigure | None = None
@@ -118,7 +120,7 @@ def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedVal
         )
         options = " ".join(f"--better {each.metric}=more|less" for each in left)
         raise UsageError(
-            f"nothing says whether more or less is better of {named}; say so once: {options}"
+            f"it is unknown whether more or less is better for {named}; say so once: {options}"
         )
 
 
@@ -154,7 +156,7 @@ def published(
 
 
 def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
-    """Convert a session to results, one run per value, and call `add_directions`."""
+    """Convert a session to results, one run per value, and add its metrics to `more_is_better`."""
     add_directions(more_is_better, session.values)
     environment = Environment(
         device=UNRECORDED,
@@ -180,7 +182,7 @@ def _runs(session: Session, more_is_better: Mapping[str, bool]) -> Iterator[Run]
         made[point] += 1
         yield Run(
             configuration=Configuration(
-                case=value.case, strategy=metric.name, device=UNRECORDED, metric=metric
+                case=value.case, strategy=metric.name, device=value.device, metric=metric
             ),
             gpus=value.gpus,
             index=made[point],
@@ -198,6 +200,9 @@ class _State(msgspec.Struct):
     """Direction of each metric by name: True if more is better."""
     files: dict[str, tuple[int, int]] = {}
     """Size and modification time (ns) of each imported file, by path."""
+    has_devices: bool = False
+    """True if runs have the type of device that the tool recorded. False in folders begun by an
+    earlier gpuscale, so that their rows stay those of the nights before."""
 
 
 class ImportFolder:
@@ -212,6 +217,7 @@ class ImportFolder:
         with file_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
         state = self._path / _STATE
+        self._state.has_devices = True
         if state.exists():
             self._state = read_with(state, lambda text: from_json(_State, text))
         self._state.more_is_better |= self._better
@@ -241,6 +247,9 @@ class ImportFolder:
                 f"{visible(str(path))} is of {session.system}, and {visible(str(self._path))} has "
                 f"nights of {known}; name one with --system, and give each a folder of its own"
             )
+        if not self._state.has_devices:
+            values = tuple(replace(value, device=UNRECORDED) for value in session.values)
+            session = replace(session, values=values)
         results = results_of(session, self._state.more_is_better)
         self._state.system = known or session.system
         file = self._path / session.file_name

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.host import UNRECORDED_GPU
 from gpuscale.records.record import from_json
 from gpuscale.store.files import read_with
 from gpuscale.store.imports import reframe, table
@@ -86,6 +87,7 @@ def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
             metric=metric,
             value=bandwidth_gb_s,
             unit="GB/s",
+            device=UNRECORDED_GPU,
             gpus=max(1, len(hosts)),
             hosts=tuple(dict.fromkeys(hosts.values())),
         )
@@ -94,7 +96,7 @@ def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
         if (bandwidth_gb_s := positive(printed)) is not None
     )
     if not values:
-        raise DecodeError("", "has no line of a bandwidth as nccl-tests and rccl-tests print it")
+        raise DecodeError("", "has no line with a bandwidth as nccl-tests and rccl-tests print it")
     began_s = path.stat().st_mtime
     yield Session(key=path.stem, began_s=began_s, host=hosts.get(0), values=values)
 
@@ -127,7 +129,7 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
     if time is None:
         known = ", ".join(_TIME_COLUMNS)
-        raise DecodeError("", f"has no column of times; name one of them {known}", line=1)
+        raise DecodeError("", f"has no column of times; give it one of the headers {known}", line=1)
     version = next((names[name] for name in _VERSIONS if name in names), None)
     # Lines with the same time are repetitions.
     found = defaultdict[tuple[str | None, float], list[RecordedValue]](list)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import EntryKey, PublishedFigure
 from gpuscale.records.baseline import Timed
@@ -26,7 +27,7 @@ from gpuscale.store.imports.table_cells import (
 _NO_VALUE = re.compile(
     r"[-–—?]*|n/?a|(?:nan|none|error|oom|out of memory|fail|crash|killed|time).*", re.IGNORECASE
 )
-"""Cell texts that stand for a missing value, such as a failed measurement."""
+"""Pattern of cell texts that stand for a missing value, such as a failed measurement."""
 
 
 class _Measured(NamedTuple):
@@ -64,9 +65,12 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
                 _validate_alike([*alike, measured])
                 alike.append(measured)
     nights: dict[str | None, list[RecordedValue]] = defaultdict(list)
+    # A column of devices or ranks, which means the same, does not say that they are GPUs.
+    has_gpus = any("gpu" in column.header.lower() for column in columns)
+    device = UNRECORDED_GPU if has_gpus else UNRECORDED
     for alike in repetitions.values():
         with problems.on(alike[0].line):
-            for day, value in _recorded(alike, timed):
+            for day, value in _recorded(alike, timed, device):
                 nights[day].append(value)
     problems.raise_all()
     without += (f"column '{column.header}'" for column in unused)
@@ -184,7 +188,7 @@ def _validate_alike(rows: Sequence[_Measured]) -> None:
 
 
 def _recorded(
-    rows: Sequence[_Measured], timed: Timed | None
+    rows: Sequence[_Measured], timed: Timed | None, device: str
 ) -> Iterator[tuple[str | None, RecordedValue]]:
     """Yield date and value of each repetition; all values share one `PublishedFigure`."""
     nights: dict[str | None, list[float]] = defaultdict(list)
@@ -213,6 +217,7 @@ def _recorded(
                     case=f"{case}, {strategy}",
                     metric=f"{timed}_s" if timed else "samples_per_s",
                     value=value,
+                    device=device,
                     gpus=gpus,
                     published=figure,
                 ),

@@ -45,7 +45,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 _TIMES = ("step_time", "time")
 MEASURES = ("throughput", *_TIMES)
-"""Meanings of columns with measurements, best first: throughputs exclude start-up."""
+"""Meanings of columns with measurements, the preferred first: throughputs exclude start-up."""
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "gpus": (Gpus, "a whole number"),
@@ -187,7 +187,7 @@ def _csv(lines: Sequence[str], problems: Problems) -> list[_Line]:
             # Line by line, since a quoted line break would hide an unclosed quote.
             (cells,) = csv.reader([line], delimiter=delimiter, strict=True)
         except csv.Error as error:
-            problems.add(number, f"this is no line of a table: {error}")
+            problems.add(number, f"not a line of a table: {error}")
         else:
             rows.append((number, tuple(cell.strip() for cell in cells)))
     return rows
