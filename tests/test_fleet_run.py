@@ -89,7 +89,10 @@ def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.Complete
             ("--partition", "main", "--case", "gpt"),
             "bench_cases/test_gpt.py is no file of a case; name one file of",
         ),
-        (("--resume", "bench_cases"), "bench_cases is no folder of a sweep (it has no sweep.json)"),
+        (
+            ("--resume", "bench_cases"),
+            "bench_cases is not the folder of a sweep (it has no sweep.json)",
+        ),
     ],
 )
 def test_nodes_that_cannot_be_compared_are_refused_in_one_line(

@@ -148,17 +148,11 @@ def published_throughputs() -> Baseline:
 
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now(), formats=JSON),
-    "ok_two_cases": Scenario(
-        now(configurations=(CNN, RESNET)), baseline=then(configurations=(CNN, RESNET))
-    ),
     "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82), formats=JSON),
     "single_gpu_compute": Scenario(with_fault(computing=1.12)),
     "late_data": Scenario(with_fault(data_s=0.020)),
     "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1})), formats=JSON),
     "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1})), formats=JSON),
-    "slow_rank_without_telemetry": Scenario(
-        now(fault=Fault(computing=1.22, ranks=frozenset({1})), telemetry=False)
-    ),
     "communication": Scenario(with_fault(communication_s=0.020)),
     "communication_on_4": Scenario(
         with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5), formats=JSON
@@ -592,6 +586,7 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
     (folder / "empty").mkdir()
     shown = [
         given("history", *nights),
+        given("history", *nights, columns=80),
         given("history", *nights[:3], "--gpus", "1", "--case", "resnet50"),
         given("history", *nights, "injected.jsonl"),
         given("history", "."),

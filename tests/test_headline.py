@@ -76,9 +76,39 @@ def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
 
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
     rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
-    assert "cause" not in headline(comparison(*rows))
+    assert headline(comparison(*rows))["cause"].startswith("not known: ")
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
     assert "+14 ms" in headline(comparison(*rows))["cause"]
+
+
+OF_COMMAND = replace(NOISE, code="no_phases_of_commands")
+CHANGED = Cause(
+    kind=CauseKind.ENVIRONMENT,
+    code="environment_changed",
+    evidence=(EnvironmentChange(name="driver", before=("590.1",), after=("595.2",)),),
+)
+UNKNOWN = "not known: gpuscale sees no phases of a command; "
+
+
+@pytest.mark.parametrize(
+    ("causes", "notes", "words"),
+    [
+        ([OF_COMMAND], [], f"{UNKNOWN}no change of the environment was recorded"),
+        ([OF_COMMAND, CHANGED], [], f"{UNKNOWN}a change named below may be it"),
+        (
+            [OF_COMMAND, CHANGED],
+            [BUSY],
+            f"{UNKNOWN}a change named below or other work on the host may be it",
+        ),
+    ],
+)
+def test_a_loss_without_a_cause_says_why_it_is_not_known_and_what_may_be_it(
+    causes: list[Cause], notes: list[Statement], words: str
+) -> None:
+    rows = [replace(slower(gpus), causes=tuple(causes)) for gpus in (1, 2)]
+    assert headline(comparison(*rows, notes=notes))["cause"] == f"{words}; both rows"
+    doubt = replace(entry(Verdict.INCONCLUSIVE), causes=())
+    assert "cause" not in headline(comparison(doubt, notes=notes))
 
 
 def test_the_first_line_of_a_pass_has_one_figure_and_the_loss_it_would_find_stands_below() -> None:
@@ -143,7 +173,7 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
     ("cause", "words"),
     [
         (ALL_REDUCE, "run 'gpuscale doctor' on each host; "),
-        (replace(NOISE, code="no_phases_of_commands"), "look at what changed in the command, "),
+        (OF_COMMAND, "look at what changed in the command, "),
         (NOISE, AGAIN),
     ],
 )

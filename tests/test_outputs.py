@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 
-from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.errors import UsageError
 from gpuscale.cli.compare import outputs_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.store.files import write_report
@@ -84,23 +84,3 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
         finally:
             reader.kill()
     assert pipe.is_fifo()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("folder", "Is a directory; name a file"),
-        ("folder/none/a.md", "No such file or directory"),
-        ("file/a.md", "a part of the path is a file"),
-        ("loop", "Too many levels of symbolic links"),
-        ("x" * 300, "File name too long"),
-    ],
-)
-def test_a_path_that_holds_no_report_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(FileError) as error:
-        write_report(tmp_path / name, "text")
-    assert message in str(error.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "loop"]

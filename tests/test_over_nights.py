@@ -100,7 +100,7 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
     step = write_nights(tmp_path / "step", 30, lambda night: 1.03 if night >= 15 else 1.0)
     late = compare("--history", tmp_path / "step", step[25])
     assert late.returncode == 1
-    assert "less from 2026-" in late.stdout
+    assert "lower from 2026-" in late.stdout
 
 
 def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:

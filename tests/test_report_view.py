@@ -160,7 +160,9 @@ def test_two_ways_of_one_case_have_names_of_their_own() -> None:
     ]
 
 
-@pytest.mark.parametrize("number", ["12.3 %", "41.2 ms", "12 GPUs", "− data 0.01"])
+@pytest.mark.parametrize(
+    "number", ["12.3 %", "41.2 ms", "12 GPUs", "2 ok", "4× V100", "[7.2 %, 12 %]", "− data 0.01"]
+)
 def test_a_wrapped_number_keeps_its_unit_and_its_name(number: str) -> None:
     text = f"it fell by {number}"
     assert wrapped(text, len(text) - 1) == ["it fell by", f"    {number}"]
@@ -183,6 +185,19 @@ def test_names_of_wide_signs_and_accents_keep_the_columns_of_a_table() -> None:
     rows = [(name, str(number), "9 ms") for number, name in enumerate(NAMES, start=9)]
     text = table(("case", "GPUs", "time"), rows)
     assert len({wcswidth(line) for line in text.splitlines()}) == 1, text
+
+
+def test_a_long_name_stands_above_its_rows_and_leaves_them_the_width_of_the_terminal() -> None:
+    name = "transformer_big_with_a_rather_long_name_that_somebody_chose"
+    entries = [entry(Verdict.OK, case=name, gpus=gpus) for gpus in (1, 2)]
+    compared = text_of(replace(view(comparison(*entries)), screen=Screen(columns=80)))
+    cells = ("91.8 ms ±0.6 %", "1394 ±0.6 %", "1.84 [1.82, 1.85]")
+    headers = ("case", "GPUs", "step time", "samples/s", "speedup")
+    shown = table(headers, [(f"{name}/ddp", str(gpus), *cells) for gpus in (1, 2)], 80)
+    assert "\n\n" not in shown
+    for lines in (compared.splitlines(), shown.splitlines()):
+        assert max(map(len, lines)) <= 80
+        assert lines.count(f"{name}/ddp") == 1
 
 
 def test_colour_adds_escapes_and_nothing_else() -> None:

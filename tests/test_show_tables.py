@@ -23,7 +23,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.records import Run
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
-from gpuscale.reports.show import scaling_lines, scaling_table, table_notes
+from gpuscale.reports.show import odd_runs, scaling_lines, scaling_table, table_notes
 
 
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:
@@ -122,7 +122,7 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_facto
     )
     assert "\n\n" not in scaling_table(both, columns=100)
     (note,) = [line for line in table_notes(useless) if line.startswith("?: ")]
-    assert "the runs do not tell the value within a factor of two" in note
+    assert "uncertain by more than a factor of two" in note
     for time_s, is_open in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
         assert (" ?" in text and "factor of two" in text) == is_open
@@ -131,8 +131,11 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_facto
 @pytest.mark.parametrize(
     ("times_s", "named"),
     [
-        ((0.1, 0.101, 0.14), "run 3 stands out: 140 ms, the others 100 ms to 101 ms"),
-        ((0.1, 0.08, 0.1), "run 2 stands out: 80.0 ms, the others 100 ms"),
+        (
+            (0.1, 0.101, 0.14),
+            "run 3 (2023-11-14 22:13) stands out: 140 ms, the others 100 ms to 101 ms",
+        ),
+        ((0.1, 0.08, 0.1), "run 2 (2023-11-14 22:13) stands out: 80.0 ms, the others 100 ms"),
         ((0.1, 0.101, 0.105), ""),
         ((0.1, 0.12, 0.14), ""),
         ((0.1, 0.1, 0.14, 0.14), ""),
@@ -148,6 +151,16 @@ def test_a_run_that_stands_out_is_named_in_the_session_and_beside_an_open_row(
     compared = text(view_of(compare(baseline({1: [0.099, 0.1, 0.101]}), [made]), [made]))
     assert (named or "run") in " ".join(compared.split())
     assert ("stands out" in compared) is bool(named)
+
+
+def test_a_run_that_stands_out_is_found_by_its_start_and_its_host_if_others_ran_elsewhere() -> None:
+    *others, odd = (run(1, time_s, index=1) for time_s in (0.1, 0.101, 0.14))
+    there = [replace(rank, host="node2") for rank in odd.ranks]
+    elsewhere = replace(odd, ranks=tuple(there), started_at_s=1.7e9 + 3600)
+    (line,) = odd_runs([*others, elsewhere])
+    assert "run 1 (2023-11-14 23:13, node2) stands out" in line
+    (line,) = odd_runs([*others, replace(odd, started_at_s=None)])
+    assert "run 1 stands out" in line
 
 
 # The phases of a step

@@ -18,7 +18,13 @@ from format_page import example
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Baseline, Results
 from gpuscale.store.file_formats import decode_baseline, decode_results
-from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline
+from gpuscale.store.files import (
+    MOST_BYTES,
+    read_any,
+    read_baseline,
+    write_baseline,
+    write_report,
+)
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     ResultsWriter,
@@ -227,19 +233,26 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [entry.name for entry in tmp_path.iterdir()] == ["baseline.json"]
 
 
-def test_a_baseline_never_replaces_what_is_no_file(tmp_path: Path) -> None:
-    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+def test_no_baseline_and_no_report_replaces_what_is_no_file(tmp_path: Path) -> None:
+    pipe, loop, file = (tmp_path / name for name in ("pipe", "loop", "file"))
     os.mkfifo(pipe)
     loop.symlink_to(loop)
+    file.touch()
     expected = {
-        pipe: "is not a regular file; choose another path",
         tmp_path: "Is a directory; name a file",
         loop: "Too many levels of symbolic links",
-        tmp_path / "none" / "baseline.json": "No such file or directory; check the path",
+        file / "a.json": "a part of the path is a file",
+        tmp_path / "none" / "a.json": "No such file or directory; check the path",
+        tmp_path / ("x" * 300): "File name too long",
     }
     for path, problem in expected.items():
         assert problem in refusal(write_baseline, path, baseline())
+        assert problem in refusal(write_report, path, "text")
+    # A report may be written to a pipe.
+    message = "is not a regular file; choose another path"
+    assert message in refusal(write_baseline, pipe, baseline())
     assert pipe.is_fifo()
+    assert {*tmp_path.iterdir()} == {pipe, loop, file}
 
 
 def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> None:

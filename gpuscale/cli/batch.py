@@ -18,7 +18,7 @@ from gpuscale.plugin.option_types import parse_count
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
 from gpuscale.records import Environment, Run, RunRequest, TimingPlan
-from gpuscale.reports.phrases import configuration_text, devices_text
+from gpuscale.reports.phrases import configurations_text, devices_text
 from gpuscale.workload.cases import TrainingCase, case_class
 
 _FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return fits
 
     first = request(None)
-    say(f"{first.label}: {configuration_text(first.configuration)}")
+    say(f"{first.label}: {configurations_text([first.configuration])}")
     strong = case.scaling == "strong"
     largest = largest_batch(
         does_fit,

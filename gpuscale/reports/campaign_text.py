@@ -230,7 +230,7 @@ def bisection_text(
     *,
     is_ordered: bool = False,
 ) -> str:
-    """Describe the finding, the loss with the culprits alone and without them, and the next step.
+    """Describe a bisection's finding, the loss with and without the culprits, and the next step.
 
     `found` refers to `changes` by index; `remedy` is the next step for the culprits. `left` lists
     differences that were not tried. `is_ordered` is true for commits.

@@ -120,11 +120,6 @@ def _baseline(cause: Cause) -> str:
     return f"(baseline: {_spent(cause.before_s or 0.0)})"
 
 
-def _seen_in(cause: Cause) -> str:
-    assert cause.seen_in is not None, "causes of runs in turn say how many of them"
-    return f"{cause.seen_in.count} of {counted(cause.seen_in.of, 'run')}"
-
-
 def _link(cause: Cause) -> str:
     if cause.kind is CauseKind.FABRIC:
         first, *more = _of_type(PortSymptom, cause)
@@ -151,7 +146,9 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     how, slow = "", "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
     if cause.kind is CauseKind.DATA:
         how, slow = f" with {'their' if several else 'its'} batches", "late with data"
-    runs = f" (in {_seen_in(cause)})" if cause.ranks else "; it is another rank from run to run"
+    runs = "" if cause.ranks else "; it is another rank from run to run"
+    if cause.ranks and (seen := cause.seen_in):
+        runs = f" (in {seen.count} of {counted(seen.of, 'run')})"
     return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} {_spent(cause.after_s or 0.0)} a step behind the "
         f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
@@ -170,7 +167,7 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
     first = _of_type(DeviceSymptom, cause)[0]
     return f"{_symptom(first)} on {device_text(first.uuid, first.host)}{_and_more(cause)}", (
-        "it was not so in the baseline, and how much time it costs is not known"
+        "it was not there in the baseline; how much time it costs is unknown"
     )
 
 
@@ -193,8 +190,8 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "stragglers": _stragglers,
     "time_in_no_part": lambda cause, added, took: (
         f"{cause.kind} {added}",
-        f"training takes {took} beyond the slowest rank's own pace and the communication, as where "
-        "ranks are slow in turn within a run",
+        f"training takes {took} beyond the slowest rank's own pace and the communication, as if "
+        "ranks took turns at being slow within a run",
     ),
     "device_fault": _device_fault,
     "environment_changed": lambda cause, *_: (

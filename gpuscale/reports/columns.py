@@ -14,15 +14,8 @@ from gpuscale.analysis.scaling import level_of
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant
 from gpuscale.records import Configuration, Estimate, PointKey, Run, Scaling
-from gpuscale.reports.phrases import (
-    OPEN,
-    UNKNOWN,
-    amount_text,
-    bounds_text,
-    format_range,
-    is_uncertain,
-    spread_text,
-)
+from gpuscale.records.environment_diff import listed
+from gpuscale.reports import phrases
 from gpuscale.reports.screen import table
 
 Tone = Literal["loss", "doubt", "pass", ""]
@@ -79,11 +72,11 @@ class Column(Generic[_Row]):
     def cell(self, row: _Row) -> Cell:
         """Return the formatted value for a row; an estimate's interval goes on the second line."""
         value = self.value_in(row)
-        form = self.form or partial(amount_text, unit=getattr(row, "unit", ""))
+        form = self.form or partial(phrases.amount_text, unit=getattr(row, "unit", ""))
         if not isinstance(value, Estimate):
-            return Cell(UNKNOWN if value is None else form(value))
-        written = spread_text if self.interval == "±" else bounds_text
-        interval = OPEN if is_uncertain(value) else written(value, form)
+            return Cell(phrases.UNKNOWN if value is None else form(value))
+        written = phrases.spread_text if self.interval == "±" else phrases.bounds_text
+        interval = phrases.OPEN if phrases.is_uncertain(value) else written(value, form)
         return Cell(form(value.value), interval)
 
 
@@ -113,12 +106,13 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
 _ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-hours"}
 """Headers for measurements on CPU ranks, keyed by the corresponding headers for GPUs."""
 _UNRECORDED = {"GPUs": "devices", "batch/GPU": "batch/device", "GPU-hours": "device-hours"}
+"""Headers for devices of unknown type, in the same form."""
 
 
 def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
-    """Return the rows with headers such as `CPU ranks` for `GPUs`, if no device is a GPU."""
+    """Return the rows with headers such as `CPU ranks` for `GPUs`, if not all devices are GPUs."""
     kinds = {*devices}
-    names = _ON_CPU if kinds == {"cpu"} else _UNRECORDED if kinds == {UNRECORDED} else {}
+    names = _UNRECORDED if UNRECORDED in kinds else _ON_CPU if kinds == {"cpu"} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
 
 
@@ -128,7 +122,11 @@ def level_text(level: Scaling) -> str:
 
 
 def odd_run_text(runs: Iterable[Run]) -> str:
-    """Name the run of a row that is far from all others, `run 3: 140 ms, the others 110 ms`."""
+    """Name the run of a row that is far from all others, with its start; empty without such a run.
+
+    `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. The hosts follow the
+    start if they are not those of all runs.
+    """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
     place = odd_one([run.log_cost for run in by_cost])
     if place is None:
@@ -138,7 +136,14 @@ def odd_run_text(runs: Iterable[Run]) -> str:
         level_text(level_of(PointKey.of(run), Estimate(value=exponential(run.log_cost))))
         for run in (odd, by_cost[0], by_cost[-1])
     ]
-    return f"run {odd.index} stands out: {levels[0]}, the others {format_range(levels[1:])}"
+    hosts = [
+        sorted({rank.host for rank in run.ranks} | {node.host for node in run.nodes})
+        for run in (odd, *by_cost)
+    ]
+    on = listed(hosts[0]) if any(other != hosts[0] for other in hosts) else ""
+    found = ", ".join(filter(None, (phrases.times_text([odd], ""), on)))
+    name = f"run {odd.index}{found and f' ({found})'}"
+    return f"{name} stands out: {levels[0]}, the others {phrases.format_range(levels[1:])}"
 
 
 def text_table(

@@ -116,8 +116,7 @@ def nights_text(history: History) -> str:
     hosts = sorted({night.environment.host for night in nights if night.environment.host})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     place = f" ({where})" if hosts else ""
-    span = " to ".join(dict.fromkeys((names[0], names[-1])))
-    return f"{history.label}{place}, {span}"
+    return f"{history.label}{place}, {phrases.format_range(names)}"
 
 
 def verdict(history: History) -> tuple[str, str] | None:
@@ -160,7 +159,7 @@ def verdict(history: History) -> tuple[str, str] | None:
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
-        ("UNCLEAR", blurred, " with nights that differ much; a lasting loss is seen from"),
+        ("UNCLEAR", blurred, " whose nights vary widely; a lasting loss would show from"),
         ("UNCLEAR", unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
@@ -192,12 +191,12 @@ def level_header(history: History) -> str:
     return next(iter(level_columns(row.point.configuration for row in history.rows)))
 
 
-def standings(history: History) -> list[dict[str, Cell]]:
+def standings(history: History, *, with_batches: bool = True) -> list[dict[str, Cell]]:
     """Return a table comparing each row's latest nightly result with its earlier ones."""
     nights = history.names
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     level = level_header(history)
-    has_batches = any(row.point.batch_per_gpu for row in history.rows)
+    has_batches = with_batches and any(row.point.batch_per_gpu for row in history.rows)
     rows = []
     for row in history.rows:
         if row.nights[-1] < len(nights) - 1:
@@ -227,9 +226,14 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History) -> list[dict[str, Cell]]:
-    """Return a table with the result of each row on each of the latest nights."""
+    """Return a table with the result of each row on each of the latest nights.
+
+    Batch sizes are shown only if rows could not be told apart without them.
+    """
     level, rows = level_header(history), []
-    for row, cells in zip(history.rows, standings(history), strict=True):
+    distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
+    table = standings(history, with_batches=len(distinct) < len(history.rows))
+    for row, cells in zip(history.rows, table, strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
         for i in range(len(history.nights))[-_MOST_NIGHTS:]:
             is_measured = i in row.nights
@@ -245,7 +249,7 @@ def _no_change_text(history: History) -> str:
     if any(row.is_unclear for row in history.rows):
         return "too few nights to tell whether a level changed"
     if any(map(_is_weak, history.rows)):
-        return "no change of level that nights so different could show"
+        return "no change of level large enough to show among nights that vary so widely"
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
     most = max(history.rows, key=lambda row: len(row.nights))
@@ -280,7 +284,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
     elif event.environment:
         details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
     else:
-        details.append("nothing that is recorded of the environment changed that night")
+        details.append("no change of the environment was recorded that night")
     sides = [
         (effect.nights[0] < event.night, effect.nights[-1] >= event.night)
         for effect in history.nodes

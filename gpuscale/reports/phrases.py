@@ -52,11 +52,6 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
     }
 
 
-def configuration_text(configuration: Configuration) -> str:
-    """Return a configuration's options as text: `CPU ranks, smoke, fp32, synthetic data`."""
-    return ", ".join(_words(configuration))
-
-
 def _words(configuration: Configuration) -> tuple[str, ...]:
     data = configuration.data
     words = (
@@ -76,14 +71,14 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
-    """Return the options of several configurations, separated by semicolons.
+    """Return the options of several configurations: `full, fp32, synthetic data; full, tf32, …`.
 
     Batch sizes that differ are omitted, since the rows of the table show them.
     """
     distinct = dict.fromkeys(configurations)
     if len({each.batch for each in distinct}) > 1:
         distinct = dict.fromkeys(replace(each, batch=None) for each in distinct)
-    return "; ".join(dict.fromkeys(map(configuration_text, distinct)))
+    return "; ".join(dict.fromkeys(", ".join(_words(each)) for each in distinct))
 
 
 def to_minutes(text: str) -> str:

@@ -48,12 +48,12 @@ _CHANCE = (
     "the interval lies below zero, but chance alone shows such a loss in {p} of comparisons "
     "(corrected for all rows), and only below {significance} is it called one"
 )
-_WHICH_END = "the runs do not tell whether 1 {device} got faster or more of them slower"
+_WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 _FEW_SESSIONS = (
-    "gains are between {sessions} before and {now} now, too few to tell how much sessions differ "
+    "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ "
     "({deviation_time} of T is assumed)"
 )
 _DECLARED = (
@@ -104,7 +104,7 @@ WORDS: Mapping[str, Words] = {
         "allocations; all together, {otherwise}"
     ),
     "level_lost": Words(
-        "the {rate} on {gpus} is {loss} less from {since} on{changed}",
+        "the {rate} on {gpus} is {loss} lower from {since} on{changed}",
         short="since {since}, against the nights before",
         remedy=_HISTORY,
     ),
@@ -187,7 +187,7 @@ WORDS: Mapping[str, Words] = {
         remedy="measure the same rows on both sides, or record them: 'gpuscale baseline record'",
     ),
     "no_entry_alike": Words(
-        "no entry in the baseline of this configuration ({differences})",
+        "no entry in the baseline with this configuration ({differences})",
         short="in the baseline in another configuration only",
         remedy="measure in the baseline's configuration, or record a baseline of this one",
     ),
@@ -437,7 +437,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""Functions that format facts, keyed by fact name; other lists are joined by commas."""
+"""Functions that format facts, keyed by fact name; a list without one is joined by commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, device: str) -> str:

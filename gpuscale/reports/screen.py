@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TextIO
 
 from gpuscale.records import Verdict
@@ -26,10 +27,12 @@ _REFRESH_S = 0.2
 # Characters that may be two columns wide or zero; gpuscale's own texts contain no such characters.
 _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _LABEL = re.compile(r"\S.*? {2,}")
-# Spaces where a line must not break: before a unit, and in terms such as `− communication 0.09`.
+_COUNTED = ("[mµ]?s", "min", "J", "[KMGT]iB", "GPUs?", "CPU", "runs?", "nights?", "rows?", "more")
+# Spaces where a line must not break: before a unit or a counted word, in terms such as
+# `− communication 0.09` or `4× V100`, and within an interval.
 _UNBROKEN = re.compile(
-    r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|CPU|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
-    r"|(?<=[a-z]) (?=\d\.\d\d\b)"
+    rf"(?<=\d) (?=(?:{'|'.join((*_COUNTED, *Verdict))})\b|%)|(?<=[−+]) (?=[a-z])"
+    r"|(?<=[a-z]) (?=\d\.\d\d\b)|(?<=\d×) |(?<=,) (?=[^\s\],]+(?: [^\s\],]+)?\])"
 )
 _ERASE_LINE = "\r\033[K"
 # The cursor returns to the end of the line's existing content after each drawing, so that scrolling
@@ -136,14 +139,18 @@ def table(
 
     The first two headers identify a row, so each table begins with them. `first` names the headers
     that come next if the table is divided, `left` those that are left-aligned like the first
-    header. Headers may be wrapped, cells may not.
+    header. Headers may be wrapped, cells may not. If the first cells would take most of a divided
+    table, they are lines above the rows that share them.
     """
     aligned_left = {headers[0], *left}
     texts = [*zip(headers, *rows, strict=True)]
     widths = {name: max(map(width_of, (*name.split(), *cells))) for name, *cells in texts}
-    keys, others = headers[:2], headers[2:]
+    keys, others, above = headers[:2], headers[2:], ()
     free = math.inf
     if columns is not None and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > columns:
+        if widths[keys[0]] > columns // 2:
+            keys, above = keys[1:], texts[0][1:]
+            columns -= len(_GAP)
         free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in keys)
         others = [*first, *(name for name in others if name not in first)]
     groups: list[list[str]] = [[]]
@@ -156,13 +163,19 @@ def table(
         groups[-1].append(name)
         room -= needed
     shown = ([each for each in texts if each[0] in (*keys, *group)] for group in groups)
-    return "\n\n".join(_drawn(part, widths, aligned_left) for part in shown)
+    return "\n\n".join(_drawn(part, widths, aligned_left, above) for part in shown)
 
 
 def _drawn(
-    columns: Sequence[Sequence[str]], widths: Mapping[str, int], aligned_left: Collection[str]
+    columns: Sequence[Sequence[str]],
+    widths: Mapping[str, int],
+    aligned_left: Collection[str],
+    above: Sequence[str],
 ) -> str:
-    """Draw a table from columns, each a header followed by its cells; long headers are wrapped."""
+    """Draw a table from columns, each a header followed by its cells; long headers are wrapped.
+
+    `above` has a text for each row, written once above successive rows that share it, or is empty.
+    """
     heads = {name: textwrap.wrap(name, widths[name]) for name, *_ in columns}
     height = max(map(len, heads.values()))
     drawn = []
@@ -170,7 +183,13 @@ def _drawn(
         head, side = heads[name], "<" if name in aligned_left else ">"
         texts = [*[""] * (height - len(head)), *head, "-" * widths[name], *cells]
         drawn.append([padded(text, widths[name], side) for text in texts])
-    return "\n".join(_GAP.join(line).rstrip() for line in zip(*drawn, strict=True))
+    lines = [_GAP.join(line).rstrip() for line in zip(*drawn, strict=True)]
+    if above:
+        lines = [f"{_GAP}{line}" for line in lines]
+        rows = zip(("", *above), above, lines[height + 1 :], strict=False)
+        named = ((line,) if text == before else (text, line) for before, text, line in rows)
+        lines[height + 1 :] = chain.from_iterable(named)
+    return "\n".join(lines)
 
 
 def can_redraw(stream: TextIO) -> bool:

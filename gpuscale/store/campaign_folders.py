@@ -197,7 +197,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
 def read_sweep(folder: Path) -> SweepRecord:
     """Read the record of a sweep; raise a UsageError if the folder does not contain one."""
     if not (folder / SWEEP_JSON).is_file():
-        problem = f"{folder} is no folder of a sweep (it has no {SWEEP_JSON})"
+        problem = f"{folder} is not the folder of a sweep (it has no {SWEEP_JSON})"
         raise UsageError(f"{problem}; name one in {SWEEPS}, or begin one with 'gpuscale fleet run'")
     return read_with(folder / SWEEP_JSON, lambda text: from_json(SweepRecord, text))
 
@@ -214,8 +214,8 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, 
             where = (results := read_results(path)).environment
             if None not in (job.job, where.job_id) and job.job != where.job_id:
                 here = f"job {job.job} of {record.cluster}"
-                problem = f"is of job {where.job_id} on {where.host}, and not of {here}"
-                raise FileError(path, f"{problem}; put back what that job wrote")
+                problem = f"was written by job {where.job_id} on {where.host}, not by {here}"
+                raise FileError(path, f"{problem}; put back the file of that job")
             found.append((job, results))
     return found
 

@@ -13,18 +13,8 @@ from msgspec.structs import replace
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
 from gpuscale.records.record import is_json, to_json
+from gpuscale.store import files
 from gpuscale.store.file_formats import decode_results, encode_header
-from gpuscale.store.files import (
-    decode_content,
-    file_error,
-    file_errors,
-    lock_file,
-    read_descriptor,
-    read_with,
-    replace_file,
-    sync_folder,
-    validate_readable,
-)
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Default folder for results files, relative to the working directory."""
@@ -42,15 +32,15 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 def newest_results(folder: Path) -> list[Path]:
     """Return files named by `default_results_path`, newest first; raise a `FileError` if none."""
-    with file_errors(folder), suppress(FileNotFoundError):
+    with files.file_errors(folder), suppress(FileNotFoundError):
         names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
         if dated := [name for name in names if _DATED_NAME.fullmatch(name)]:
             return [folder / name for name in sorted(dated, reverse=True)]
     problem = (
         "there are no results yet; measure first, for example with: pytest bench_cases --gpus 1,2; "
-        "a file that was named with --results is given by its name"
+        "name a file that was written with --results"
     )
-    raise file_error(folder.absolute(), problem)
+    raise files.file_error(folder.absolute(), problem)
 
 
 def with_recorded_probes(path: Path, results: Results) -> Results:
@@ -61,12 +51,12 @@ def with_recorded_probes(path: Path, results: Results) -> Results:
 
 def read_results(path: Path) -> Results:
     """Read a results file; raise a `FileError` if it is missing or invalid."""
-    return read_with(path, decode_results)
+    return files.read_with(path, decode_results)
 
 
 def read_beginning(path: Path) -> Results:
     """Read a results file's header and first run; raise a `FileError` if they cannot be read."""
-    return read_with(path, lambda text: decode_results("\n".join(text.split("\n", 2)[:2])))
+    return files.read_with(path, lambda text: decode_results("\n".join(text.split("\n", 2)[:2])))
 
 
 def validate_writable(folder: Path) -> None:
@@ -77,22 +67,18 @@ def validate_writable(folder: Path) -> None:
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
     # Permissions are no proof: root ignores them, and file systems such as sysfs refuse anyway.
     try:
-        with file_errors(nearest), TemporaryFile(dir=nearest):
+        with files.file_errors(nearest), TemporaryFile(dir=nearest):
             pass
     except FileError as error:
-        raise file_error(nearest, f"{error.problem}, with --results FILE") from None
+        raise files.file_error(nearest, f"{error.problem}, with --results FILE") from None
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
     """Mark a results file as left out for a reason, or as used again (None); return its results."""
-    locked = ResumedResults(path)
-    try:
+    with ResumedResults(path) as locked, files.file_errors(path):
         marked = replace(locked.results, left_out=reason)
-        with file_errors(path):
-            _, _, runs = path.read_bytes().partition(b"\n")
-            replace_file(path, encode_header(marked).encode() + b"\n" + runs)
-    finally:
-        locked.close()
+        _, _, runs = path.read_bytes().partition(b"\n")
+        files.replace_file(path, encode_header(marked).encode() + b"\n" + runs)
     return marked
 
 
@@ -116,7 +102,7 @@ class _RunAppender:
             line = to_json(run)
         except DecodeError as error:
             label = f"{run.label}, run {run.index}"
-            raise file_error(self.path, f"cannot record {label}: {error}") from None
+            raise files.file_error(self.path, f"cannot record {label}: {error}") from None
         self._write_line(line)
 
     def close(self) -> None:
@@ -127,7 +113,7 @@ class _RunAppender:
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
-        with file_errors(self.path):
+        with files.file_errors(self.path):
             end = os.fstat(self._descriptor).st_size
             try:
                 # One write takes the complete line unless the disk is full.
@@ -141,7 +127,7 @@ class _RunAppender:
 
     def _lock(self) -> None:
         problem = "another session is writing to it; wait until that has ended"
-        lock_file(self.path, self._descriptor, problem)
+        files.lock_file(self.path, self._descriptor, problem)
 
 
 class ResultsWriter(_RunAppender):
@@ -153,13 +139,13 @@ class ResultsWriter(_RunAppender):
         try:
             line = encode_header(head)
         except DecodeError as error:
-            raise file_error(path, f"cannot record this environment: {error}") from None
-        with file_errors(path.parent):
+            raise files.file_error(path, f"cannot record this environment: {error}") from None
+        with files.file_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with file_errors(path):
+        with files.file_errors(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o666)
-        sync_folder(path.parent)
+        files.sync_folder(path.parent)
         try:
             self._lock()
             self._write_line(line)
@@ -184,20 +170,20 @@ class ResumedResults(_RunAppender):
     def __init__(self, path: Path) -> None:
         """Open, lock and read the file."""
         super().__init__(path)
-        with file_errors(path):
-            validate_readable(path, path.stat())
+        with files.file_errors(path):
+            files.validate_readable(path, path.stat())
             flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             self._descriptor = os.open(path, flags)
         try:
             self._lock()
-            content = read_descriptor(path, self._descriptor)
+            content = files.read_descriptor(path, self._descriptor)
             self._size = len(content)
             # The header is always kept, since nothing can be resumed without it.
             before, line_break, last = content.rpartition(b"\n")
             is_whole = not line_break or is_json(last)
             self._kept = self._size if is_whole else len(before) + 1
             self._needs_break = is_whole and bool(last)
-            self.results = decode_content(path, content[: self._kept], decode_results)
+            self.results = files.decode_content(path, content[: self._kept], decode_results)
             unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
             self.copy = None if self._kept == self._size else path.with_name(unused)
         except BaseException:
@@ -210,13 +196,13 @@ class ResumedResults(_RunAppender):
         if self._is_ready:
             super().append(run)
             return
-        with file_errors(self.path):
+        with files.file_errors(self.path):
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
-                raise file_error(self.path, problem)
+                raise files.file_error(self.path, problem)
             if self.copy is not None:
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
-                replace_file(self.copy, read_descriptor(self.path, self._descriptor))
+                files.replace_file(self.copy, files.read_descriptor(self.path, self._descriptor))
                 os.ftruncate(self._descriptor, self._kept)
             elif self._needs_break:
                 self._write_line("")

@@ -1,4 +1,4 @@
-"""Content of a comparison report, in order and in words, and the next step that it recommends."""
+"""The content of a comparison report: its parts in order, their words, and the next step."""
 
 import shlex
 from collections.abc import Container, Iterator, Sequence
@@ -189,7 +189,7 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     if weight == 0 and step and shared[0].entry.causes[0].code != "within_noise":
-        # A loss whose cause can be looked for was found although the host was busy.
+        # A busy host does not hide this cause, so its remedy comes before a quieter measurement.
         notes -= {"busy_hosts", "busy_host"}
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
@@ -240,7 +240,7 @@ def _caution(
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     if weight == 1 and not first and comparison.baseline_kind != "nights":
-        # A loss stands although a busy host slowed the baseline too; an open row may not.
+        # A busy host that slowed the baseline cannot explain a loss, only an open row.
         sides = [side for code, side in _BUSY_BEFORE.items() if code in notes]
         first = [f"measure {side} again once the host is idle" for side in sides]
     others = [] if weight == 2 or of_baseline else [words.caution for words in found]

@@ -168,7 +168,7 @@ _OF_ENTRIES = (
     ("change", "change", "ratio", "Change of what is judged, below 0 worse"),
     ("minimum_detectable_loss", "minimum_detectable_loss", "ratio", f"Smallest loss {FOUND}"),
 )
-"""Gauges of every row, likewise. Metrics that both sides measured have gauges, not listed here."""
+"""Gauges for each row of the comparison, in the same form; judged metrics have gauges too."""
 
 
 def openmetrics(view: View) -> str:
@@ -245,7 +245,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield a gauge's lines, then those of its interval's bounds, such as `speedup_low_ratio`."""
+    """Yield the lines of a gauge, then of gauges for its bounds, such as `speedup_low_ratio`."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

@@ -1,7 +1,7 @@
 """The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 
 from gpuscale.base.grouping import by_key
@@ -19,19 +19,14 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.reports.cause_words import headline
+from gpuscale.reports import phrases
+from gpuscale.reports.cause_words import headline, statement
 from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, subject_of
-from gpuscale.reports.phrases import (
-    counted,
-    counted_verdicts,
-    format_range,
-    rate_word,
-    verdict_word,
-    worst_first,
-)
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
+_BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
+"""Codes of the notes on a host that was busy during the current runs."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -50,7 +45,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
-        ("cause", _first_cause(rows)),
+        ("cause", _first_cause(rows, {note.code for note in comparison.notes})),
         ("changed", _changed_text(comparison)),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
@@ -65,26 +60,27 @@ def is_headlined(note: Statement) -> bool:
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     """Return the first line: `REGRESSED` and `3 of 4 rows: every GPU lost …; 1 ok`."""
-    verdicts, of_all = [row.entry.verdict for row in rows], f"of {counted(len(rows), 'row')}"
-    verdict = worst_first(verdicts)[0]
+    verdicts = [row.entry.verdict for row in rows]
+    of_all = f"of {phrases.counted(len(rows), 'row')}"
+    verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
         return word, f"{len(rows)} {of_all}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
     what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)
-    parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", counted_verdicts(others)]
-    return verdict_word(verdict), "; ".join(filter(None, parts))
+    parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", phrases.counted_verdicts(others)]
+    return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 
 
 def _losses(chosen: Sequence[Row]) -> Iterator[str]:
     """Yield a text on the loss for each finding, with a row count if there are several findings."""
     groups = by_key(
-        ((row.entry.finding or row.quantity, rate_word(row.entry.configuration)), row)
+        ((row.entry.finding or row.quantity, phrases.rate_word(row.entry.configuration)), row)
         for row in chosen
     )
     for group in groups.values():
-        count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
+        count = f" ({phrases.counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
 
 
@@ -115,7 +111,7 @@ def _loss(rows: Sequence[Row]) -> str:
         return f"{entry.finding.words} {moved} by {by}{of_step}{within}{from_then}"
     if entry.finding is Finding.SCALING_LOSS:
         return f"scaling got worse, E fell by {by}{within}{from_then}"
-    if rate_word(entry.configuration) == "performance":
+    if phrases.rate_word(entry.configuration) == "performance":
         return f"performance fell by {by}{within}{from_then}"
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
@@ -135,7 +131,9 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     counts = Counter(short_text(row.entry) or usual for row in rows)
     if len(counts) == 1:
         return next(iter(counts))
-    return "; ".join(f"{text} ({counted(count, 'row')})" for text, count in counts.items() if text)
+    return "; ".join(
+        f"{text} ({phrases.counted(count, 'row')})" for text, count in counts.items() if text
+    )
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
@@ -149,7 +147,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     parts = []
     for name, changes in gains.items():
         gain = "{} more samples/s" if name == "throughput" else f"{name} rose by {{}}"
-        count = "" if len(changes) == len(rows) else f" ({counted(len(changes), 'row')})"
+        count = "" if len(changes) == len(rows) else f" ({phrases.counted(len(changes), 'row')})"
         parts.append(f"{gain.format(_span(changes))}{count}")
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the reference figures, within the tolerance")
@@ -167,16 +165,36 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     return word.value, "; ".join(parts)
 
 
-def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the most common established cause, `computing +10 ms; all 3 rows`; may be empty."""
+def _first_cause(rows: Sequence[Row], notes: Collection[str]) -> str:
+    """Return the most common cause, `computing +10 ms; all 3 rows`; empty if nothing was lost.
+
+    If the cause of a loss is not established, say why, and what is recorded that may be the cause.
+    `notes` are the codes of the comparison's notes.
+    """
     shared = sharing(rows)
-    if not shared or not _is_established(shared[0]):
+    if not shared:
         return ""
     causes = [row.entry.causes[0] for row in shared]
+    if not _is_established(shared[0]):
+        parts = (statement(causes[0]), _suspects(shared, notes), subject_of(shared, rows))
+        return f"not known: {'; '.join(filter(None, parts))}"
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    share = format_range([*map(whole_percent, shares)]) if shares else ""
+    share = phrases.format_range([*map(whole_percent, shares)]) if shares else ""
     of_loss = share and f" ({share} of what got longer)"
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
+
+
+def _suspects(rows: Sequence[Row], notes: Collection[str]) -> str:
+    """Say which recorded change or load may have caused a loss without an established cause.
+
+    Empty for published figures, which have no environment that could have changed.
+    """
+    codes = {cause.code for row in rows for cause in row.entry.causes}
+    suspects = ["a change named below"] if "environment_changed" in codes else []
+    suspects += [] if _BUSY_NOW.isdisjoint(notes) else ["other work on the host"]
+    if suspects:
+        return f"{' or '.join(suspects)} may be it"
+    return "" if "published_figures" in codes else "no change of the environment was recorded"
 
 
 def sharing(rows: Sequence[Row]) -> list[Row]:
@@ -223,11 +241,12 @@ def _changed_text(comparison: Comparison) -> str:
 def _side(name: str, origin: Origin, machine: str) -> str:
     """Describe a side of the comparison: `well.json: node017, 2026-11-20 02:10, 6 runs a row`."""
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
+    word = "run" if origin.most_runs == 1 else "runs"
     facts = [
         listed(origin.hosts),
         _dates(origin),
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
-        f"{format_range(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
+        f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]
     measured = ", ".join(filter(None, facts))
     return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
@@ -238,10 +257,10 @@ def _dates(origin: Origin) -> str:
         return ""
     began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
     if began.date() == last.date():
-        return f"{began:%Y-%m-%d} {format_range([f'{began:%H:%M}', f'{last:%H:%M}'])}"
+        return f"{began:%Y-%m-%d} {phrases.format_range([f'{began:%H:%M}', f'{last:%H:%M}'])}"
     return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 def _span(fractions: Sequence[float]) -> str:
     """Return the range of the fractions: `9.8 % to 10 %`."""
-    return format_range([*map(rough_percent, (min(fractions), max(fractions)))])
+    return phrases.format_range([*map(rough_percent, (min(fractions), max(fractions)))])

@@ -27,7 +27,6 @@ from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
 
 _MOST_FOUND = 0.5
@@ -53,8 +52,8 @@ class Pair(NamedTuple):
     @property
     def line(self) -> str:
         """Both values, `98.1 → 115 ms`; if they have the same unit, it appears once."""
-        if self.then == self.now == UNKNOWN:
-            return UNKNOWN
+        if self.then == self.now == phrases.UNKNOWN:
+            return phrases.UNKNOWN
         number, _, unit = self.then.partition(" ")
         is_shared = unit and self.now.endswith(f" {unit}") and self.now.count(" ") == 1
         return f"{number if is_shared else self.then} → {self.now}"
@@ -131,7 +130,7 @@ def _row(
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
     if entry.key.gpus == 1:
-        numbers["E"] = Pair(UNKNOWN, UNKNOWN)
+        numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
     return Row(
         entry=entry,
         name=name,
@@ -219,7 +218,7 @@ def finding_of(entry: EntryVerdict) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Return rows as text: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if that is `among`."""
+    """Return rows as text: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if `among` has no others."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
@@ -233,16 +232,14 @@ def losses_found(rows: Iterable[Row]) -> str:
 
 
 def smallest_losses(*losses: float) -> str:
-    """Describe losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 of 20 …`."""
-    texts = [*map(_loss_text, sorted(losses))]
+    """Describe detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 …`."""
+    texts = [
+        "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
+    ]
     if not texts:
         return ""
     by_row = " (by row)" if texts[0] != texts[-1] else ""
     return f"a loss of {phrases.format_range(texts)}{by_row} would be {phrases.FOUND}"
-
-
-def _loss_text(loss: float) -> str:
-    return "more than half" if loss > _MOST_FOUND else rough_percent(loss)
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

@@ -66,7 +66,7 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the reasons that several open rows, or several passes, share, each with its rows."""
+    """Return each short reason that several rows of one verdict share, with those rows as text."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
@@ -77,15 +77,25 @@ def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterato
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
     Numbers whose columns do not fit on the screen are shown with the change and the reason, unless
-    the reason is in `said`.
+    the reason is in `said`. Names that would take most of the screen are lines of their own.
     """
     shown = [*rows[0].numbers]
     cells = _cells(rows)
-    widths = {name: max(map(width_of, (name, *(row[name] for row in cells)))) for name in cells[0]}
-    while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
+    heads = {name: name for name in cells[0]}
+    widths = {name: max(width_of(each[name]) for each in (heads, *cells)) for name in heads}
+
+    def is_too_wide() -> bool:
+        return sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns
+
+    if names_above := is_too_wide() and widths["case"] > screen.columns // 2:
+        widths["case"] = 0
+        heads, *cells = ({**each, "case": ""} for each in (heads, *cells))
+    while shown and is_too_wide():
         del widths[shown.pop()]
-    yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
-    for row, texts in zip(rows, cells, strict=True):
+    yield _GAP.join(f"{heads[name]:<{width}}" for name, width in widths.items()).rstrip()
+    for row, texts, before in zip(rows, cells, ("", *(row.name for row in rows)), strict=False):
+        if names_above and row.name != before:
+            yield row.name
         line = _GAP.join(padded(texts[name], width) for name, width in widths.items())
         spare = (
             _WITHOUT_COLUMN[name].format(texts[name]) for name in row.numbers if name not in shown

@@ -153,7 +153,7 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 
 def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
-    """Return the mean samples/s of each point in a night, or of the metric judged instead."""
+    """Return each point's mean over one night, in samples/s or the metric judged instead."""
     measured = ((PointKey.of(run), run) for run in night.runs)
     costs = by_key((point, run.log_cost) for point, run in measured if point in points)
     levels = (level_of(point, geometric_mean(log_sample(logs))) for point, logs in costs.items())

@@ -147,7 +147,7 @@ def drawn(
     notes: Iterable[str],
     left_out: Sequence[str],
 ) -> Iterator[Picture]:
-    """Yield a picture with an empty figure, in the style of all figures and unknown to pyplot.
+    """Yield a picture with an empty figure in the common style, not registered with pyplot.
 
     All labelled artists get a common legend above the plots. Notes and omitted items are printed
     below the figure in small type, injected faults first; drawing may add to the notes.

@@ -197,7 +197,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, factor: float
 ) -> None:
-    """Draw a curve with intervals at x times `factor`; only current runs have filled markers."""
+    """Draw a curve with intervals, x times `factor`; only current runs have filled markers."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [

@@ -107,7 +107,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
                 shares={name: whole_percent(part / step.time_s) for name, part in times_s.items()},
             )
         )
-    notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
+    notes = ["an average step, of the slowest rank; communication: not hidden by the backward"]
     left_out = left_out_of("row", len(steps) - len(bars))
     title = "An average step, phase by phase"
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)

@@ -23,7 +23,7 @@ from gpuscale.store.results import read_beginning
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
-"""Tones that colour what ended with an exit code; `doubt` colours all others."""
+"""Tone of a page or night, keyed by exit code; the tone for any other code is `doubt`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def _lost_text(night: Path) -> str:
 
 
 def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
-    """Return a night's start, as `gpuscale history` has it, its folder, record and left-out reason.
+    """Return a night's start, as `gpuscale history` shows it, folder, record and left-out reason.
 
     Without results, the start is that of the record, or else the date in the folder's name.
     """

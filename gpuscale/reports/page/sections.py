@@ -8,18 +8,10 @@ from gpuscale.base.host import device_word
 from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
-from gpuscale.reports import phrases
+from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item, Row, losses_found
-from gpuscale.reports.history_text import (
-    event_text,
-    nights_text,
-    node_table,
-    notes,
-    standings,
-    verdict,
-)
 from gpuscale.reports.page import (
     TONES,
     Block,
@@ -31,7 +23,6 @@ from gpuscale.reports.page import (
     without_unknown,
 )
 from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, ranks
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.show import failures, odd_runs, scaling_cells, table_notes
 
 
@@ -101,7 +92,7 @@ def _compared(view: View) -> Section:
 
 def _compared_row(row: Row) -> dict[str, Cell]:
     numbers = {
-        name: Cell(pair.now, "" if pair.then == UNKNOWN else f"was {pair.then}")
+        name: Cell(pair.now, "" if pair.then == phrases.UNKNOWN else f"was {pair.then}")
         for name, pair in row.numbers.items()
     }
     return {
@@ -109,7 +100,7 @@ def _compared_row(row: Row) -> dict[str, Cell]:
         "GPUs": Cell(str(row.entry.key.gpus)),
         "verdict": Cell(row.verdict, tone=tone_of(row.entry.verdict)),
         **numbers,
-        "change": Cell(row.moved.text or UNKNOWN, row.moved.below),
+        "change": Cell(row.moved.text or phrases.UNKNOWN, row.moved.below),
         "because": Cell(row.short_reason),
     }
 
@@ -144,10 +135,10 @@ def machines(subject: Subject) -> Section | None:
         sides = {f"baseline {before.name}": _facts(machine, begun, jobs, there), **sides}
     rows = []
     for name in sides["now"]:
-        known = [side[name] or UNKNOWN for side in sides.values()]
-        if set(known) != {UNKNOWN}:
+        known = [side[name] or phrases.UNKNOWN for side in sides.values()]
+        if set(known) != {phrases.UNKNOWN}:
             # An unknown fact is not a difference.
-            differ = len({*known} - {UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
+            differ = len({*known} - {phrases.UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
             row = {"": Cell(name, "differs" if differ else "")}
             tone: Tone = "doubt" if differ else ""
             for side, text in zip(sides, known, strict=True):
@@ -193,7 +184,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
         return None
-    return verdict(history)
+    return history_text.verdict(history)
 
 
 def nights(subject: Subject) -> Section | None:
@@ -201,20 +192,13 @@ def nights(subject: Subject) -> Section | None:
     history = subject.history
     if history is None:
         return None
-    rows = [
-        {
-            header: cell
-            for header, cell in row.items()
-            if header not in ("batch/GPU", "batch/rank", "batch/device")
-        }
-        for row in standings(history)
-    ]
-    tables = [Table(caption="The last night of each row against the nights before", rows=rows)]
+    caption = "The last night of each row against the nights before"
+    tables = [Table(caption=caption, rows=history_text.standings(history, with_batches=False))]
     if history.nodes:
-        tables.append(Table(caption="The slowest nodes", rows=node_table(history)))
+        tables.append(Table(caption="The slowest nodes", rows=history_text.node_table(history)))
     blocks = []
     for event in reversed(history.events):
-        title, details = event_text(event, history)
+        title, details = history_text.event_text(event, history)
         blocks.append(
             Block(
                 title=title,
@@ -224,11 +208,11 @@ def nights(subject: Subject) -> Section | None:
         )
     return Section(
         title="History",
-        intro=f"{nights_text(history)}.",
+        intro=f"{history_text.nights_text(history)}.",
         blocks=blocks,
         figures=pictures(subject, "history"),
         tables=tables,
-        notes=[note.strip() for note in notes(history)],
+        notes=[note.strip() for note in history_text.notes(history)],
     )
 
 

@@ -27,7 +27,7 @@ def budget(subject: Subject) -> Section | None:
     if not found:
         return None
     findings = (f"{row}: {text}" for row, text in budget_findings(subject.runs))
-    notes = [*budget_legend(found, "the phases below have"), *_few([*findings])]
+    notes = [*budget_legend(found, "the phases below include"), *_few([*findings])]
     return Section(
         title="Where the efficiency went", figures=pictures(subject, "budget"), notes=notes
     )

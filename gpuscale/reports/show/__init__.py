@@ -29,7 +29,7 @@ from gpuscale.reports.columns import (
 )
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, width_of
+from gpuscale.reports.screen import PLAIN_COLUMNS, fitted
 from gpuscale.reports.show.step_parts import budget_lines
 
 _HOUR_S = 3600
@@ -129,11 +129,7 @@ def scaling_table(
 ) -> str:
     """Return the points as a text table, divided if it is wider than `columns` (None: never)."""
     rows = scaling_cells(points, steps)
-    whole = text_table(rows)
-    if columns is None or max(map(width_of, whole.splitlines())) <= columns:
-        return whole
-    first = [name for name in _FIRST if name in rows[0]]
-    return text_table(rows, columns, first=first)
+    return text_table(rows, columns, first=[name for name in _FIRST if name in rows[0]])
 
 
 def scaling_cells(
@@ -177,9 +173,9 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """Return each point's cells; `further` holds cells that take precedence.
+    """Return each point's cells, keyed by header; those in `further` take precedence.
 
-    They are keyed by header, whose name is that for CPU ranks if all points were measured on them.
+    If all points were measured on CPU ranks, the headers name these instead of GPUs.
     """
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)
@@ -218,10 +214,7 @@ def uncertain_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
     """Yield an explanation of the sign `?` in a table, if any value is uncertain."""
     found = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
     if any(map(phrases.is_uncertain, found)):
-        yield (
-            f"{phrases.OPEN}: the runs do not tell the value within a factor of two; "
-            "measure more runs, or on a quieter machine"
-        )
+        yield f"{phrases.OPEN}: {phrases.UNCERTAIN}; measure more runs, or on a quieter machine"
 
 
 def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:

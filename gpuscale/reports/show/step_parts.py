@@ -18,7 +18,6 @@ from gpuscale.base.text import format_percent, format_seconds, significant, whol
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
@@ -28,7 +27,7 @@ NAMED_GAIN = 2
 _IMPOSSIBLE_GAIN = 10
 """Efficiency gain from communication that casts doubt on the budget, in percentage points."""
 _FAR = 0.03
-"""Reported difference between a step and its judged time, whose runs or windows differ."""
+"""Smallest reported difference of a step in the table of phases from its judged time."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -64,19 +63,23 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def budget_legend(
-    budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
+    budgets: Iterable[EfficiencyBudget], phases_include: str = "show --phases includes"
 ) -> Iterator[str]:
-    """Yield explanations of the parts; `phases_have` precedes `both together` in one of them."""
+    """Yield explanations of the parts of budgets.
+
+    `phases_include` begins the clause `show --phases includes it`, on an overhead left out here.
+    """
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
-            "E: efficiency, the speedup over the number of devices; communication: exposed, less "
-            f"what it costs a single rank, which talks to none ({phases_have} both together)"
+            "E: efficiency, the speedup over the number of devices; communication: exposed, "
+            f"without the overhead that a single rank has too ({phases_include} it)"
         )
     if "bubble" in named:
         yield (
-            "micro-batching: what they take longer on one than the whole batch; bubble: the "
-            "wait of the slowest stage, with transfers; imbalance: its lag behind the mean stage"
+            "micro-batching: the extra time of micro-batches on one device, beside the whole "
+            "batch; bubble: the wait of the slowest stage, with transfers; imbalance: its lag "
+            "behind the mean stage"
         )
 
 
@@ -85,8 +88,9 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     gain = -budget.hundredths.get("communication", 0)
     if gain >= _IMPOSSIBLE_GAIN:
         yield (
-            f"E {budget.efficiency.value:.2f}: unknown by what, since communication would have "
-            f"saved {gain / 100:.2f}, which cannot be; make more runs, once the host is idle"
+            f"E {budget.efficiency.value:.2f}: what it was lost to is unknown, since communication "
+            f"would have saved {gain / 100:.2f}, which is impossible; make more runs once the host "
+            "is idle"
         )
         return
     yield budget_text(budget)
@@ -95,8 +99,8 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency.value + lost)
         yield (
-            f"S {speedup:.2f} against a single one with the same micro-batches, that is without "
-            "their cost; bubble and imbalance are in it"
+            f"S {speedup:.2f} against a single device with the same micro-batches, so without "
+            "their cost, but with bubble and imbalance"
         )
     for part in ("skew", "imbalance"):
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
@@ -167,7 +171,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
         }
         for name in phases:
             time_s = step.phases_s[name]
-            row[name] = Cell(UNKNOWN)
+            row[name] = Cell(phrases.UNKNOWN)
             if time_s is not None:
                 share = format_percent(time_s / step.time_s)
                 row[name] = Cell(phrases.amount_text(time_s, "s"), share)
