@@ -16,7 +16,7 @@ from pathlib import Path
 
 import builders as make
 from changing import replace
-from measuring import TIMEOUT_S
+from warm_sessions import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration
 from gpuscale.store.files import write_baseline

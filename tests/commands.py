@@ -10,6 +10,7 @@ from pathlib import Path
 
 from measuring import heed_interrupts
 from msgspec.structs import replace
+from warm_sessions import WarmProcess
 
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.launch.collect import collect_run
@@ -73,19 +74,19 @@ def request_for(
     return replace(request, timing=TIMING, timeout_s=timeout_s)
 
 
-def watch(folder: Path, request: RunRequest, rank: int = 0) -> "subprocess.Popen[bytes]":
+def watch(folder: Path, request: RunRequest, rank: int = 0) -> WarmProcess:
     """A process that watches the command of a request, as a keeper starts it on this host."""
     place = folder / "run"
     place.mkdir(exist_ok=True)
     RunDirectory(path=place).request.write(request)
-    code = "import sys; from gpuscale.measure.worker.command import main; main(sys.argv[1])"
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
     own |= {"WORLD_SIZE": str(request.processes), "MASTER_PORT": str(free_port())}
     variables = {**os.environ, **own}
     if (place / "hosts").exists():
         # The test says which of the processes it is.
         variables = {**own, **os.environ}
-    return subprocess.Popen([sys.executable, "-c", code, str(place)], env=variables)
+    watcher = "gpuscale.measure.worker.command:main"
+    return WarmProcess(watcher, Path.cwd(), [str(place)], variables, folder / f"watcher-{rank}")
 
 
 def free_port() -> int:

@@ -13,14 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_sessions import can_be_warm, environment_of_sessions, warm_session
+from warm_sessions import TIMEOUT_S, WarmProcess, environment_of_sessions, warm_session
 
 from gpuscale.records import Results
 from gpuscale.store.results import read_results
 
 REPOSITORY = Path(__file__).parent.parent
 BENCH_CASES = REPOSITORY / "bench_cases"
-TIMEOUT_S = 240
 
 TINY_CASE = """
 import pytest
@@ -42,6 +41,14 @@ class Tiny(TrainingCase):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 """
 """A case that trains in microseconds; tests add what is special about theirs."""
+SHORT_WARM_UP = """
+from msgspec.structs import replace
+from gpuscale.records.request import TIMING_PLANS
+
+for device, plan in TIMING_PLANS.items():
+    TIMING_PLANS[device] = replace(plan, warmup_steps=2, warmup_s=0.05)
+"""
+"""A tiny case is warm after some steps; each rank of each run would compute for 0.3 s."""
 
 
 @dataclass(frozen=True)
@@ -78,29 +85,27 @@ def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -
     return _run(pytest_command(*arguments), folder, environment)
 
 
-def run_gpuscale(folder: Path, *arguments: str) -> Session:
+def run_gpuscale(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
     """Run `gpuscale` in `folder`, in a process of its own, as what starts sessions needs it."""
-    return _run([sys.executable, "-m", "gpuscale", *arguments], folder, ())
+    return _run([sys.executable, "-m", "gpuscale", *arguments], folder, environment)
 
 
 def _run(command: list[str], folder: Path, environment: Sequence[str]) -> Session:
-    """Run `python -m MODULE …`, in a process that has imported torch if nothing is against it."""
-    variables = dict(pair.split("=", 1) for pair in environment)
-    if can_be_warm(variables):
-        _, _, module, *arguments = command
-        exit_code, output = warm_session(module, folder, arguments, variables, TIMEOUT_S)
-        return Session(exit_code=exit_code, output=output, folder=folder)
-    answer = subprocess.run(
-        command,
-        cwd=folder,
-        env={**environment_of_sessions(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    return Session(exit_code=answer.returncode, output=answer.stdout, folder=folder)
+    """Run `python -m MODULE …` in a process that has imported torch."""
+    _, _, module, *arguments = command
+    exit_code, output = warm_session(module, folder, arguments, _variables(environment))
+    return Session(exit_code=exit_code, output=output, folder=folder)
+
+
+def _variables(environment: Sequence[str]) -> dict[str, str]:
+    """The environment of a session with these variables."""
+    return environment_of_sessions() | dict(pair.split("=", 1) for pair in environment)
+
+
+def start_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> WarmProcess:
+    """Start pytest in `folder`; its output goes to `log` there."""
+    _, _, module, *words = pytest_command(*arguments)
+    return WarmProcess(module, folder, words, _variables(environment), folder / "log")
 
 
 def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
@@ -108,6 +113,7 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
     path = folder / name
     test = "\n\n@pytest.mark.gpuscale(case=Case)\ndef test_case(scaling):\n    scaling()\n"
     path.write_text("\n".join([TINY_CASE, *parts]) + test)
+    path.with_name("conftest.py").write_text(SHORT_WARM_UP)
     return path
 
 

@@ -6,7 +6,6 @@ are read. It shows nothing of time, of NCCL, or of kernels.
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ import msgspec
 import pytest
 import torch
 from amdsmi_library.library import Layouts, mi250x, write_fleet
+from command_line import python
 from cuda_emulation.devices import UUIDS
-from measuring import Session, pytest_command, write_case
+from measuring import Session, run_gpuscale, run_pytest, write_case
 from test_options import GIVEN
 
 from gpuscale.plugin.options import parse_options
@@ -26,7 +26,6 @@ from gpuscale.reports.phrases import software_text
 
 TESTS = Path(__file__).parent
 BUILT_FOR = "2.14"
-LIMIT_S = 900
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith(f"{BUILT_FOR}."),
     reason=f"the emulation of CUDA knows torch {BUILT_FOR}, of constraints.txt, from inside",
@@ -45,25 +44,13 @@ class Case(Tiny):
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 """
 QUICK = ("--runs", "1", "--run-seconds", "0.1")
-# Nothing warms up here, and on real devices it takes each run two seconds.
-WITHOUT_WARM_UP = """
-from msgspec.structs import replace
-from gpuscale.base.host import GPU_KINDS
-from gpuscale.records.request import TIMING_PLANS
-
-for device in GPU_KINDS:
-    TIMING_PLANS[device] = replace(TIMING_PLANS[device], warmup_steps=2, warmup_s=0.05)
-"""
-
 Run = Callable[..., Session]
 
 
 @pytest.fixture(scope="module")
 def devices(driver: Path) -> Mapping[str, str]:
     """The variables of a machine with two emulated GPUs and a driver that knows them."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("GPUSCALE")}
     return {
-        **kept,
         "PYTHONPATH": os.pathsep.join([str(TESTS / "cuda_emulation"), str(TESTS)]),
         "LD_LIBRARY_PATH": str(driver),
         "EMULATED_CUDA_DEVICES": "2",
@@ -71,19 +58,9 @@ def devices(driver: Path) -> Mapping[str, str]:
     }
 
 
-def run_on(devices: Mapping[str, str], folder: Path, *command: str, **variables: str) -> Session:
-    """Run a command that sees the emulated devices."""
-    answer = subprocess.run(
-        command,
-        cwd=folder,
-        env={**devices, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return Session(exit_code=answer.returncode, output=answer.stdout, folder=folder)
+def pairs(devices: Mapping[str, str], **variables: str) -> list[str]:
+    """The variables of a session that sees the emulated devices."""
+    return [f"{name}={value}" for name, value in {**devices, **variables}.items()]
 
 
 @pytest.fixture
@@ -91,10 +68,8 @@ def session(devices: Mapping[str, str], tmp_path: Path) -> Run:
     """Measures a case on the emulated devices."""
 
     def run(case: str, *options: str, **variables: str) -> Session:
-        file = write_case(tmp_path, case)
-        (tmp_path / "conftest.py").write_text(WITHOUT_WARM_UP)
-        command = pytest_command(str(file), "-q", *QUICK, *options)
-        return run_on(devices, tmp_path, *command, **variables)
+        words = (str(write_case(tmp_path, case)), "-q", *QUICK, *options)
+        return run_pytest(tmp_path, *words, environment=pairs(devices, **variables))
 
     return run
 
@@ -106,10 +81,6 @@ from gpuscale.measure.launch.launcher import Launcher
 
 sys.stdout.buffer.write(msgspec.json.encode(Launcher(device="auto", folder=None).environment))
 """
-
-
-def gpuscale(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gpuscale", *arguments]
 
 
 def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None:
@@ -160,8 +131,9 @@ def test_no_memory_and_a_lost_device_end_their_runs_only(session: Run) -> None:
 def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path: Path) -> None:
     file = write_case(tmp_path, "Case = Tiny")
     memory_bytes = 4 * 1024
-    command = gpuscale("batch", f"{file}::Case", "--gpus", "2")
-    found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes)).ended()
+    words = ("batch", f"{file}::Case", "--gpus", "2")
+    limited = pairs(devices, EMULATED_CUDA_MEMORY=str(memory_bytes))
+    found = run_gpuscale(tmp_path, *words, environment=limited).ended()
     peaks = {
         int(n): float(kib) for n, kib in re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
     }
@@ -171,13 +143,13 @@ def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path:
 
 
 def test_a_rocm_torch_and_a_device_chosen_by_uuid_are_described(
-    devices: Mapping[str, str], tmp_path: Path
+    devices: Mapping[str, str],
 ) -> None:
     chosen = {"CUDA_VISIBLE_DEVICES": f"GPU-{UUIDS[1]}", "EMULATED_ROCM": "gfx90a"}
     families = ("RCCL", "HSA", "HIP", "ROCR", "MIOPEN", "MPICH", "CXI", "NCCL")
     chosen |= {f"{family}_X": "1" for family in families}
-    answer = run_on(devices, tmp_path, sys.executable, "-c", DESCRIBED, **chosen)
-    found = msgspec.json.decode(answer.output, type=Environment)
+    answer = python("-c", DESCRIBED, **devices, **chosen)
+    found = msgspec.json.decode(answer.stdout, type=Environment)
     assert (found.rocm_version, found.rccl_version) == ("6.4.43482", "2.28.3")
     assert (found.cuda_version, found.cudnn_version, found.nccl_version) == (None, None, None)
     assert [(gpu.uuid, gpu.smi_index) for gpu in found.gpus] == [(UUIDS[1], 1)]
@@ -223,8 +195,8 @@ def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Pat
     (tmp_path / "train.py").write_text(SCRIPT)
     # Long enough for the sampler, which looks ten times a second.
     own = ("--gpus", "1", "--runs", "1", "--run-seconds", "1", "--batch", "256")
-    command = gpuscale("run", *own, "--", sys.executable, "train.py")
-    made = run_on(devices, tmp_path, *command).ended()
+    words = ("run", *own, "--", sys.executable, "train.py")
+    made = run_gpuscale(tmp_path, *words, environment=pairs(devices)).ended()
     (run,) = made.results.runs
     assert run.is_valid
     assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 from hosts import processes_in, within_limit
-from measuring import TIMEOUT_S, Session, heed_interrupts, pytest_command, run_pytest, write_case
+from measuring import (
+    Session,
+    heed_interrupts,
+    pytest_command,
+    run_pytest,
+    start_pytest,
+    write_case,
+)
+from warm_sessions import TIMEOUT_S
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
@@ -242,11 +250,11 @@ def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, afte
 def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     options = ("--gpus", "1", "--runs", "50", "--device", "cpu", "--run-seconds", "0.1")
-    process = start(tmp_path, *options)
+    session = start_pytest(tmp_path, *options)
     folder = tmp_path / ".gpuscale" / "results"
     assert within_limit(lambda: any(folder.glob("*.jsonl")))
-    process.terminate()
-    code = process.wait(timeout=TIMEOUT_S)
+    session.send_signal(signal.SIGTERM)
+    code = session.wait()
     output = (tmp_path / "log").read_text()
     # Between two runs the signal ends pytest itself; during one, the session ends in order.
     assert code in (128 + signal.SIGTERM, -signal.SIGTERM), output

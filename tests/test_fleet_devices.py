@@ -11,7 +11,7 @@ import pytest
 from measuring import write_case
 from nvml.library import compile_driver
 from slurm_cluster import slurm_cluster
-from test_cuda_emulation import TESTS, WITHOUT_WARM_UP
+from test_cuda_emulation import TESTS
 
 from gpuscale.store.results import read_results
 
@@ -52,7 +52,6 @@ def test_each_gpu_is_measured_by_itself_and_the_slow_one_is_named(tmp_path: Path
     driver, site = tmp_path / "driver", tmp_path / "site"
     driver.mkdir()
     (site / "bench_cases").mkdir(parents=True)
-    (site / "bench_cases/conftest.py").write_text(WITHOUT_WARM_UP)
     (site / "mysite.toml").write_text(PROFILE)
     write_case(site / "bench_cases", ONE_SLOW_GPU)
     emulated = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
-from warm_sessions import can_be_warm
+from warm_sessions import AT_FIRST, environment_of_sessions
 
 from gpuscale.store.results import read_results
 
@@ -164,8 +164,8 @@ def readme_case() -> str:
     return case
 
 
-def test_what_tests_import_leaves_their_sessions_warm() -> None:
-    assert can_be_warm({})
+def test_what_tests_import_leaves_their_sessions_one_server() -> None:
+    assert environment_of_sessions() == AT_FIRST
 
 
 def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:

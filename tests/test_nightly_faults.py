@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import REPOSITORY
-from measuring import TIMEOUT_S, pytest_command, run_pytest, write_case
+from measuring import pytest_command, run_pytest, write_case
+from warm_sessions import TIMEOUT_S
 
 from gpuscale.store.results import read_results
 

@@ -22,7 +22,8 @@ from ci_checkout import (
     write_program,
 )
 from commands import is_living
-from measuring import TIMEOUT_S, run_pytest, write_case
+from measuring import run_pytest, write_case
+from warm_sessions import TIMEOUT_S
 
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.campaigns.night.attempt import read_items

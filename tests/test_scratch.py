@@ -1,6 +1,5 @@
 """Folders for a while: gone after use, and removed later where their process was killed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measuring import pytest_command, run_pytest, write_case
+from measuring import run_pytest, start_pytest, write_case
 
 from gpuscale.measure.run_directory import scratch_folder
 
@@ -63,13 +62,8 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     failing.mkdir()
     write_case(lasting, "Case = Tiny")
     options = ("--gpus", "2", "--runs", "1", "--device", "cpu")
-    killed = subprocess.Popen(
-        pytest_command(*options, "--run-seconds", "60"),
-        cwd=lasting,
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    elsewhere = [f"TMPDIR={temporary}"]
+    killed = start_pytest(lasting, *options, "--run-seconds", "60", environment=elsewhere)
     while not [*temporary.glob("gpuscale-run-*/progress")]:
         assert killed.poll() is None
         time.sleep(0.1)
@@ -78,7 +72,7 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     write_case(
         failing, "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
     )
-    run_pytest(failing, *options, environment=[f"TMPDIR={temporary}"]).ended(1)
+    run_pytest(failing, *options, environment=elsewhere).ended(1)
     # torch makes an empty folder for what it compiles, whatever is run.
     left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []

@@ -2,15 +2,15 @@
 
 import json
 import re
-import subprocess
-import time
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from changing import replace
-from measuring import TIMEOUT_S, Session, pytest_command, run_pytest, write_case
+from hosts import within_limit
+from measuring import Session, run_pytest, start_pytest, write_case
 
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
@@ -27,19 +27,16 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     write_case(folder, "Case = Tiny")
     path = folder / "night.jsonl"
-    process = subprocess.Popen(
-        pytest_command(*QUICK, "--gpus", "1,2", "--runs", "2", "--results", "night.jsonl"),
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    options = ("--gpus", "1,2", "--runs", "2", "--results", "night.jsonl")
+    session = start_pytest(folder, *QUICK, *options)
+    assert within_limit(
+        lambda: (
+            session.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") >= 3)
+        )
     )
-    deadline = time.monotonic() + TIMEOUT_S
-    while not path.exists() or path.read_bytes().count(b"\n") < 3:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait(timeout=TIMEOUT_S)
+    assert session.poll() is None, (folder / "log").read_text()
+    session.send_signal(signal.SIGKILL)
+    session.wait()
     lines = path.read_bytes().splitlines(keepends=True)
     # As if the kill had come while the third run was being written.
     path.write_bytes(b"".join(lines[:3]) + b'{"run": {"configuration"')

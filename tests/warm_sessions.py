@@ -1,8 +1,7 @@
-"""Sessions from a process that has imported torch: each alone would take 1.5 s for it.
+"""Sessions forked from a process that has imported torch and gpuscale, which takes 2 s of CPU time.
 
-A session is a process of its own still, forked before it imports anything of gpuscale or the cases,
-and so is the keeper of its ranks, which would take twice as long. What a test starts with
-variables or signals of its own imports all that anew, as a user's session does.
+A session is still a process of its own, and so is the keeper of its ranks. Tests that start pytest
+or gpuscale by `subprocess` import everything anew, as a user's session does.
 """
 
 import atexit
@@ -10,6 +9,7 @@ import fcntl
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -17,16 +17,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 _HEEDED_LATE = {
-    *("CI", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"),
+    *("CI", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TMPDIR"),
     *("SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"),
+    *("EMULATED_CUDA_MEMORY", "EMULATED_CUDA_LOST"),
 }
-"""Variables that nothing reads while it is imported."""
+"""Variables that nothing reads while it is imported; others need a server of their own."""
+_PRELOADED = ("gpuscale.plugin.session", "gpuscale.measure.worker.command")
+TIMEOUT_S = 240
 _KEEPER = "gpuscale.measure.launch.keeper"
 _OUT_OF_THE_WAY = 500
 """No file of a session's has so high a number."""
@@ -42,81 +46,155 @@ def environment_of_sessions() -> dict[str, str]:
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-_AT_FIRST = environment_of_sessions()
+AT_FIRST = environment_of_sessions()
+_Server = subprocess.Popen[str]
+_Variables = frozenset[tuple[str, str]]
+_SERVERS: dict[_Variables, _Server] = {}
+"""Servers by their environment: the usual one, and the newest other one."""
 
 
 class _Request(NamedTuple):
-    """A request to start a session of pytest, or of gpuscale, which starts one."""
+    """A request to start a process."""
 
-    module: str
+    target: str
     folder: str
     arguments: list[str]
     variables: dict[str, str]
     output: str
 
 
-def can_be_warm(variables: Mapping[str, str]) -> bool:
-    """False where a test has set a variable that libraries may read when they are imported."""
-    return environment_of_sessions() == _AT_FIRST and variables.keys() <= _HEEDED_LATE
+class WarmProcess:
+    """A process that has imported torch and gpuscale already.
+
+    Args:
+        target: A module, run as by `python -m`, or `MODULE:FUNCTION`.
+        folder: The working directory.
+        arguments: The words on its command line, or the arguments of the function.
+        variables: Its environment.
+        output: A file or a named pipe for both of its streams.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        folder: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        output: Path,
+    ) -> None:
+        # A function reads its variables when it is called.
+        self._server = _server(AT_FIRST if ":" in target else variables)
+        self._words = f"{target} {' '.join(arguments)}"
+        request = _Request(target, str(folder), [*arguments], {**variables}, str(output))
+        self.pid = self._asked(request)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; None if the process has not ended."""
+        if self._code is None:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] != "Z":
+                return None
+        return self.wait()
+
+    def wait(self, timeout: float = TIMEOUT_S) -> int:
+        """The exit code, once the process has ended."""
+        if self._code is None:
+            with self.limited_to(timeout):
+                self._code = self._asked(self.pid)
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    @contextmanager
+    def limited_to(self, timeout_s: float) -> Iterator[None]:
+        """Kill all processes of the server if what is done in the context takes longer."""
+        late = threading.Timer(timeout_s, os.killpg, (self._server.pid, signal.SIGKILL))
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+
+    def _asked(self, request: object) -> int:
+        """The server's answer to a request."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{json.dumps(request)}\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        if not answer:
+            _SERVERS.clear()
+            raise TimeoutError(f"{self._words}: not done in time")
+        return int(answer)
 
 
 def warm_session(
-    module: str,
-    folder: Path,
-    arguments: Sequence[str],
-    variables: Mapping[str, str],
-    timeout_s: float,
+    module: str, folder: Path, arguments: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[int, str]:
     """The exit code of `python -m MODULE` in a folder, and what it printed."""
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     with tempfile.TemporaryDirectory() as own:
         # Like a pipe it ends when the last process of the session has closed it.
         output = Path(own) / "output"
         os.mkfifo(output)
-        request = _Request(module, str(folder), [*arguments], dict(variables), str(output))
-        late = threading.Timer(timeout_s, os.killpg, (server.pid, signal.SIGKILL))
-        late.start()
-        server.stdin.write(f"{json.dumps(request)}\n")
-        server.stdin.flush()
-        said = output.read_text()
-        answer = server.stdout.readline()
-        late.cancel()
-    if not answer:
-        _server.cache_clear()
-        raise TimeoutError(f"{module} {' '.join(arguments)}: not done after {timeout_s} s: {said}")
-    return int(answer), said
+        session = WarmProcess(module, folder, arguments, variables, output)
+        with session.limited_to(TIMEOUT_S):
+            said = output.read_text()
+            try:
+                return session.wait(), said
+            except TimeoutError as error:
+                error.add_note(said)
+                raise
 
 
-@cache
-def _server() -> "subprocess.Popen[str]":
-    """The process that sessions are forked from; it ends with this one, which closes its input."""
-    return subprocess.Popen(
-        [sys.executable, __file__],
-        env=_AT_FIRST,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def _server(environment: Mapping[str, str]) -> _Server:
+    """The process that processes with these variables are forked from.
+
+    It ends once its input is closed, with this process at the latest.
+    """
+    key, usual = _early(environment), _early(AT_FIRST)
+    if key not in _SERVERS:
+        # No more than two have torch in memory.
+        for other in {*_SERVERS} - {usual} if key != usual else ():
+            _SERVERS.pop(other).communicate()
+        _SERVERS[key] = subprocess.Popen(
+            [sys.executable, __file__],
+            env=dict(key),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    return _SERVERS[key]
+
+
+def _early(environment: Mapping[str, str]) -> _Variables:
+    """The variables that may be read while modules are imported."""
+    return frozenset(each for each in environment.items() if each[0] not in _HEEDED_LATE)
 
 
 def _serve() -> _Request:
-    """Answers each line with an exit code; in the process of a session, returns what it is for."""
-    # For those that are forked.
-    import pytest  # noqa: F401
-    import torch.distributed  # noqa: F401
-    import torchvision.transforms.v2  # noqa: F401
+    """Answers requests until there are no more; in a process that is asked for, returns its own.
 
+    The answer to a request for a process is its number, and to a number its exit code.
+    """
+    # For those that are forked.
+    from gpuscale.measure.launch import PRELOADED, import_all
+
+    import_all((*PRELOADED, *_PRELOADED))
     # No collection in those touches, and so copies, what they share with this process.
     gc.freeze()
     for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            return _Request(*json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)  # noqa: T201 # the answer
-    sys.exit()
+        request = json.loads(line)
+        if isinstance(request, int):
+            answer = os.waitstatus_to_exitcode(os.waitpid(request, 0)[1])
+        elif not (answer := os.fork()):
+            return _Request(*request)
+        print(answer, flush=True)  # noqa: T201 # the answer
+    # Torch would take a second to shut down.
+    os._exit(0)
 
 
 def _have_keeper_ready() -> None:
@@ -169,6 +247,7 @@ def _wait_to_be_keeper(session: socket.socket) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None
     sys.argv[1:] = arguments
     # As `python -P` has it.
     del sys.path[0]
@@ -188,17 +267,29 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     asked = _serve()
-    _have_keeper_ready()
+    is_session = ":" not in asked.target
+    if is_session:
+        _have_keeper_ready()
     os.chdir(asked.folder)
+    os.environ.clear()
     os.environ.update(asked.variables)
+    # TMPDIR may be another now.
+    tempfile.tempdir = None
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
-        os.dup2(os.open(asked.output, os.O_WRONLY), number)
+        os.dup2(os.open(asked.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     # Those of the server may lead to what a pipe cannot do.
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     # As `python -m` leaves them.
     sys.argv[1:], sys.path[0] = asked.arguments, str(Path.cwd())
     try:
-        runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
+        if is_session:
+            runpy.run_module(asked.target, run_name="__main__", alter_sys=True)
+        else:
+            pkgutil.resolve_name(asked.target)(*asked.arguments)
     except SystemExit as ended:
         _end(int(ended.code or 0))
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    _end(0)

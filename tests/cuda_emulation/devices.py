@@ -21,12 +21,9 @@ UUIDS = (
 )
 """The first devices of the NVML library of the tests (tests/nvml/fake_nvml.c)."""
 COUNT = int(os.environ.get("EMULATED_CUDA_DEVICES", "2"))
-MEMORY_BYTES = int(os.environ.get("EMULATED_CUDA_MEMORY", str(16 * 1024**3)))
 CAPABILITY = tuple(map(int, os.environ.get("EMULATED_CUDA_CAPABILITY", "8.0").split(".")))
 ROCM_TARGET = os.environ.get("EMULATED_ROCM")
 """Such as `gfx90a`: torch then is one for ROCm."""
-LOST = os.environ.get("EMULATED_CUDA_LOST")
-"""The device on which all work fails."""
 LARGEST_SIDE = int(os.environ.get("EMULATED_LARGEST_SIDE", str(2**31)))
 """The most rows and columns of a random matrix, since the CPU has to multiply it."""
 
@@ -37,12 +34,17 @@ _submitted, _done = [0] * COUNT, [0] * COUNT
 """Work of each device, and up to where the host knows it to be done."""
 
 
+def memory_bytes() -> int:
+    """The memory of each device, which may be set after the import."""
+    return int(os.environ.get("EMULATED_CUDA_MEMORY", str(16 * 1024**3)))
+
+
 def allocate(number: int, size_bytes: int) -> None:
     """Take memory of a device, if it has that much left."""
-    if _live_bytes[number] + size_bytes > MEMORY_BYTES:
+    if _live_bytes[number] + size_bytes > memory_bytes():
         raise torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size_bytes / 1024**2:.2f} MiB. GPU {number} "
-            f"has a total capacity of {MEMORY_BYTES / 1024**2:.2f} MiB"
+            f"has a total capacity of {memory_bytes() / 1024**2:.2f} MiB"
         )
     _live_bytes[number] += size_bytes
     _peak_bytes[number] = max(_peak_bytes[number], _live_bytes[number])
@@ -56,7 +58,8 @@ def free(number: int, size_bytes: int) -> None:
 def submit(number: int) -> None:
     """Put work into a device's queue."""
     init()
-    if LOST is not None and number == int(LOST):
+    # The device on which all work fails.
+    if os.environ.get("EMULATED_CUDA_LOST") == str(number):
         raise RuntimeError("CUDA error: unspecified launch failure")
     _submitted[number] += 1
 
@@ -230,7 +233,7 @@ def properties(device: Any = None) -> SimpleNamespace:
         uuid=UUIDS[number],
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
-        total_memory=MEMORY_BYTES,
+        total_memory=memory_bytes(),
         multi_processor_count=108,
         pci_domain_id=0,
         pci_bus_id=0xC1 + 5 * number,
@@ -267,8 +270,8 @@ IN_CUDA = {
     "manual_seed_all": lambda seed: None,
     "max_memory_allocated": lambda device=None: _peak_bytes[index_of(device)],
     "mem_get_info": lambda device=None: (
-        MEMORY_BYTES - _live_bytes[index_of(device)],
-        MEMORY_BYTES,
+        memory_bytes() - _live_bytes[index_of(device)],
+        memory_bytes(),
     ),
     "memory_allocated": lambda device=None: _live_bytes[index_of(device)],
     "memory_reserved": lambda device=None: _live_bytes[index_of(device)],
