@@ -1,6 +1,7 @@
 """Figure of a machine's nightly results: each row's throughput, levels and changes."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -129,13 +130,12 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
                 markerfacecolor=face,
                 label=label,
             )
-    beyond = [index for index in row.outlying if not low <= nights[index].value <= high]
-    for number, index in enumerate(beyond):
-        value, is_above = nights[index].value, nights[index].value > high
-        apart = format_percent(value / level_rates[index] - 1, signed=True, decimals=0)
-        text, is_late = f"{'↑' if is_above else '↓'} {apart}", index > len(rates) / 2
-        _label(axes, text, index, number, at_top=is_above, on_left=is_late)
-    _draw_changes(axes, row)
+    beyond = {
+        index: format_percent(nights[index].value / level_rates[index] - 1, signed=True, decimals=0)
+        for index in row.outlying
+        if not low <= nights[index].value <= high
+    }
+    _draw_labels(axes, row, beyond, len(rates))
     axes.set_ylim(low, high)
     axes.locator_params(axis="y", nbins=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
@@ -166,36 +166,35 @@ def _moment(row: RowHistory, change: RowChange) -> float:
     return (row.nights[row.nights.index(change.onset) - 1] + change.onset) / 2
 
 
-def _draw_changes(axes: Axes, row: RowHistory) -> None:
-    """Draw a labelled line at each change of level."""
-    for number, change in enumerate(row.changes):
-        moment = _moment(row, change)
-        text = percent_text(change.throughput.value)
-        _label(axes, text, moment, number, fontweight="bold")
+def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: int) -> None:
+    """Draw a line at each change of level, and label it and the nights beyond the axis.
+
+    `beyond` maps these nights to their distance from their level; `count` counts all nights.
+    """
+    changes: dict[float, str] = {
+        _moment(row, change): percent_text(change.throughput.value) for change in row.changes
+    }
+    for moment in changes:
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
-
-
-def _label(
-    axes: Axes,
-    text: str,
-    at: float,
-    number: int,
-    *,
-    at_top: bool = True,
-    on_left: bool = False,
-    fontweight: str = "normal",
-) -> None:
-    """Write a text beside a night, at the top or the bottom of the plot."""
-    # Labels of successive nights would overlap on one line.
-    inwards_pt = 2 + _LABEL_PT * (number % _LABEL_LINES)
-    axes.annotate(
-        text,
-        (at, float(at_top)),
-        (-4 if on_left else 2, -inwards_pt if at_top else inwards_pt),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        va="top" if at_top else "bottom",
-        ha="right" if on_left else "left",
-        fontweight=fontweight,
-        bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
-    )
+    above: dict[float, str] = {
+        at: f"↑ {apart}" for at, apart in beyond.items() if apart.startswith("+")
+    }
+    below: dict[float, str] = {at: f"↓ {apart}" for at, apart in beyond.items() if at not in above}
+    for texts, at_top in (({**changes, **above}, True), (below, False)):
+        line, before = 0, -math.inf
+        for at in sorted(texts):
+            # Labels of near nights would overlap on one line.
+            line = (line + 1) % _LABEL_LINES if at - before < _LABEL_WIDTH * count else 0
+            before, inwards_pt = at, 2 + _LABEL_PT * line
+            on_left = at in beyond and at > count / 2
+            axes.annotate(
+                texts[at],
+                (at, float(at_top)),
+                (-4 if on_left else 2, -inwards_pt if at_top else inwards_pt),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                va="top" if at_top else "bottom",
+                ha="right" if on_left else "left",
+                **({"fontweight": "bold"} if at in changes else {"fontsize": 6.5}),
+                bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
+            )
