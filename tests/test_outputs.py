@@ -39,9 +39,9 @@ def test_a_file_that_cannot_be_written_is_named_after_all_else_was(tmp_path: Pat
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        (["xml"], f"--format: 'xml' is not one of {', '.join(COMPARISON_FORMATS)}"),
-        (["JSON=a"], "--format: 'JSON' is not one of"),
-        (["\x1b[31m"], "--format: '\\x1b[31m' is not one of"),
+        (["xml"], f"--format: there is no 'xml'; choose from {', '.join(COMPARISON_FORMATS)}"),
+        (["JSON=a"], "--format: there is no 'JSON'; choose from"),
+        (["\x1b[31m"], "--format: there is no '\\x1b[31m'; choose from"),
         (["json="], "--format: no file after 'json='; give json or json=FILE"),
         (["json", "text"], "json and text cannot both go to standard output"),
     ],

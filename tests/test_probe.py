@@ -158,7 +158,7 @@ def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path)
 
 def test_a_probe_that_is_unknown_is_refused_in_one_line() -> None:
     said = refusal("probe", "--only", "matrix")
-    assert said.startswith("gpuscale: --only: there is no 'matrix'; there is core, ")
+    assert said.startswith("gpuscale: --only: there is no 'matrix'; choose from core, ")
 
 
 @pytest.mark.thorough

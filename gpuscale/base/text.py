@@ -4,7 +4,7 @@ import codecs
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 _MOST_MORE_DIGITS = 3
@@ -162,6 +162,15 @@ def escaped(text: str) -> str:
 def shown(text: str) -> str:
     """Quote a text for an error message, as in `text 'abc'`; long texts are shortened."""
     return f"text {text[:_LONGEST_SHOWN]!r}{'…' if len(text) > _LONGEST_SHOWN else ''}"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: `; did you mean 'record'?`, or `;`."""
+    # Imported here, since every command would take longer to start.
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, [*known], 1)
+    return f"; did you mean '{near[0]}'?" if near else ";"
 
 
 def spell_out(*streams: TextIO | None) -> None:

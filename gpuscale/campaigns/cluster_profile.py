@@ -14,7 +14,7 @@ from msgspec import field
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.host import SITE, UNBOUND, is_map
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import shown, visible
+from gpuscale.base.text import shown, suggestion, visible
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
 from gpuscale.records.record import (
@@ -202,9 +202,11 @@ def find_profile(wanted: str | None) -> ClusterProfile:
         path.stem: path for path in sorted((Path(__file__).parent / "profiles").glob("*.toml"))
     }
     if wanted not in known:
-        problem = f"there is no cluster profile '{wanted}'" if wanted else "name a cluster profile"
+        problem = "name a cluster profile;"
+        if wanted:
+            problem = f"there is no cluster profile '{wanted}'{suggestion(wanted, known)}"
         remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
-        raise UsageError(f"{problem}; {remedy} (docs/clusters.md)")
+        raise UsageError(f"{problem} {remedy} (docs/clusters.md)")
     return read_profile(known[wanted])
 
 

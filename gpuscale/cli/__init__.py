@@ -23,7 +23,7 @@ from gpuscale.base.errors import (
     UsageError,
     require_packages,
 )
-from gpuscale.base.text import spell_out
+from gpuscale.base.text import spell_out, suggestion, visible
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
@@ -66,11 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
-        words = sys.argv[1:] if arguments is None else arguments
-        if words:
-            _refuse_unknown(words[0])
         # Parsing imports the command's module, which may fail.
-        parsed = _parser().parse_args(words)
+        parsed = _parser().parse_args(arguments)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
@@ -93,18 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python's own exit code for a crash is 1, which here means "regressed".
         _say(f"{traceback.format_exc()}gpuscale: this is a bug; please report the lines above")
         return ExitCode.USAGE
-
-
-def _refuse_unknown(word: str) -> None:
-    """Raise a UsageError that names the closest command if `word` is not a command."""
-    names = [name for name, _ in _COMMANDS]
-    if word not in names and not word.startswith("-"):
-        # Imported here, since every command would take longer to start.
-        from difflib import get_close_matches
-
-        near = get_close_matches(word, names, 1)
-        meant = f"; did you mean '{near[0]}'?" if near else ";"
-        raise UsageError(f"there is no command '{word}'{meant} 'gpuscale --help' lists all")
 
 
 def _say(text: str) -> None:
@@ -138,6 +123,19 @@ class _Parser(argparse.ArgumentParser):
             # Otherwise the main parser would print this error with the wrong usage.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise a UsageError that names the closest command or choice for an unknown word."""
+        if action.choices is None or value in action.choices:
+            return
+        near, known = suggestion(value, action.choices), ", ".join(action.choices)
+        if action.nargs == argparse.PARSER:
+            command = f"{self.prog} {visible(value)}".removeprefix("gpuscale ")
+            raise UsageError(
+                f"there is no command '{command}'{near} '{self.prog} --help' lists all"
+            )
+        option = "/".join(action.option_strings) or action.metavar or action.dest
+        raise UsageError(f"{option}: there is no '{visible(value)}'{near} choose from {known}")
 
 
 def _parser() -> argparse.ArgumentParser:

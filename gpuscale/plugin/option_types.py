@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import UsageError
+from gpuscale.base.text import suggestion
 
 _MOST = 100_000
 
@@ -44,7 +45,8 @@ def one_of(*known: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in known:
-            raise ArgumentTypeError(f"there is no '{text}'; choose from {', '.join(known)}")
+            near, choice = suggestion(text, known), ", ".join(known)
+            raise ArgumentTypeError(f"there is no '{text}'{near} choose from {choice}")
         return text
 
     return parse
