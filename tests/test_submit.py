@@ -72,8 +72,6 @@ def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     boxed = replace(known, job=replace(known.job, container="apptainer exec here.sif"))
     with pytest.raises(UsageError, match="a job in a container stays within one; ask for at"):
         assert request(boxed, (1, 8)).demand
-    with pytest.raises(UsageError, match="add --gpus-per-node N"):
-        assert request("generic-slurm", (1, 2)).demand
     assert request("generic-slurm", (1, 2), **{"gpus-per-node": 8}).demand.gpus_per_node == 8
 
 
@@ -129,6 +127,25 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
 def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:
     command = ("submit", "juwels-booster", "--print", *options)
     assert message in refusal(*command, cwd=REPOSITORY)
+
+
+BOTH_NUMBERS = "on how many GPUs to measure and how many GPUs a node has"
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ((), f"{BOTH_NUMBERS}; add, for example, --gpus 1,2,4 --gpus-per-node 4"),
+        (("--baseline", "arc4.json"), BOTH_NUMBERS),
+        (("--gpus-per-node", "2"), "on how many GPUs to measure; add, for example, --gpus 1,2,4"),
+        (("--gpus", "1,2"), "how many GPUs a node has; add, for example, --gpus-per-node 4"),
+    ],
+)
+def test_all_options_that_a_profile_needs_are_named_at_once(
+    given: Sequence[str], missing: str
+) -> None:
+    said = refusal("submit", "generic-slurm", "--print", *given)
+    assert said.startswith(f"gpuscale: the profile generic-slurm does not say {missing}")
 
 
 def test_only_what_the_published_baseline_knows_is_judged() -> None:
@@ -341,7 +358,7 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
     for options, problem in (
         (("--baseline", "none.json"), "none.json: No such file or directory"),
         (("--baseline", "broken.json"), "broken.json"),
-        (("--cases", "my_cases"), "my_cases is not here"),
+        (("--cases", "my_cases other"), "not here: my_cases, other; submit from"),
     ):
         said = refusal("submit", "arc4", "--yes", *options, cwd=site, variables=environment)
         assert problem in said
@@ -351,7 +368,7 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
         assert printed.stderr == f"{said}\n".replace("gpuscale:", "gpuscale: beware:", 1)
     (site / "bench_cases").rename(site / "my_cases")
     answer = gpuscale("submit", "arc4", "--yes", cwd=site, variables=environment)
-    assert "test_mnist_cnn.py is not here" in answer.stderr
+    assert "not here: bench_cases/test_mnist_cnn.py; submit" in answer.stderr
     assert not (site / "calls").exists()
     # Other cases than the profile's are not those that its baseline has.
     own = ("--cases", "my_cases", "--yes")

@@ -28,6 +28,17 @@ class JobRequest:
     results: str | None = None
     """Shell word for the results file of a job that only measures; None for a nightly run."""
 
+    def __post_init__(self) -> None:
+        """Raise a UsageError that names all options without which there is no job."""
+        profile, lacks = self.profile, dict[str, str]()
+        if not profile.measure.gpus:
+            lacks["on how many GPUs to measure"] = "--gpus 1,2,4"
+        if profile.node.gpus is None:
+            lacks["how many GPUs a node has"] = "--gpus-per-node 4"
+        if lacks:
+            problem = f"the profile {profile.name} does not say {' and '.join(lacks)}"
+            raise UsageError(f"{problem}; add, for example, {' '.join(lacks.values())}")
+
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler named in the profile."""
@@ -47,9 +58,7 @@ class JobRequest:
         """
         profile, scheduler = self.profile, self.scheduler
         per_node, largest = profile.node.gpus, max(profile.measure.gpus)
-        if per_node is None:
-            problem = "does not know how many GPUs a node has; add --gpus-per-node N"
-            raise UsageError(f"the profile {profile.name} {problem}")
+        assert per_node is not None
         if largest > per_node and (scheduler.launcher is None or profile.job.container):
             stays = "a job in a container stays"
             stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"

@@ -77,15 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or submit the job; with `--wait`, return the job's exit code."""
     request = _request(arguments)
     script = job_script(request)
-    problems = _problems_of_paths(request)
+    problems = [*_problems_of_paths(request)]
     if arguments.print:
         # The script may be meant for another folder, so these are warnings, not errors.
         for problem in problems:
             remark(f"beware: {problem}")
         say(script, end="")
         return ExitCode.OK
-    for problem in problems:
-        raise problem
+    if problems:
+        raise UsageError("; ".join(problems))
     if not is_confirmed(_announcement(request), arguments.yes):
         return ExitCode.USAGE
     now = datetime.now().strftime("%Y-%m-%dT%H%M%S.%f")
@@ -106,16 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> JobRequest:
     """Return the request for the job, from the profile and the options on the command line.
 
-    Raise a UsageError if no number of GPUs is given, or if the baseline has no row on such numbers.
+    Raise a UsageError if a number is missing, or if the baseline has no row on these GPUs.
     """
     profile = with_options(find_profile(arguments.profile), vars(arguments))
     gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))
-    if not gpus:
-        problem = "does not say on how many GPUs to measure; add, for example, --gpus 1,2,4"
-        raise UsageError(f"the profile {profile.name} {problem}")
     measure, judge = replace(profile.measure, gpus=gpus), profile.judge
     judged = tuple(number for number in gpus if number in (judge.gpus or gpus))
-    if judge.baseline is not None and not judged:
+    if judge.baseline is not None and gpus and not judged:
         raise UsageError(
             f"--gpus: {judge.baseline} has {numbers_text(judge.gpus)} GPUs only, "
             "so nothing would be judged; include some of them, or name a --baseline of your own"
@@ -123,17 +120,16 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     return JobRequest(profile=replace(profile, measure=measure, judge=replace(judge, gpus=judged)))
 
 
-def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
-    """Yield an error for an unreadable baseline, and for each case not in the working directory."""
+def _problems_of_paths(request: JobRequest) -> Iterator[str]:
+    """Yield what is wrong if the baseline cannot be read, or if cases are not in this folder."""
     if baseline := request.profile.judge.baseline:
         try:
             read_any(Path(baseline))
         except GpuscaleError as error:
-            yield error
-    for named in request.profile.measure.cases:
-        if not _path_of(named).exists():
-            remedy = "submit from the folder that has it, or name others with --cases"
-            yield UsageError(f"{named} is not here; {remedy}")
+            yield str(error)
+    cases = request.profile.measure.cases
+    if absent := ", ".join(named for named in cases if not _path_of(named).exists()):
+        yield f"not here: {absent}; submit from the folder of the cases, or name others by --cases"
 
 
 def _path_of(case: str) -> Path:
