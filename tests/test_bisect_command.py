@@ -314,6 +314,8 @@ def test_time_that_is_up_starts_no_run(site: Path) -> None:
     found = bisect(site, "--time", "0.00001")
     assert found.returncode == 3
     assert "--time" in found.stdout
+    assert "installing GOOD and BAD; the time for that is not known in advance" in found.stderr
+    assert "at most 27 trials; the longest time is known after the first" in found.stderr
     assert not [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]
 
 
@@ -335,6 +337,8 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
         log_s = lab.make_run(frozenset({3}))
         assert log_s is not None
         assert math.exp(log_s) > 0.045
+        (duration_s,) = lab.durations_s
+        assert duration_s > 1
         (site / "train.py").write_text("raise SystemExit('no data here')")
         assert lab.make_run(frozenset({3})) is None
     assert "no data here" in lab.failure or "command" in lab.failure
@@ -446,6 +450,8 @@ def test_variables_that_results_recorded_are_bisected_if_their_packages_are_equa
     recorded(site / "bad.jsonl", {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "2", "OMP_X": "3"})
     found = bisect(site, "--time", "0.00001", good="good.jsonl", bad="bad.jsonl")
     assert "2 variables differ" in found.stderr
+    # The runs of both took 10 s.
+    assert "at most 21 trials; at most 140 min 0 s if runs take as long" in found.stderr
     assert "kernel Linux 2 → Linux 3" in found.stdout
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.kinds import Applied, Kind
 from gpuscale.campaigns.bisection.packages import Packages
-from gpuscale.campaigns.bisection.search import Search
+from gpuscale.campaigns.bisection.search import Search, most_runs
 from gpuscale.campaigns.bisection.sides import (
+    BisectionSide,
     differences_elsewhere,
     side_of,
     uv_program,
@@ -32,7 +34,7 @@ from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder
 from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, parse_options
-from gpuscale.records import Estimate
+from gpuscale.records import Estimate, Run
 from gpuscale.records.campaigns import Bisection, BisectionFinding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.campaign_text import bisection_text, report_text, trial_text
@@ -92,7 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     sides, measured, is_command = _rest(arguments)
     plan, words = _validated(arguments, sides, measured, is_command)
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
-    kind = _kind(arguments, sides, is_command)
+    read = [] if arguments.git else [side_of(Path(side)) for side in sides]
+    kind = _kind(arguments, sides, read, is_command)
+    recorded = [run for side in read for run in side.runs if run.gpus == int(arguments.gpus)]
     ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
     asked = repr((ends, measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
@@ -109,20 +113,30 @@ def run(arguments: argparse.Namespace) -> int:
             end_s=end_s,
         )
         try:
+            is_installed = isinstance(kind, Packages)
+            if is_installed:
+                remark("installing GOOD and BAD; the time for that is not known in advance")
+            started_s = time.monotonic()
             with file_errors(folder):
                 kind.prepare(folder / "environments")
-            found, lines = _searched(runner, plan, arguments.trials)
+            install_s = (time.monotonic() - started_s) / 2 if is_installed else 0.0
+            found, lines = _searched(runner, plan, arguments.trials, recorded, install_s)
         finally:
             # Results and logs are kept. If this process is killed, the next bisection cleans up.
             shutil.rmtree(folder / "environments", ignore_errors=True)
     return _reported(arguments, found, runner, lines)
 
 
-def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
+def _kind(
+    arguments: argparse.Namespace,
+    sides: Sequence[str],
+    read: Sequence[BisectionSide],
+    is_command: bool,
+) -> Kind:
     """Return the kind of changes to search; raise a UsageError if the sides do not differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
-    good, bad = (side_of(Path(side)) for side in sides)
+    good, bad = read
     if good.pins == bad.pins and good.variables != bad.variables:
         left = differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
         return Variables(good=good.variables, bad=bad.variables, not_tried=left)
@@ -143,9 +157,16 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 
 
 def _searched(
-    runner: TrialRunner, plan: SequentialPlan, most: int | None
+    runner: TrialRunner,
+    plan: SequentialPlan,
+    most: int | None,
+    recorded: Sequence[Run],
+    install_s: float,
 ) -> tuple[Bisection, list[str]]:
-    """Search in at most `most` trials (None: a default); return the result and text on trials."""
+    """Search in at most `most` trials (None: a default); return the result and text on trials.
+
+    The durations of `recorded` runs give the first estimate of how long the search may take.
+    """
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
@@ -154,6 +175,19 @@ def _searched(
     remark(f"{differing}; runs are kept in {os.path.relpath(runner.folder)}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
     lines = [differing]
+    durations_s = [run.wall_s for run in recorded if run.wall_s]
+
+    def time_for(trials: int) -> str:
+        """Return the longest time for this number of trials as text; empty if unknown."""
+        if not (known_s := runner.durations_s or durations_s):
+            return ""
+        runs_s = most_runs(trials, plan) * statistics.fmean(known_s)
+        return format_seconds(runs_s + trials * install_s)
+
+    longest = "the longest time is known after the first"
+    if durations_s:
+        longest = f"at most {time_for(most)} if runs take as long as those of GOOD and BAD did"
+    remark(f"at most {counted(most, 'trial')}; {longest}")
 
     def tell(
         number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
@@ -169,8 +203,8 @@ def _searched(
             rows.append(("from", kind.words_of(sides[0]), None))
             for side, step in zip(sides[1:], steps, strict=True):
                 rows.append((step.answer.value, kind.words_of(side), step.speed))
-        left_s = runner.made_s / number * (most - number)
-        left = f", at most {format_seconds(left_s)} left" if left_s else ""
+        longest = time_for(most - number)
+        left = f", at most {longest} left" if longest and number < most else ""
         trial = f"trial {number} of at most {most}"
         text = trial_text(rows)
         lines.extend((trial, text))

@@ -21,6 +21,7 @@ from gpuscale.campaigns.bisection.trials import (
     TrialAnswer,
     TrialLimits,
 )
+from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 
 _AT_FIRST = TrialLimits(slower=0.01, like=0.02)
@@ -31,6 +32,8 @@ maximum that the culprits may leave unexplained."""
 _SPLITS = 6
 """Number of split positions to try before changes count as inseparable."""
 _EXTENSIONS = 6
+_SIDES = 3
+"""Usual number of environments in a trial; a trial that confirms several commits has more."""
 _PATIENCE = 2
 """Factor that multiplies the maximum number of runs in trials that confirm a culprit."""
 
@@ -224,6 +227,12 @@ class Search:
             trials=self.trials,
             reason=reason,
         )
+
+
+def most_runs(trials: int, plan: SequentialPlan) -> int:
+    """Return how many runs a search makes at most in a number of trials."""
+    confirming = min(trials, 2 * (_EXTENSIONS + 1))
+    return _SIDES * plan.most_runs * (trials + (_PATIENCE - 1) * confirming)
 
 
 def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:

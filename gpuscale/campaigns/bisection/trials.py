@@ -102,8 +102,8 @@ class TrialRunner:
     options: Sequence[str]
     end_s: float
     """Time on the monotonic clock, in seconds, after which no run is started."""
-    made_s: float = 0.0
-    """Time that this process has spent on runs, in seconds."""
+    durations_s: list[float] = field(default_factory=list)
+    """Durations of the runs so far, in seconds, without the time to create their environments."""
     environment: Environment | None = None
     """The machine and software of the latest run."""
     failure: str = ""
@@ -122,12 +122,10 @@ class TrialRunner:
         if log_s is None:
             if time.monotonic() > self.end_s:
                 raise OutOfBudgetError("time")
-            started_s = time.monotonic()
             with file_errors(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 self._measure(applied, path)
-                self.made_s += time.monotonic() - started_s
                 log_s = self._read(path)
                 if log_s is None:
                     # A full disk, which would look like a broken environment, raises an error here.
@@ -148,6 +146,7 @@ class TrialRunner:
             variables.pop(name, None)
             if value is not None:
                 variables[name] = value
+        started_s = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 self._command(setting, path),
@@ -164,6 +163,7 @@ class TrialRunner:
             finally:
                 process.terminate()
                 process.wait()
+        self.durations_s.append(time.monotonic() - started_s)
 
     def _command(self, setting: Setting, path: Path) -> list[str]:
         words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
