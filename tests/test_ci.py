@@ -181,7 +181,7 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(chec
     assert (seen["IN_A_BOX"], seen["PROXY"]) == ("1", "a b")
     (told,) = night.calls("told")
     assert told.startswith("4, it's all was measured, nothing failed; not judged yet: ")
-    assert told.endswith("still collecting, night 1 of 4")
+    assert told.endswith("exit code 4 is expected until 4 nights are kept")
     (checkout / "own.toml").unlink()
     (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))
     assert run({**environment, "SLURM_JOB_ID": "4712"}, checkout).exit_code == 2

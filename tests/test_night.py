@@ -175,7 +175,8 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
         (NO_GPUS, None, 6),
         (TIME_UP, 0, 5),
         (TIME_UP, 1, 1),
-        (STOPPED_AT_THE_END, 0, 5),
+        (STOPPED_AT_THE_END, 0, 0),
+        (STOPPED_AT_THE_END, 3, 3),
         (BROKEN_ITSELF, None, 2),
         (INTERRUPTED, None, 4),
         (ONLY_FAILED, None, 4),
@@ -192,6 +193,7 @@ def test_the_night_ends_with_what_matters_most(
     ("last", "code", "compare_exit", "meaning"),
     [
         (WELL, 1, 1, "regressed"),
+        (STOPPED_AT_THE_END, 0, 0, "ok"),
         (WELL, 4, 4, "nothing comparable was measured"),
         (WELL, 4, None, f"{UNJUDGED}: still collecting"),
         (NOTHING, 4, None, "nothing was measured"),
@@ -217,7 +219,11 @@ def test_a_night_says_how_it_ended(
     [
         (JobState(stage="ended", exit_code=3, ending=Ending.COMPLETED), 3, "not shown to be fine"),
         (JobState(stage="ended", exit_code=0, ending=Ending.COMPLETED), 0, "ok"),
-        (JobState(stage="ended", exit_code=4, ending=Ending.FAILED), 4, "nothing was judged; the"),
+        (
+            JobState(stage="ended", exit_code=4, ending=Ending.FAILED),
+            4,
+            "nothing was judged, as is",
+        ),
         (JobState(stage="ended", exit_code=7, ending=Ending.COMPLETED), 2, "exit code 7"),
         (JobState(stage="ended", exit_code=None, ending=Ending.COMPLETED), 2, "no exit code"),
         (JobState(stage="ended", exit_code=0, ending=Ending.RESOURCES_LOST), 6, "infrastructure"),

@@ -90,17 +90,15 @@ def test_two_jobs_in_one_folder_keep_all_runs_of_both(tmp_path: Path) -> None:
         assert [run.is_valid for run in read_results(path).runs] == [True]
 
 
-def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
-    write_case(tmp_path, "class Case(Tiny):\n    pass\n")
-    nights = tmp_path / "nights"
+def start_night(folder: Path, *options: str) -> "subprocess.Popen[str]":
+    """A night in a process group of its own, as a scheduler would start it."""
     command = [sys.executable, "-m", "gpuscale", "night", "here", "1", "measure", *QUICK]
-    command += ["--runs", "300", "-p", "no:cacheprovider"]
-    night = subprocess.Popen(
-        [*command, "compare", str(REPOSITORY / "baselines/arc4.json")],
-        cwd=tmp_path,
+    return subprocess.Popen(
+        [*command, "-p", "no:cacheprovider", *options],
+        cwd=folder,
         env={
             **os.environ,
-            "GPUSCALE_NIGHTLY_DIR": str(nights),
+            "GPUSCALE_NIGHTLY_DIR": str(folder / "nights"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
         },
@@ -109,7 +107,25 @@ def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    results = wait_for_runs(nights, 2, night)
+
+
+def test_a_signal_after_the_last_run_leaves_a_night_complete(tmp_path: Path) -> None:
+    case = write_case(tmp_path, "import os, signal", "class Case(Tiny):\n    pass\n")
+    # As Slurm does at the time limit: every process of the job gets it.
+    ends_with_signal = "    os.killpg(0, signal.SIGTERM)\n"
+    case.write_text(f"{case.read_text()}{ends_with_signal}")
+    night = start_night(tmp_path, "--runs", "1")
+    output, _ = night.communicate(timeout=TIMEOUT_S)
+    assert night.returncode == 4, output
+    assert "all was measured, nothing failed; not judged yet" in output
+    assert "stopped by" not in output
+
+
+def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
+    write_case(tmp_path, "class Case(Tiny):\n    pass\n")
+    baseline = str(REPOSITORY / "baselines/arc4.json")
+    night = start_night(tmp_path, "--runs", "300", "compare", baseline)
+    results = wait_for_runs(tmp_path / "nights", 2, night)
     # As Slurm does at the time limit: every process of the job gets it.
     os.killpg(night.pid, signal.SIGTERM)
     output, _ = night.communicate(timeout=TIMEOUT_S)

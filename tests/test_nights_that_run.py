@@ -159,7 +159,7 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         )
         (folder,) = (checkout / nights).glob(f"*_{job}")
         if code == 4:
-            assert "not judged yet: the nights after it are judged against it" in night.output
+            assert "; exit code 4 is expected of a first night (exit 4)" in night.output
             if job == 1:
                 leave_out(folder / "results.jsonl", "rain")
             continue
@@ -176,7 +176,8 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_j
     (checkout / "measured.1").unlink()
     (checkout / "measured.1.exit").unlink()
     environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
-    for job, words in ((1, "still collecting, night 1 of 4"), (4, "'compare --history .gpuscale/")):
+    collecting = "night 1 of 4; exit code 4 is expected until 4 nights are kept (exit 4); kept in"
+    for job, words in ((1, collecting), (4, "'compare --history .gpuscale/")):
         for old in range(1, job):
             folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
             folder.mkdir(parents=True)

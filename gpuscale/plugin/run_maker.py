@@ -1,7 +1,7 @@
 """Execute the runs of a session, decide which items need a run, and estimate the time left."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -140,13 +140,12 @@ class RunMaker:
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
-    def time_left(self, plans: Iterable[ItemPlan]) -> str:
-        """Return the estimated time for the runs of these plans as text: `, 4 min 10 s left`."""
+    def time_left(self, runs: int) -> str:
+        """Return the estimated time for this number of runs as text: `, 4 min 10 s left`."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
-        count = sum(self.unmeasurable(plan) is None for plan in plans)
-        if not walls_s or not count:
+        if not walls_s or not runs:
             return ""
-        return f", {format_seconds(count * statistics.fmean(walls_s))} left"
+        return f", {format_seconds(runs * statistics.fmean(walls_s))} left"
 
     def make(self, request: RunRequest) -> Run:
         """Execute a run, and record it with its telemetry; end the session if that is impossible.

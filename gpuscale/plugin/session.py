@@ -13,6 +13,7 @@ from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds, spell_out
 from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
+from gpuscale.measure.launch import ignore_terminations
 from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.items import (
     CommandItem,
@@ -160,6 +161,10 @@ class _MeasuringSession:
             pytest.fail(request.reason, pytrace=False)
         later = item.session.items[item.session.items.index(item) + 1 :]
         run = self._maker.make(request)
+        runs_left = sum(self._maker.unmeasurable(plan) is None for plan in plans_of(later))
+        if not runs_left:
+            # A scheduler's SIGTERM must not end a session that only has its table left to print.
+            ignore_terminations()
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Neither passed nor failed: nothing is broken, but there is no number.
@@ -177,7 +182,7 @@ class _MeasuringSession:
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
-        left = self._maker.time_left(plans_of(later))
+        left = self._maker.time_left(runs_left)
         if (metric := run.configuration.metric) is None:
             terminal.enter_run(item, benchmark, plan.label, run)
             said = f"{format_seconds(run.step_time_s)}/step"
@@ -211,7 +216,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Reduce a failure to its first line, so that pytest's short summary does not cut it."""
+        """Reduce the message of a failure to its first line, for pytest's summary and reports."""
         report = yield
         if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
             crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
@@ -228,6 +233,7 @@ class _MeasuringSession:
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
         """Print the session's tables after all other output."""
+        terminal.shorten_failures(terminalreporter)
         others = yield
         if not self._config.option.collectonly:
             self._summarize(terminalreporter)
@@ -253,6 +259,7 @@ class _MeasuringSession:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._config.option.collectonly:
             return
+        ignore_terminations()
         rule, measured = self._maker.rule, self._maker.recorder.measured
         given = int(session.exitstatus)
         if rule is None:

@@ -118,6 +118,23 @@ def summary_lines(
     yield from fitted([*notes, f"results: {relative(path)}"], columns)
 
 
+def shorten_failures(reporter: pytest.TerminalReporter) -> None:
+    """Cut the messages in pytest's list of failures to the width of the terminal.
+
+    With `--tb=no` or `--tb=line` they stay whole, since no section above has the whole message.
+    """
+    if reporter.config.option.tbstyle in ("no", "line"):
+        return
+    columns = Screen.of(sys.stdout).columns
+    for outcome, word in (("failed", "FAILED"), ("error", "ERROR")):
+        for report in reporter.stats.get(outcome, ()):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            name = reporter.config.cwd_relative_nodeid(report.nodeid)
+            room = columns - len(f"{word} {name} - ")
+            if crash is not None and len(crash.message) > room:
+                crash.message = f"{crash.message[: max(0, room - 1)]}…"
+
+
 def verdict_lines(
     rule: DecidedVerdict, results: Results, files: tuple[Path, Path], colour: bool, exit_code: int
 ) -> Iterator[str]:

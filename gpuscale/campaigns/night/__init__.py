@@ -170,9 +170,11 @@ class NightJob:
         nights = self.folder.parent
         count = len([*nights.glob(f"*/{_RESULTS}")])
         if self._history:
-            return "the nights after it are judged against it"
+            expected = "exit code 4 is expected of a first night"
+            return f"the nights after it are judged against it; {expected}"
         if count < FEWEST_NIGHTS:
-            return f"still collecting, night {count} of {FEWEST_NIGHTS}"
+            expected = f"exit code 4 is expected until {FEWEST_NIGHTS} nights are kept"
+            return f"still collecting, night {count} of {FEWEST_NIGHTS}; {expected}"
         return (
             f"judge by these {count} nights with 'compare --history {nights}', or record a "
             "baseline of them (gpuscale baseline record)"

@@ -120,9 +120,8 @@ class Attempt:
 
     @property
     def is_complete(self) -> bool:
-        """True if every requested run was measured."""
-        passed = self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
-        return passed and self.stopped_by is None
+        """True if every requested run was measured, even if a signal then requested a stop."""
+        return self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -238,7 +237,7 @@ def night_meaning(
         meaning = f"all was measured, nothing failed; not judged yet: {unjudged}"
     elif code == ExitCode.INCOMPLETE and compare_exit in (ExitCode.OK, ExitCode.INCONCLUSIVE):
         meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
-    if attempt.stopped_by is not None:
+    if attempt.stopped_by is not None and not attempt.is_complete:
         meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
     return meaning
 
@@ -255,8 +254,8 @@ def job_exit(state: JobState) -> tuple[ExitCode, str]:
     if code == ExitCode.OK and state.ending is not Ending.COMPLETED:
         return ExitCode.USAGE, "somebody ended the job; see its log"
     if code == ExitCode.NOTHING_COMPARABLE:
-        # A first night, which has no baseline yet, ends so without any failure.
-        return ExitCode(code), "nothing was judged; the last lines of its log say why"
+        expected = "nothing was judged, as is expected of first nights"
+        return ExitCode(code), f"{expected}; the last lines of its log say why"
     if code is not None and code in _MEANINGS:
         return ExitCode(code), _MEANINGS[code]
     # A nightly run never returns such a code, so a signal or another program ended the job.

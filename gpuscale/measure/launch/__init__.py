@@ -55,6 +55,12 @@ def terminations_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ignore_terminations() -> None:
+    """Ignore SIGTERM and SIGHUP from now on; for a session whose last run has been measured."""
+    for number in _TERMINATIONS:
+        signal.signal(number, lambda *_: None)
+
+
 def process_starter(name: str) -> "ProcessStarter":
     """Return the ProcessStarter of the launcher with this name, one of `LAUNCHERS`."""
     starter: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES.get(name, _LOCAL))()
