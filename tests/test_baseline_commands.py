@@ -100,7 +100,7 @@ def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None
     shell.write("later", replace(measured(SLOWER), environment=environment("NVIDIA A100-SXM4")))
     said = refusal(*update(*approved))
     assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in said
-    assert "make another one with 'gpuscale baseline record'" in said
+    assert "so make another one with 'gpuscale baseline record'" in said
     assert path.read_bytes() == before
 
 

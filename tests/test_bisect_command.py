@@ -460,7 +460,7 @@ def test_results_of_two_pythons_are_refused(site: Path) -> None:
     recorded(site / "bad.jsonl", {}, python="3.9.1")
     found = bisect(site, good="good.jsonl", bad="bad.jsonl")
     assert (found.returncode, found.stdout) == (2, "")
-    assert "of Python 3.11 and 3.9" in found.stderr
+    assert "have Python 3.11 and 3.9" in found.stderr
     # A Python that is not here, of which another patch would do.
     for side in ("good", "bad"):
         recorded(site / f"{side}.jsonl", {}, python="3.1.4", lens=side)

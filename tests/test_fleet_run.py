@@ -81,13 +81,13 @@ def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.Complete
         (("--nodes", "n[1-5]"), "the nodes are in partitions main, test; name one by --partition"),
         (
             ("--partition", "main"),
-            "only nodes of one kind are compared: n[1-5] has gpu:2, 2 cores; big has",
+            "only nodes of one kind can be compared: n[1-5] has gpu:2, 2 cores; big has",
         ),
         (("--nodes", "n5"), "1 node cannot be compared; name 4 or more"),
         (("--nodes", "n[1-"), 'missing bracket: "n[1-"; write nodes as nid[0001-0064,0070]'),
         (
             ("--partition", "main", "--case", "gpt"),
-            "bench_cases/test_gpt.py is no file of a case; name one file of",
+            "there is no file bench_cases/test_gpt.py; name one file of",
         ),
         (
             ("--resume", "bench_cases"),

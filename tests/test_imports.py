@@ -437,7 +437,7 @@ def test_references_of_a_real_reframe_are_a_baseline_with_their_own_thresholds(
     baseline = tmp_path / "b.json"
     asked = ("baseline", "import", "reframe", str(sites[97] / "report.json"))
     assert main([*asked, "-o", str(baseline), "--cluster", "here"]) == 0
-    assert "nothing tells how much runs differ" in capsys.readouterr().out
+    assert "the spread of their runs is unknown" in capsys.readouterr().out
     found = [(f.gpus, f.value, f.runs) for f in read_baseline(baseline).published]
     assert found == [(1, 90.0, 1), (2, 90.0, 1)]
     for rate, code in ((97, 0), (70, 1)):

@@ -82,7 +82,7 @@ def test_a_pipeline_needs_a_gpu_for_each_stage() -> None:
     machine = replace(node("n1", 2), device="cuda")
     plan = ItemPlan(case=TrainingCase, strategy="pipeline", gpus=3, run=1)
     shared = parse_options(GIVEN | {"oversubscribe": True})
-    reason = "pipeline with --oversubscribe: gloo sends nothing that lies on a GPU"
+    reason = "pipeline with --oversubscribe: gloo cannot send from the memory of a GPU"
     assert skip_reason(plan, machine, shared) == reason
     assert skip_reason(replace(plan, gpus=2), machine, shared) is None
 

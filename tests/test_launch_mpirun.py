@@ -108,7 +108,7 @@ def test_the_site_or_a_map_binds_the_ranks_of_each_host(cluster: Cluster, tmp_pa
         (run,) = read_results(tmp_path / f"{binding[:4]}.jsonl").runs
         assert [node.cpus for node in run.nodes] == [tuple(map(str, cpus))] * 2
     refused = ended(bound(f"mask_cpu:{1 << LAST + 7:x}"), 1)
-    reason = f"--cpu-bind: CPU {LAST + 7} is not among those of the job here"
+    reason = f"--cpu-bind: CPU {LAST + 7} is not one of the job's on this node"
     assert [line for line in refused.stdout.splitlines() if line.startswith(reason)], refused.stdout
     assert "Traceback" not in refused.stdout
 

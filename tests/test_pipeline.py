@@ -281,7 +281,7 @@ def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, to
 @pytest.mark.parametrize(
     ("strategy", "given", "told"),
     [
-        ("pipeline", {"micro_batches": "3"}, "8 samples on each of them cannot be split"),
+        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split"),
         ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
     ],
 )

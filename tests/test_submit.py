@@ -70,7 +70,7 @@ def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
         assert request("arc4", (1, 8)).demand
     known = find_profile("juwels-booster")
     boxed = replace(known, job=replace(known.job, container="apptainer exec here.sif"))
-    with pytest.raises(UsageError, match="a job in a container stays within one; ask for at"):
+    with pytest.raises(UsageError, match="a job in a container stays within a node; ask for at"):
         assert request(boxed, (1, 8)).demand
     assert request("generic-slurm", (1, 2), **{"gpus-per-node": 8}).demand.gpus_per_node == 8
 
@@ -381,5 +381,5 @@ def test_a_job_is_pinned_to_nodes_under_slurm_and_refused_elsewhere() -> None:
     pinned = job_script(request("juwels-booster", (1, 2), nodelist=nodes))
     assert f"--nodelist={nodes}" in directives(pinned)
     assert "--nodelist" not in job_script(request("juwels-booster", (1, 2)))
-    with pytest.raises(UsageError, match=r"--nodelist: .* to Slurm only"):
+    with pytest.raises(UsageError, match=r"--nodelist: .* under Slurm only"):
         assert request("arc4", (1, 2), nodelist=nodes).demand

@@ -45,7 +45,7 @@ def is_gpu(device: str) -> bool:
 
 
 def device_word(device: str) -> str:
-    """Return the noun for a type of device: `CPU rank` for `cpu`, `device` if unknown, or `GPU`."""
+    """Return the noun for a type of device: `GPU`, `CPU rank`, or `device` if unknown."""
     return {"cpu": "CPU rank", UNRECORDED: "device"}.get(device, "GPU")
 
 
@@ -67,8 +67,8 @@ def bound_cpus(binding: str, places: Iterable[int]) -> set[int]:
     allowed = allowed_cpus("self")
     if missing := sorted(cpus - cpus_in(allowed)):
         raise UsageError(
-            f"--cpu-bind: CPU {missing[0]} is not among those of the job here ({allowed}); ask the "
-            "scheduler for whole nodes, or mend the map"
+            f"--cpu-bind: CPU {missing[0]} is not one of the job's on this node ({allowed}); ask "
+            "the scheduler for whole nodes, or correct the map"
         )
     return cpus
 

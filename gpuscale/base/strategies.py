@@ -66,8 +66,8 @@ STRATEGIES: Mapping[str, Demands] = {
         inside_computing="scatter, replicate and gather",
         not_on_cpu="DataParallel has no CPU counterpart",
         conflicts={
-            "--compile": "torch compiles no replica of DataParallel, so T(1) would be compiled and "
-            "T(n) not"
+            "--compile": "torch does not compile replicas of DataParallel, so T(1) would be "
+            "compiled and T(n) not"
         },
     ),
     "ddp": Demands(
@@ -114,10 +114,10 @@ STRATEGIES: Mapping[str, Demands] = {
         ranks_agree=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",
-        conflicts={"--compile": "graphs over several GPUs have not been tried"},
+        conflicts={"--compile": "compiled graphs over several GPUs are untested"},
         below_table=(
-            "one GPU computes at a time, so a speedup of up to 1 is expected; what it saves is "
-            "memory on each"
+            "one GPU computes at a time, so a speedup of up to 1 is expected; mp saves memory on "
+            "each GPU"
         ),
     ),
     COMMAND: Demands(implementation=None, ranks_agree=False),

@@ -1,4 +1,4 @@
-"""Profiles of clusters: the nodes, the scheduler, and what a nightly run measures and judges."""
+"""Profiles of clusters: nodes, scheduler, and the measurements and baseline of a nightly run."""
 
 import os
 import re
@@ -86,7 +86,7 @@ class Measured(Record, frozen=True, kw_only=True):
     cases: tuple[ShellWord, ...] = ("bench_cases",)
     strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
     gpus: tuple[Gpus, ...] = ()
-    """Default of `gpuscale submit --gpus`; if empty, that option is required."""
+    """Numbers of GPUs to measure, unless `--gpus` is given; if empty, that option is required."""
     runs: PositiveCount = 3
     device: Literal["cuda", "rocm", "cpu"] = "cuda"
     cpu_bind: ShellWord | None = None
@@ -171,9 +171,9 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
 
 
 def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
-    """Return the profile with job options applied; raise UsageError for an invalid value.
+    """Return the profile with the options of `JOB_OPTIONS` applied; raise UsageError if invalid.
 
-    `values` is keyed by option; an option that was not given has no value, None or an empty list.
+    `values` maps options to values; None, an empty list or no entry means that an option is absent.
     `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
     drops only the judged numbers of GPUs.
     """
@@ -219,12 +219,12 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
     """Parse a profile from TOML; raise a DecodeError that names an invalid field."""
     if not _FILE_NAME.fullmatch(name):
         problem = f"'{visible(name)}' cannot be part of a job's name"
-        remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
+        remedy = "name the file with letters, digits, '.', '_' and '-' only, such as mysite.toml"
         raise DecodeError("", f"{problem}; {remedy}")
     try:
         document = tomllib.loads(text)
         if "name" in document:
-            raise DecodeError("name", "unknown field; the file's own name is the profile's")
+            raise DecodeError("name", "unknown field; a profile is named after its file")
         return from_builtins(ClusterProfile, {**document, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise DecodeError("", f"is not TOML: {error}; correct it there") from None

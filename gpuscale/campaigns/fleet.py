@@ -35,7 +35,7 @@ _POLL_S = 2.0
 _PATIENCE_S = 3600.0
 """Seconds that a job may wait for its node; after that time, the node counts as busy."""
 _MOST_UNKNOWN = 15
-"""Number of successive polls that may fail to find a job in Slurm before the job counts as lost."""
+"""Number of successive polls in which Slurm may not know a job before the job counts as lost."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 """Number of control nodes, which are measured repeatedly, and usual number of jobs in between."""
@@ -56,7 +56,7 @@ class Sweep:
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
-        """Nodes that get no further jobs, because one of their jobs ended without results."""
+        """Nodes that get no further jobs, because one of their jobs did not measure them."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
         self._visits, self._past = visits_of(folder, record), past_visits(folder, record)
@@ -91,7 +91,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record what happened to a job since the last poll."""
+        """Record the new state of a job, and cancel a job that its node cannot start."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.
@@ -112,7 +112,7 @@ class Sweep:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:
-        """Record whether a finished job measured its node, and the reason if it did not."""
+        """Record whether a job that ended has measured its node and, if not, the reason."""
         job = self._note(job, ended_at_s=time.time())
         problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
         try:
@@ -142,7 +142,7 @@ class Sweep:
         self._say(f"{job.node} {again}{outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
-        """Submit jobs up to the limit; return False if no job is open and none is left to start."""
+        """Submit jobs up to the limit; return False if no job is open and none can be started."""
         while len(self._open()) < self._most_queued:
             following = next(self._next(known), None)
             if following is None:

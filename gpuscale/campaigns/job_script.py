@@ -12,7 +12,7 @@ from gpuscale.measure.schedulers.scheduler import Demand, Scheduler
 
 _LINE_WIDTH = 96
 _SEARCH = """\
-# gpuscale and pytest: of the environment that is named, else of this folder's, else on PATH.
+# gpuscale and pytest come from GPUSCALE_VENV, else from .venv in this folder, else from PATH.
 if [ -n "${GPUSCALE_VENV-}" ] || [ -x .venv/bin/gpuscale ]; then
     PATH="$(cd "${GPUSCALE_VENV:-.venv}/bin" && pwd):$PATH" || exit
 fi
@@ -21,7 +21,7 @@ fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job to submit: the resources it needs, what it measures, and what it is judged against."""
+    """A job to submit: its cluster, its measurements, and the baseline that judges them."""
 
     profile: ClusterProfile
     """The profile, with command-line options applied and the numbers of GPUs to measure."""
@@ -63,11 +63,11 @@ class JobRequest:
             stays = "a job in a container stays"
             stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
             raise UsageError(
-                f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, "
-                f"and {stays} within one; ask for at most {per_node}"
+                f"--gpus: a node of {profile.name} has {per_node} GPUs, fewer than {largest}, and "
+                f"{stays} within a node; ask for at most {per_node}"
             )
         if profile.job.nodelist and not any("{nodelist}" in option for option in scheduler.options):
-            problem = f"gpuscale names nodes to Slurm only, not to {scheduler.title}"
+            problem = f"gpuscale can choose nodes under Slurm only, not under {scheduler.title}"
             raise UsageError(f"--nodelist: {problem}; leave it out")
         on_each = per_node if profile.node.whole or largest > per_node else largest
         tasks = 1 if largest <= per_node else per_node
@@ -116,7 +116,7 @@ def _head(request: JobRequest) -> str:
 #
 {directives}
 
-# Whatever goes wrong before the night starts ends with 2; 1 is kept for a regression.
+# A failure before the night starts exits with 2; 1 is reserved for a regression.
 trap 'exit 2' EXIT
 """
 
@@ -145,7 +145,7 @@ def _in_job(request: JobRequest, variable: str) -> str:
 def _night(request: JobRequest) -> str:
     """Return shell commands that check that gpuscale runs, then start the job's measurements."""
     profile = request.profile
-    where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
+    where, inside, remedy = _SEARCH, "", "here; install it, or set GPUSCALE_VENV to its environment"
     if profile.job.container:
         where, inside = "", f"{profile.job.container} \\\n    "
         remedy = "in the container; choose an image that has it"
@@ -161,7 +161,7 @@ def _night(request: JobRequest) -> str:
     else:
         program, words = "pytest", _wrapped(f"--results {request.results}", measure)
     return f"""\
-{where}# What is broken would end with Python's or the container's 1.
+{where}# A broken environment would exit with 1, which means a regression.
 {inside}gpuscale --version >/dev/null || {{
     echo "gpuscale does not run {remedy}" >&2
     exit

@@ -93,16 +93,16 @@ def _record(arguments: argparse.Namespace) -> int:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make a baseline from published figures in a table, which has a column of GPUs ('gpus' "
-        "or 'n') and one of times or throughput, as CSV or in Markdown (docs/baselines.md); the "
-        "options add what the table lacks. Or, with 'reframe' and its reports in place of a table, "
-        "from the references in them, each judged by its own thresholds, since it has no spread."
+        "Make a baseline from a table of published figures, as CSV or Markdown, with a column of "
+        "GPUs ('gpus' or 'n') and one of times or throughput (docs/baselines.md); the options add "
+        "what the table lacks. With 'reframe' and its reports instead of a table, make it from the "
+        "references in the reports, each judged by its own thresholds, since it has no spread."
     )
     add = parser.add_argument
-    text = "a .csv or .md file, or reframe and its reports, logs or folders of them"
+    text = "a .csv or .md file; or 'reframe' and its reports, its logs, or folders of them"
     add("files", metavar="TABLE", nargs="+", help=text)
     _add_output(parser)
-    text = "where the figures come from (default: the files)"
+    text = "origin of the figures, kept in the baseline (default: the names of the files)"
     add("--source", dest="title", metavar="TEXT", help=text)
     add("--device", choices=DEVICES, default="cuda", help="default: cuda")
     add("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
@@ -148,8 +148,8 @@ def _import(arguments: argparse.Namespace) -> int:
     say(f"{arguments.output}: {counted(len(figures), 'published figure')}")
     if limits:
         say(
-            f"note: {len(limits)} with a threshold to the worse, by which they are judged, since "
-            "nothing tells how much runs differ"
+            f"note: {len(limits)} have a threshold for losses, and are judged by it, since the "
+            "spread of their runs is unknown"
         )
     for text in dict.fromkeys(text for each in sessions for text in each.without_value):
         say(f"note: left out {escaped(text)}")
@@ -160,13 +160,14 @@ def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) ->
     """Return the files' sessions, oldest first; raise a UsageError if systems are mixed."""
     paths = paths_of(files, SOURCES[tool])
     if tool == _TABLE and len(paths) > 1:
-        raise UsageError("baseline import: takes one table; or reframe and its reports")
+        raise UsageError("baseline import: give a single table, or 'reframe' and its reports")
     defaults = defaults_of(arguments, arguments.system or arguments.cluster)
     read = sessions_in(paths, SOURCES[tool], defaults, alone=len(paths) == 1)
     found = [each for _, sessions in read for each in sessions]
     found = [each for each in found if arguments.system in (None, each.system)]
     if len(systems := {each.system for each in found if each.system}) > 1:
-        raise UsageError(f"these are of {', '.join(sorted(systems))}; choose one with --system")
+        found_systems = ", ".join(sorted(systems))
+        raise UsageError(f"the files are of several systems ({found_systems}); choose by --system")
     return sorted(found, key=lambda session: session.began_s)
 
 

@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch is not None:
         raise UsageError(
-            f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
-            "'gpuscale baseline record'"
+            f"{statement_text(mismatch)}; a baseline describes one machine, so make another "
+            "one with 'gpuscale baseline record'"
         )
     if arguments.add:
         known = results_of(baseline)
@@ -120,7 +120,7 @@ def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Propos
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
-            why = "stays as it was: speedups are now over runs of another time"
+            why = "is unchanged: speedups are now relative to 1-GPU runs of another time"
             say(f"note: {left.label} {why}")
 
 
@@ -149,7 +149,7 @@ def additions(
                 entry = EntryId(row.configuration, row.key.gpus)
                 changed[entry] = f"{row.label} {row.verdict} in {night}"
     if left := [changed[p.entry] for p in proposed if p.entry in changed and p not in approved]:
-        why = "added, it would hide or bless what changed"
+        why = "not added, since it would hide this change from later comparisons"
         say(f"{listed(left, _MOST_NAMED)}: {why}")
         return (), ""
     chosen = tuple(p for p in proposed if not p.obstacle and (p.old or p in approved))
@@ -163,7 +163,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Show all proposals; return those approved and the user's reason (either may be empty)."""
+    """Print all proposals; return the approved ones and the user's reason; each may be empty."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")

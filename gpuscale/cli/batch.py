@@ -28,10 +28,11 @@ _OPTIONS = [OPTIONS[name] for name in ("strategies", "size", "precision", "devic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Find the largest batch of a case that fits into the memory of GPUs: powers of two, then "
-        "exactly, each tried by a few steps in fresh ranks. It must fit on every rank."
+        "Find the largest batch of a case that fits into the memory of GPUs. New ranks train a few "
+        "steps with each power of two, then with batches between the last two; a batch must fit on "
+        "every rank."
     )
-    parser.epilog = "Exit codes: 0 found, 2 usage, or the case fails for another reason."
+    parser.epilog = "Exit codes: 0 found, 2 wrong usage, or the case fails for another reason."
     add = parser.add_argument
     add("case", metavar="FILE[::CLASS]", help="the case; with its class if the file has several")
     add("--gpus", metavar="N", type=parse_count, default=1, help="number of GPUs (default: 1)")
@@ -86,7 +87,7 @@ def _plan(
     """Return what to measure; raise a UsageError if the options rule it out."""
     if not is_gpu(environment.device):
         # CPU ranks would fill the host's memory, so the kernel might kill other processes.
-        raise UsageError("gpuscale batch fills the memory of GPUs, and there are none to use here")
+        raise UsageError("gpuscale batch fills the memory of GPUs, and no GPU can be used here")
     validate_precision(options, environment)
     if options.strategies and not set(options.strategies) <= set(case.strategies):
         known = ", ".join(case.strategies)
@@ -139,6 +140,6 @@ def has_fitted(run: Run, batch: int, fitted: int) -> bool:
         return False
     until = f", after {fitted} had fitted" if fitted else ""
     raise GpuscaleError(
-        f"a batch of {batch}{until}: {failure.message}; 'pytest … --runs 1 --batch {batch}' says "
-        "more"
+        f"a batch of {batch}{until}: {failure.message}; for details run pytest with --runs 1 "
+        f"--batch {batch}"
     )

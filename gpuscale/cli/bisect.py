@@ -61,8 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find which package, variable or commit makes training slower in BAD than in GOOD: "
         "environments with some of the changes are made and measured in turn. GOOD and BAD are "
-        "environments, lists of pins (.txt) or results, whose packages uv mixes; the variables of "
-        "results are tried if their packages are equal. The same command goes on after a kill."
+        "environments, lists of pinned packages (.txt) or results; uv installs mixtures of their "
+        "packages. Results with equal packages are searched for environment variables instead. If "
+        "the command is killed, run it again: it goes on from the runs that are kept."
     )
     parser.epilog = (
         "Exit codes: 0 found and proved, 2 usage, 3 suspected or undecided, 4 no difference."
@@ -79,10 +80,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--index-url", metavar="URL", help=text)
     text = "folder of wheels from which uv takes packages instead, for nodes without network"
     add("--wheelhouse", metavar="DIR", type=Path, help=text)
-    text = "most comparisons of environments (default: enough for three culprits)"
+    text = "maximum number of comparisons of environments (default: enough for three culprits)"
     add("--trials", metavar="N", type=int, help=text)
     add("--time", metavar="MINUTES", type=float, help="start no run after this (default: no limit)")
-    text = "runs of each environment in a trial: at least MIN, until it is decided (default: 3:8)"
+    text = "runs of each environment in a trial; it ends once it is decided (default: 3:8)"
     add("--runs", metavar="MIN:MAX", help=text)
     add("--report", metavar="FILE.md", type=Path, help="write the result as Markdown, for an issue")
     for option in _OPTIONS:
@@ -216,7 +217,7 @@ def _searched(
     ).run()
     if found is None:
         side = "GOOD" if frozenset() in turns.broken else "BAD"
-        problem = f"{side} gives no number: {runner.failure}"
+        problem = f"{side} cannot be measured: {runner.failure}"
         raise UsageError(f"{problem}; see the logs in {runner.folder / 'runs'}")
     return found, lines
 
@@ -226,7 +227,7 @@ def _reported(
 ) -> int:
     kind, changes = runner.kind, runner.kind.changes
     if found.finding is BisectionFinding.REVERSED:
-        raise UsageError("GOOD is slower than BAD here and now; name them the other way round")
+        raise UsageError("GOOD is slower than BAD on this machine; swap them")
     remedies = [changes[at].remedy for unit in found.culprits for at in unit]
     report = "" if arguments.report else "; for an issue: the same command with --report FILE.md"
     texts = [change.text for change in changes]
@@ -271,14 +272,14 @@ def _validated(
     bounds: Any = OPTIONS["runs"].parse(arguments.runs or "3:8")
     fewest, most = bounds
     if fewest is None:
-        raise UsageError("--runs: a trial needs room to decide; write --runs 3:8")
+        raise UsageError("--runs: give a minimum and a maximum, such as --runs 3:8")
     for flag, budget in (("--trials", arguments.trials), ("--time", arguments.time)):
         if budget is not None and not budget > 0:
             raise UsageError(f"{flag}: {budget:g} allows no run; give a number above 0")
     name = Path(measured[0]).name
     if is_command and "/" in measured[0] and name.startswith(("python", "torchrun", "accelerate")):
-        problem = f"{measured[0]} is that of one environment in every trial"
-        raise UsageError(f"{problem}; write {name}, which is that of the trial")
+        problem = f"every trial would run {measured[0]}, which belongs to one environment"
+        raise UsageError(f"{problem}; write {name}, so that each trial runs its own")
     if arguments.report is not None:
         validate_output(arguments.report, [*map(Path, sides)], "--report")
     words = words_for_pytest(_OPTIONS, vars(arguments))

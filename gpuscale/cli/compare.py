@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:
         below = visible(str(before))
-        inputs.remark(f"judged: the last night below {below}, as no results are given")
+        inputs.remark(f"judging the last night below {below}, since no results are given")
     if content is None:
         reference = reference_of_nights(before, read, results)
     else:

@@ -30,10 +30,10 @@ _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show the software of a measurement, or what differs between two: results, baselines or "
-        "folders of nights. What differs is not the cause of a loss by itself."
+        "Show the software of a measurement (results, a baseline, or a folder of nights), or what "
+        "differs between two of them. A difference is not by itself the cause of a loss."
     )
-    text = "one measurement, or the word diff and two"
+    text = "one measurement, or the word diff and two measurements"
     parser.add_argument("files", metavar="FILE | diff A B", nargs="+", help=text)
     add_text_or_json(parser)
 

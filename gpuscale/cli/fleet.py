@@ -72,12 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nodes", metavar="LIST", default="all", help=text)
     text = "file of a case, or gpt for bench_cases/test_gpt.py (default: the profile's case)"
     add("--case", metavar="CASE", help=text)
-    text = "most jobs in the queue at once (default: 20)"
+    text = "maximum number of jobs in the queue at once (default: 20)"
     add("--jobs", metavar="K", type=int, default=20, help=text)
     add("--nice", metavar="N", type=int, default=0, help="lower the priority of the jobs by N")
-    text = "fresh starts on one GPU, and on all (default: each GPU once, 3 at least)"
+    text = "runs on one GPU, and runs on all (default: one on each GPU, at least 3)"
     add_job_options(sweep, _JOB_OPTIONS, runs=text)
-    text = "go on with the sweep in DIR (default: the newest), and measure what it has not"
+    text = "continue the sweep in DIR (default: the newest) with the nodes that it lacks"
     add("--resume", metavar="DIR", nargs="?", type=Path, const=Path(), help=text)
 
 
@@ -127,7 +127,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     if profile.scheduler != "slurm":
         title = SCHEDULERS[profile.scheduler].title
         remedy = "use 'gpuscale doctor --nodes' inside a job"
-        raise UsageError(f"a sweep takes Slurm, and {profile.name} has {title}; {remedy}")
+        raise UsageError(f"a sweep needs Slurm, and {profile.name} has {title}; {remedy}")
     given = {**vars(arguments), "--cases": [_case(profile, arguments.case)]}
     profile = with_options(profile, given)
     gpus = tuple(sorted({1, profile.node.gpus or 1}))
@@ -147,7 +147,7 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
     case = f"bench_cases/test_{case}.py" if case.isidentifier() else case
     if not Path(case.partition("::")[0]).is_file():
         remedy = "name one file of this folder, such as --case bench_cases/test_gpt.py"
-        raise UsageError(f"--case: {case} is no file of a case; {remedy}")
+        raise UsageError(f"--case: there is no file {case}; {remedy}")
     return case
 
 
@@ -161,7 +161,7 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
     profile = request.profile
     nodes = cluster_nodes(profile.job.partition)
     if nodes is None:
-        raise UsageError("sinfo does not answer; sweep from a login node of the cluster")
+        raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
     wanted = expanded(arguments.nodes)
     swept = [node for node in nodes if node.name in wanted or arguments.nodes == "all"]
     missing = wanted - {node.name for node in swept} - {"all"}
@@ -177,7 +177,7 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
     elif len(kinds) > 1:
         each = ((folded(n.name for n in swept if n.kind == kind), kind) for kind in sorted(kinds))
         listed = "; ".join(f"{names} has {kind}" for names, kind in each)
-        problem = f"only nodes of one kind are compared: {listed}; sweep each by itself"
+        problem = f"only nodes of one kind can be compared: {listed}; sweep each kind separately"
     elif len(swept) < FEWEST_NODES:
         problem = f"{counted(len(swept), 'node')} cannot be compared; name {FEWEST_NODES} or more"
     if problem is not None:

@@ -20,8 +20,8 @@ _MOST_NAMED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = "; ".join(f"{name}: {source.words}" for name, source in SOURCES.items())
     parser.description = (
-        "Make nights of what other tools have recorded, which compare --history, history and "
-        f"report then read. {sources}. Files that were imported before are passed over."
+        "Convert records of other tools into nights, which compare --history, history and report "
+        f"can read. {sources}. Files that were imported before are skipped."
     )
     parser.add_argument("source", metavar="SOURCE", choices=SOURCES, help=", ".join(SOURCES))
     parser.add_argument("files", metavar="FILE|DIR", nargs="+", help="files, or folders of them")
@@ -34,20 +34,20 @@ def add_recorded(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "the system (and partition) to import, if the files are of several"
     add("--system", metavar="NAME", help=text)
-    text = "which way of a metric is better, if nothing else says so; may be given several times"
+    text = "whether more or less of a metric is better, if unknown; may be given several times"
     add("--better", metavar="METRIC=more|less", type=direction, action="append", help=text)
-    add("--case", help="of a table: the case of rows without a case")
-    add("--strategy", help="of a table: the strategy of rows without one, such as ddp")
-    text = "of a table: the batch per GPU of rows without one"
+    add("--case", help="for a table: case of the rows that name none")
+    add("--strategy", help="for a table: strategy, such as ddp, of the rows that name none")
+    text = "for a table: batch per GPU of the rows that name none"
     add("--batch-per-gpu", metavar="N", type=int, help=text)
-    add("--gpus-per-node", metavar="N", type=int, help="of a table: GPUs of each node")
+    add("--gpus-per-node", metavar="N", type=int, help="for a table: number of GPUs of each node")
     text = (
-        "of a table: how to read a column whose header is not known: as part of the row's name, "
+        "for a table: how to read a column whose header is unknown: as part of the row's name, "
         "not at all, or as a known header; may be given several times"
     )
     what = "HEADER=name|skip|KNOWN"
     add("--column", dest="columns", metavar=what, type=_column, action="append", help=text)
-    text = "of a table: what its times span"
+    text = "for a table: the part of a job that its times measure"
     add("--timed", choices=("job", "training_loop", "epoch"), help=text)
 
 
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("none of the files could be read; see above")
     if arguments.system is not None and systems and arguments.system not in systems:
         there = ", ".join(sorted(systems))
-        raise UsageError(f"--system: nothing is of {arguments.system}; there are {there}")
-    known = f"; {counted(len(paths) - len(new), 'file')} known before" if paths != new else ""
+        raise UsageError(f"--system: no file is of {arguments.system}; the files are of {there}")
+    known = f"; {counted(len(paths) - len(new), 'file')} imported before" if paths != new else ""
     say(
         f"{place}: {counted(nights, 'new night')} with {counted(values, 'value')}, "
         f"from {counted(read, 'file')}{known}"

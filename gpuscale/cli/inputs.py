@@ -73,7 +73,7 @@ def read_all_results(
         else:
             read.append(with_recorded_probes(path, content))
     if one_curve and len({results.injections for results in read}) > 1:
-        problem = "the files have different faults made on purpose, so they make no curve"
+        problem = "the files have different injected faults, so they cannot form one curve"
         raise UsageError(f"{problem}; give one of them as --baseline")
     once = each_run_once(read)
     kept = [results for results in once if results.left_out is None]
@@ -125,7 +125,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
             continue
         if results.injections:
             faults = ", ".join(results.injections)
-            remark(f"left out: {name}: has faults made on purpose ({faults})")
+            remark(f"left out: {name}: has injected faults ({faults})")
         else:
             # Equal configurations share one object: copies would take most of the memory.
             for run in results.runs:
@@ -209,7 +209,7 @@ def newest_input() -> Path:
             remark(f"the newest results: {visible(str(path))}, measured {measured}")
             return path
     shown = visible(str(paths[0]))
-    remark(f"the newest results, {shown}, have no valid run; name those that are meant")
+    remark(f"the newest results, {shown}, have no valid run; name other results to use them")
     return paths[0]
 
 

@@ -12,9 +12,9 @@ from gpuscale.store.results import leave_out, read_results
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Leave nights out of history, compare --history, report, plot and baselines; all "
-        "of these name them with the reason, which is written into the header of the results "
-        "file. The runs stay as they are."
+        "Leave nights out of history, compare --history, report, plot and baselines, which then "
+        "name these nights and the reason. The reason is written into the header of the results "
+        "file; the runs stay as they are."
     )
     text = "results files, or folders of one night each"
     parser.add_argument("nights", metavar="NIGHT", type=Path, nargs="+", help=text)

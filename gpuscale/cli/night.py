@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"gpuscale night {_USAGE}\n\nexample:\n  gpuscale night {_EXAMPLE}"
     parser.description = (
         "Measure one night on one machine with pytest, compare with a baseline, keep everything "
-        "below .gpuscale/nightly/NAME, and end with one exit code. After a failure of the "
-        "infrastructure what is missing is tried once more."
+        "below .gpuscale/nightly/NAME, and end with one exit code. If the infrastructure fails, "
+        "measure the missing runs once more."
     )
     parser.epilog = (
         "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "

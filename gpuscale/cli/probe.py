@@ -43,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure for about a minute how fast each device of the job's nodes computes and copies, "
         "how fast storage is read, and how fast nodes communicate. A comparison of the results "
-        "says under a cause whether the probes confirm it; a passing probe acquits nobody."
+        "then says under each cause whether the probes confirm it. A device that passes may still "
+        "be at fault."
     )
     parser.epilog = "Exit codes: 0 no node stands out, 1 one does, 2 it could not be measured."
     add = parser.add_argument
-    text = "results beside which the probes are kept, measured in the precision of their runs"
+    text = "results to probe for: in the precision of their runs, and kept in a file beside them"
     add("results", metavar="RESULTS", nargs="?", type=Path, help=text)
     add("--only", metavar="NAME,…", help=f"only these probes, of: {', '.join(PROBES)}")
     text = "how to reach the nodes (default: as in RESULTS, or as this job's scheduler does)"
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         device = of.environment.device if device == "auto" else device
     path = path.with_suffix(PROBES_ENDING)
     if path.exists():
-        raise FileError(path, "exists already; it is not overwritten: delete it, or name others")
+        raise FileError(path, "exists already and is not overwritten; delete it, or name others")
     folder, name = Path.cwd() / RESULTS_FOLDER, arguments.launcher or name
     with closing(Launcher(name, device=device, folder=folder)) as launcher:
         nodes = probe_nodes(

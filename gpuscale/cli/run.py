@@ -32,20 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--name", metavar="NAME", help="name of the case (default: that of the script)")
-    text = "samples of a step over all GPUs, if the script keeps them constant"
+    text = "number of samples in a step over all GPUs, if it is the same on any number of GPUs"
     add("--samples-per-step", dest="global_batch", metavar="N", type=int, help=text)
-    text = "format of the command's lines (default: the one that they fit)"
+    text = "format of the lines that the command prints (default: detected)"
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
     add("--step-regex", metavar="REGEX", help=text)
     text = (
-        "judge figures that the command prints instead of its steps: a regular expression with a "
-        f"named group for each, or {', '.join(KNOWN_FIGURES)}"
+        "instead of steps, measure figures that the command prints: a regular expression with a "
+        f"named group for each figure, or {', '.join(KNOWN_FIGURES)}"
     )
     add("--figure", metavar="REGEX", help=text)
-    text = "which way of a figure is better, if its name does not end in a unit that says so"
+    text = "whether more or less of a figure is better, if the unit in its name does not say so"
     add("--better", metavar="METRIC=more|less", type=direction, action="append", help=text)
-    text = "the work of a figure that is a time: the same on each GPU, or in all"
+    text = "for a figure that is a time: the same work on each GPU (weak), or in all (strong)"
     add("--scaling", choices=("weak", "strong"), help=text)
     text = "start it for each rank (also: torchrun), on each node, or once; plain (default) chooses"
     add("--launch", choices=command_case.LAUNCHES, default="plain", help=text)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = parse_options(vars(arguments))
     batches = options.batches
     if batches and arguments.global_batch:
-        raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
+        raise UsageError("--batch and --samples-per-step both set the batch; leave out one")
     case = _case(arguments, options)
     words = words_for_pytest(_OPTIONS, vars(arguments))
     # Imported here, since it is slow, and mistyped options should fail at once.

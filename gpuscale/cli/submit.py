@@ -48,17 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(first)} or {last}. Run it from the folder of your cases."
     )
     parser.epilog = (
-        "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that its "
-        "scheduler ended 5 (its time was up) or 6 (a node of it failed), where it tells; else 0 "
-        "submitted or printed, 2 not submitted."
+        "Exit codes: 0 submitted or printed, 2 not submitted. With --wait that of the night "
+        "(docs/nightly.md), or, if the scheduler reports that it ended the job, 5 (time limit) or "
+        "6 (a node failed)."
     )
     add = parser.add_argument
-    text = "such as juwels-booster, or a file such as ./mysite.toml"
+    text = "a known cluster, such as juwels-booster, or a file, such as ./mysite.toml"
     add("profile", metavar="PROFILE", help=text)
     text = "measure on these numbers of GPUs (default: the profile's)"
     add("--gpus", metavar="N,N,…", type=gpu_counts, help=text, dest="--gpus")
     add_job_options(parser, JOB_OPTIONS)
-    add("--wait", action="store_true", help="follow the job and end with its exit code")
+    add("--wait", action="store_true", help="follow the job, and exit with its exit code")
 
 
 def add_job_options(parser: argparse.ArgumentParser, names: Iterable[str], runs: str = "") -> None:

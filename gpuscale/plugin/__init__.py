@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print why tests with the fixture `scaling` were skipped, even if pytest runs without -rs."""
+    """Say why tests with the fixture `scaling` were skipped, which pytest does only with -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
         terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 

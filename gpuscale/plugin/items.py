@@ -83,13 +83,13 @@ def parametrize(
             f"{case.__name__}.strategies"
         )
         if issubclass(case, CommandCase):
-            reason = f"{case.name()} is a command: leave out --strategy, or add '{COMMAND}' to it"
+            reason = f"{case.name()} is a command: leave out --strategy, or add {COMMAND} to it"
         items = [pytest.param(NoRun(reason), id="none")]
     metafunc.parametrize("scaling", items, indirect=True)
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return an item's plan; None if its test does not use `scaling` or cannot execute a run."""
+    """Return the plan of an item; None if its test uses no `scaling`, or cannot be measured."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 

@@ -72,7 +72,7 @@ class Option:
     otherwise: str = ""
     """Description of the default, needed if its value alone would be unclear."""
     owner: str = ""
-    """Other pytest plugin with an option of this name; if installed, its option is used instead."""
+    """Package of a pytest plugin with the same option; if installed, that option is used."""
     in_training: bool = False
     """True if the option is invalid for commands, since it changes how gpuscale trains a case."""
 

@@ -102,7 +102,7 @@ class MeasureOptions:
     )
     cpu_bind: str = option(
         "--cpu-bind B",
-        "the CPUs of ranks: the job's (none), as the site binds tasks, or a map",
+        "CPUs that ranks may use: all of the job's (none), as bound by the site, or a map",
         type=_cpu_binding,
         default=UNBOUND,
     )
@@ -113,7 +113,7 @@ class MeasureOptions:
     )
     batches: tuple[int, ...] | None = option(
         "--batch N,N,…",
-        "samples in the batch of each GPU, each a separate entry",
+        "batch size on each GPU; each size gives rows of its own",
         type=parse_counts,
         otherwise="that of the size",
     )
@@ -177,7 +177,7 @@ class MeasureOptions:
     )
     runs: tuple[int | None, int] | None = option(
         "--runs R",
-        "fresh starts of each row; MIN:MAX ends earlier, when --baseline is decided",
+        "runs (new processes) of each row; MIN:MAX ends once the verdict on --baseline is clear",
         type=_runs,
         otherwise="3; with --baseline 3:8",
     )
@@ -203,13 +203,13 @@ class MeasureOptions:
     )
     resume: Path | None = option(
         "--resume FILE",
-        "measure only what this results file lacks, and append it",
+        "measure only the runs that this results file lacks, and append them",
         type=absolute_path,
         otherwise="a new file",
     )
     baseline: Path | None = option(
         "--baseline FILE",
-        "judge while measuring, and exit with the verdict's code",
+        "judge against this baseline while measuring, and exit with the verdict's code",
         type=absolute_path,
         otherwise="only measured",
     )
@@ -260,17 +260,17 @@ def _contradictions(options: MeasureOptions) -> Iterator[str]:
     if root is not None and not options.download and not root.is_dir():
         yield f"--data-root: {root} is not a folder; create it with the data, or add --download"
     if root is not None and options.data != "synthetic":
-        yield f"--data {options.data} and --data-root: data have one source; leave out one"
+        yield f"--data {options.data} and --data-root name two sources of data; leave out one"
     if root is None and options.data == "synthetic" and options.data_workers is not None:
         yield "--data-workers: nothing is loaded; add --data loader, or --data-root DIR"
     if options.resume is not None and options.results is not None:
-        yield "--resume appends to the file it names, so --results has no meaning; leave out one"
+        yield "--resume and --results name two files to write to; leave out one"
     if options.run_seconds is not None and options.run_seconds >= options.timeout_s:
         problem = f"no run ends within its --timeout of {options.timeout_s:g} s"
-        yield f"--run-seconds: {problem}; give --timeout {2 * options.run_seconds:g}, or fewer"
+        yield f"--run-seconds: {problem}; add --timeout {2 * options.run_seconds:g}, or give less"
     fewest, most = options.bounds_of_runs
     room = f"write --runs {FEWEST_RUNS}:{max(8, most)}"
     if baseline is None and fewest is not None:
-        yield f"--runs {fewest}:{most} ends when a --baseline is decided; add one, or write {most}"
+        yield f"--runs {fewest}:{most} needs a --baseline to end early; add one, or write {most}"
     if baseline is not None and fewest in (None, most):
-        yield f"--baseline needs room for runs that confirm a loss; {room}, or leave --runs out"
+        yield f"--baseline needs further runs to confirm a loss; {room}, or leave --runs out"

@@ -69,7 +69,7 @@ def _validate_injections(plans: Collection[ItemPlan], injections: Sequence[str])
         if plans and rank is not None and rank >= most:
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; of {' and '.join(ONE_PROCESS_STRATEGIES)} the only rank is 0"
+                f"{rank}; {' and '.join(ONE_PROCESS_STRATEGIES)} have rank 0 only"
             )
 
 
@@ -79,15 +79,15 @@ def validate_micro_batches(requests: Sequence[RunRequest], options: MeasureOptio
     if options.micro_batches is not None and not has_any:
         able = ", ".join(name for name, demands in STRATEGIES.items() if demands.micro_batches)
         raise UsageError(
-            "--micro-batches: nothing that was chosen has micro-batches; leave it out, or choose a "
+            "--micro-batches: no item that was chosen has micro-batches; leave it out, or choose a "
             f"case with {able}"
         )
     for request in requests:
         batch, parts = request.batch_per_gpu, request.configuration.micro_batches or 1
         if batch is not None and batch % parts:
             raise UsageError(
-                f"{request.label}: {batch} samples on each of them cannot be split into {parts} "
-                "equal micro-batches; choose --micro-batches that divides them"
+                f"{request.label}: {batch} samples on each GPU cannot be split into {parts} equal "
+                "micro-batches; give --micro-batches a divisor of that number"
             )
 
 
@@ -149,7 +149,7 @@ def _conflict_with_options(
             if option.in_training and getattr(options, name) != option.default
         )
         flag = next(refused, None)
-        return flag and f"a command cannot be given {flag}: it trains as it does by itself"
+        return flag and f"{flag} does not apply to a command, which trains by itself"
     demands = STRATEGIES[plan.strategy]
     given = {
         "--compile": options.compiled,
@@ -161,7 +161,7 @@ def _conflict_with_options(
     shares_gpu = options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus)
     if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
         # Gloo would pass a device address to the operating system, which would reject it.
-        conflicts["--oversubscribe"] = "gloo sends nothing that lies on a GPU"
+        conflicts["--oversubscribe"] = "gloo cannot send from the memory of a GPU"
     return next((f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items()), None)
 
 

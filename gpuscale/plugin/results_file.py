@@ -171,7 +171,7 @@ def validate_configurations(
         if found:
             raise UsageError(
                 f"--resume: {path} has {run.label} measured in another way "
-                f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
+                f"({'; '.join(found)}); give the same options as then, or {_REMEDY}"
             )
 
 

@@ -123,7 +123,7 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return the same as `left_out`, but without applying the stopping rule."""
+        """Return the reason why an item executes no run, apart from the stopping rule."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -186,11 +186,11 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """Return a failed run that suggests that other runs of this row would fail too, or None.
+    """Return a failed run after which further runs of this row would probably fail; None if none.
 
-    Such a run exists if two runs of the row (or of the case and strategy on any number of GPUs)
-    raised an exception or printed too few lines, and none succeeded. Runs that ran out of memory or
-    whose ranks were killed never count.
+    It is the last of two runs of the row (or of the case and strategy on any number of GPUs) that
+    raised an exception or printed too few lines, if no such run succeeded. Runs that ran out of
+    memory or whose ranks were killed never count.
     """
     # A command that prints several metrics makes runs of several rows, none of which is the plan's.
     same_case = [run for run in runs if run.key.case == key.case]

@@ -73,7 +73,7 @@ class _MeasuringSession:
     _failed_tests: set[str] = field(default_factory=set)
     _failed_runs: set[str] = field(default_factory=set)
     _first_failures: dict[str, str] = field(default_factory=dict)
-    """Name of the first item with each kind of failure, keyed by its normalised message."""
+    """Name of the first item that failed with each normalised message."""
     _has_items: bool = False
     _anything_passed: bool = False
     _interrupted: bool = False
@@ -216,7 +216,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Reduce the message of a failure to its first line, for pytest's summary and reports."""
+        """Cut a failure's message to its first line; pytest prints it in its list of failures."""
         report = yield
         if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
             crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]

@@ -173,7 +173,10 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
-    """Return pytest's exit code, but not 0 if all runs failed or a needed run is missing."""
+    """Return pytest's exit code, or a failure if it is 0 although no run is valid.
+
+    `needless` says that no run was needed, so that 0 is right without any.
+    """
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
     if runs:

@@ -1,4 +1,4 @@
-"""Kinds of differences between two environments, and environments with some of the changes."""
+"""Base class for kinds of differences between two environments, such as packages or commits."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -44,9 +44,10 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Base class for a kind of change, such as packages; makes environments with some changes."""
+    """One kind of difference, such as packages; makes environments with some of the changes."""
 
     noun: ClassVar[str]
+    """Name of one change in messages: `package`."""
     is_ordered: ClassVar[bool] = False
     """True if a change requires all earlier ones to be applied, as with commits."""
     changes: tuple[Change, ...] = ()

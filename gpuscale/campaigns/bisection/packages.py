@@ -42,10 +42,10 @@ Pair = tuple[str | None, str | None]
 
 @dataclass(slots=True, kw_only=True)
 class Packages(Kind):
-    """The packages of a good and a bad environment, and the environments that uv creates from them.
+    """Differences in packages; uv installs environments with some packages of each side.
 
-    Dependencies are not resolved: each environment gets exactly the listed packages. This allows a
-    library to be changed beneath a torch that pins another version of it.
+    Dependencies are not resolved: each environment gets exactly the listed packages. So a library
+    can be changed even if torch pins another version of it.
     """
 
     noun = "package"
@@ -127,7 +127,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
     def _installable(self, *pair: str | None) -> Pair:
-        """Return a package's requirements; the other replaces one that cannot be installed."""
+        """Return a package's requirements; one that cannot be installed becomes like the other."""
         probe = self._folder / "probe"
         usable: list[str | None] = []
         for line in dict.fromkeys(pair):
@@ -182,7 +182,7 @@ class Packages(Kind):
         self.groups = tuple(group[number] for number in order)
 
     def _add_gpuscale(self, place: Path) -> None:
-        """Append gpuscale and its dependencies to the import path of an environment."""
+        """Make gpuscale and its dependencies importable in an environment, after its packages."""
         folder = self._folder / "gpuscale_needs"
         if not folder.exists():
             folder.mkdir()

@@ -1,7 +1,7 @@
 """Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: a third environment applies only the first half of the changes between two others, and
-runs of all three in turn judge both halves. This finds several independent culprits at once.
+Halving: an environment with only the first half of the changes is compared with those without and
+with all of them, which judges both halves. This finds several independent culprits at once.
 Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
 for changes that act only in combination. If undoing the culprits does not undo the loss, search
 again without the culprits, for changes that they hide. Culprits that are not needed are dropped.

@@ -101,15 +101,15 @@ def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
     for name, side in (("GOOD", good), ("BAD", bad)):
         if not side.pins:
             remedy = "name the folder of an environment, or its pip freeze in a .txt"
-            raise UsageError(f"{name} has no packages with pip's records; {remedy}")
+            raise UsageError(f"{name} lists no packages that pip has recorded; {remedy}")
     versions = {side.python_version for side in (good, bad)} - {None}
     if len(versions) > 1:
         named = " and ".join(sorted(map(str, versions)))
-        raise UsageError(f"the environments are of Python {named}; make both with one Python")
+        raise UsageError(f"the environments have Python {named}; make both with one version")
     if good.pins == bad.pins:
         others = [*differences_elsewhere(good, bad), *sorted({*good.not_tried, *bad.not_tried})]
-        left = f"; what is left: {', '.join(others)}" if others else ""
-        raise UsageError(f"the same packages are in both environments{left}; name two that differ")
+        left = f"; they differ in {', '.join(others)}" if others else ""
+        raise UsageError(f"both environments have the same packages{left}; name two that differ")
 
 
 def _installed(path: Path, python: Path) -> BisectionSide:
@@ -149,7 +149,7 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
             continue
         pin = _PIN.fullmatch(text)
         if pin is None:
-            problem = f"'{visible(text)}' is no pinned version; write NAME==VERSION, as pip freeze"
+            problem = f"'{visible(text)}' pins no version; write NAME==VERSION, as pip freeze does"
             raise FileError(path, problem, line=number)
         found[normalised(pin[1])] = text
     found.pop("gpuscale", None)

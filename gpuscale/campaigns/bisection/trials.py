@@ -1,4 +1,4 @@
-"""Execute runs in environments with some changes, in turn until some are shown to be slower."""
+"""Trials: runs of two or more environments in turn, until their speeds are known well enough."""
 
 import itertools
 import math
@@ -88,7 +88,7 @@ class TrialLimits:
 class TrialRunner:
     """Executes runs in the environments of trials, and keeps each run as a results file.
 
-    Valid runs that a killed bisection left in the folder are read instead of repeated.
+    Valid runs that an earlier, killed bisection left in the folder are used instead of new ones.
     Failed runs are repeated, since the reason for the failure may be gone.
     """
 
@@ -194,7 +194,7 @@ class TrialRunner:
 
 @dataclass(slots=True)
 class AlternatingTrials:
-    """Compares environments by alternating runs; sequential tests decide when a trial ends."""
+    """Compares environments by runs in turn; a sequential test decides when a trial ends."""
 
     make_run: MakeRun
     plan: SequentialPlan
@@ -207,7 +207,7 @@ class AlternatingTrials:
     def compare(
         self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
     ) -> list[SpeedDifference] | None:
-        """Compare each environment with the one before it; return None if one cannot be measured.
+        """Compare each environment with its predecessor; return None if one cannot be measured.
 
         `patience` multiplies the number of runs after which an undecided trial ends.
         """

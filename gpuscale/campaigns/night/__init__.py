@@ -75,7 +75,7 @@ class NightJob:
         self.folder = self._open(name)
         attempts = [self._try()]
         if attempts[0].faults:
-            _say("trying once more what is missing")
+            _say("measuring the missing runs once more")
             attempts.append(self._try())
         attempt = attempts[-1]
         compare_exit = self._judge()
@@ -107,11 +107,11 @@ class NightJob:
             try:
                 shutil.copyfile(self._baseline, folder / "baseline.json")
             except OSError as error:
-                _say(f"the baseline is not kept beside the night ({error.strerror})")
+                _say(f"no copy of the baseline was kept ({error.strerror})")
         return folder
 
     def _try(self) -> Attempt:
-        """Run pytest to measure what the results file does not contain yet; return the outcome."""
+        """Run pytest to measure the runs that the results file lacks; return the outcome."""
         results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
         for path in (items, fault):
             path.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ class NightJob:
         return False
 
     def _why_unjudged(self) -> str:
-        """Say what a night that was not compared is for, and how later ones can be judged."""
+        """Return a text on why a complete night was not judged, and how later ones can be."""
         nights = self.folder.parent
         count = len([*nights.glob(f"*/{_RESULTS}")])
         if self._history:
@@ -181,7 +181,7 @@ class NightJob:
         )
 
     def _probe(self) -> bool:
-        """Probe for the likeliest causes; return False if nothing was or could be probed."""
+        """Run the probes of each row's likeliest cause; return False if none was run."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--data-root")
         root = parser.parse_known_args(self._measure)[0].data_root
@@ -197,7 +197,7 @@ class NightJob:
         return has_probes and bool(names) and self._command(*asked)[0] in (0, 1)
 
     def _report(self, *, is_judged: bool) -> None:
-        """Write the HTML report; a failure is printed but does not affect the exit code."""
+        """Write the night's HTML report; if that fails, only print a message."""
         results = self.folder / _RESULTS
         if not self._has_results():
             return
@@ -246,11 +246,10 @@ class NightJob:
 def run_on_verdict(
     command: str, document: Path, *, code: int, meaning: str, end_s: float = ON_VERDICT_S
 ) -> str | None:
-    """Run the site's verdict command; return its failure, such as `ended with 3`, None on success.
+    """Run the site's verdict command; return None, or how it failed, such as `ended with 3`.
 
-    The command receives the JSON file `document` on standard input, which is empty if the file
-    does not exist. After `end_s` seconds the command is killed, with all processes that it has
-    started.
+    The command reads the JSON file `document` on standard input, or nothing if there is no such
+    file. After `end_s` seconds it is killed, with all processes that it has started.
     """
     environment = {
         **os.environ,

@@ -34,7 +34,7 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, s
 
 
 class StopRequest:
-    """Remembers the first signal that requests a stop, and terminates the running pytest."""
+    """Handles signals that request a stop: remembers the first one, and terminates pytest."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -45,8 +45,8 @@ class StopRequest:
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
         """Run a program; return its exit code, or the negated number of the signal that ended it.
 
-        The program's output is copied to a log and to standard output; if writing to one fails, the
-        other is still written. The program is terminated when this process is asked to stop.
+        The program's output goes to a log and to standard output, even if one of them cannot be
+        written. The program is terminated if a signal asks this process to stop.
         """
         try:
             process = Popen(
@@ -86,11 +86,11 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Summary of the items of one pytest invocation, one item for each requested run."""
+    """The items of one pytest session, one for each requested run, as its JUnit file lists them."""
 
     count: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Distinct reasons why items skipped a run that was needed, with the kind of each."""
+    """Reasons why needed runs were skipped, each with its kind (`NoRunReason`)."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
@@ -106,7 +106,7 @@ class Attempt:
     items: Items
     results: Results | None
     machine: str | None = None
-    """Fault of the machine that kept the pytest session from starting, from the fault file."""
+    """Fault of the machine because of which the pytest session did not start; None if none."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -125,7 +125,7 @@ class Attempt:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Probable failures of nodes, network, file system or scheduler.
+        """Probable faults of nodes, network, file system or scheduler, one sentence each.
 
         Exceptions in the training code, ranks that disagree and unsteady steps do not count, nor do
         failures after a signal has requested a stop.
