@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpuscale.analysis.estimates import Difference, Term
 from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.search import Search
-from gpuscale.campaigns.bisection.trials import AlternatingTrials
+from gpuscale.campaigns.bisection.trials import AlternatingTrials, MakeRun
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records.campaigns import Bisection, BisectionFinding
 
@@ -86,15 +86,26 @@ def truth(kind: str, changes: int, loss: float, rng: random.Random) -> Truth:
     )
 
 
-def search(
-    machine: Machine, changes: int, *, groups: Sequence[int] | None = None, trials: int = 200
-) -> Bisection:
-    made = Search(
-        turns=AlternatingTrials(machine.make_run, PLAN),
-        groups=groups or range(changes),
+def searched(
+    make_run: MakeRun,
+    groups: Sequence[int],
+    *,
+    trials: int = 200,
+    is_ordered: bool = False,
+    tried: list[Applied] | None = None,
+) -> Bisection | None:
+    """What a search finds; `tried` gets the environments of all trials."""
+    return Search(
+        turns=AlternatingTrials(make_run, PLAN),
+        groups=groups,
         most_trials=trials,
-        tell=lambda *_: None,
+        is_ordered=is_ordered,
+        tell=lambda _, sides, __: None if tried is None else tried.extend(sides),
     ).run()
+
+
+def search(machine: Machine, changes: int, *, trials: int = 200) -> Bisection:
+    made = searched(machine.make_run, range(changes), trials=trials)
     assert made is not None
     return made
 

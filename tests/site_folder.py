@@ -11,6 +11,7 @@ from measuring import write_case
 
 from gpuscale.store.files import write_baseline
 
+SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait")
 PROFILE = """\
 description = "Two hosts on one machine"
 scheduler = "{scheduler}"

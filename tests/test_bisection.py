@@ -6,7 +6,6 @@ import random
 import pytest
 from bisecting import (
     KINDS,
-    PLAN,
     Machine,
     Tally,
     additive,
@@ -14,12 +13,12 @@ from bisecting import (
     loss_of_a_culprit,
     plain_halving,
     search,
+    searched,
     truth,
 )
 
 from gpuscale.campaigns.bisection.kinds import Applied
-from gpuscale.campaigns.bisection.search import Search
-from gpuscale.campaigns.bisection.trials import AlternatingTrials, OutOfBudgetError
+from gpuscale.campaigns.bisection.trials import OutOfBudgetError
 from gpuscale.records.campaigns import BisectionFinding
 
 NOISE = 0.01
@@ -112,8 +111,7 @@ def test_time_that_is_up_before_anything_is_known_is_undecided() -> None:
     def late(_: Applied) -> float:
         raise OutOfBudgetError("time")
 
-    turns = AlternatingTrials(late, PLAN)
-    ended = Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run()
+    ended = searched(late, range(4))
     assert ended is not None
     assert (ended.finding, ended.reason, ended.loss) == (BisectionFinding.UNDECIDED, "time", None)
 
@@ -136,19 +134,15 @@ def test_mixtures_that_do_not_run_are_skipped() -> None:
 def test_an_end_without_a_number_ends_the_search() -> None:
     made = machine({3: 0.1})
     made.broken = lambda applied: len(applied) == 4
-    turns = AlternatingTrials(made.make_run, PLAN)
-    assert Search(turns=turns, groups=range(4), most_trials=9, tell=lambda *_: None).run() is None
+    assert searched(made.make_run, range(4)) is None
 
 
 def test_groups_are_split_last() -> None:
     tried: list[Applied] = []
-    turns = AlternatingTrials(machine({2: 0.1}).make_run, PLAN)
-    groups = (0, 0, 1, 1, 1, 1)
-    Search(
-        turns=turns, groups=groups, most_trials=50, tell=lambda _, sides, __: tried.append(sides[1])
-    ).run()
+    searched(machine({2: 0.1}).make_run, (0, 0, 1, 1, 1, 1), tried=tried)
     # The first halves are groups, although the middle lies inside of one.
-    assert tried[1] == {0, 1}
+    good, _, _, first_halves, *_ = tried
+    assert (good, first_halves) == (frozenset(), {0, 1})
 
 
 def test_a_run_that_fails_once_is_made_again() -> None:
@@ -162,8 +156,7 @@ def test_a_run_that_fails_once_is_made_again() -> None:
             return None
         return log_s
 
-    turns = AlternatingTrials(once, PLAN)
-    found = Search(turns=turns, groups=range(8), most_trials=50, tell=lambda *_: None).run()
+    found = searched(once, range(8))
     assert failed
     assert found is not None
     assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset({3}))
@@ -175,13 +168,7 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
     # Five commits do not start.
     made.broken = lambda applied: len(applied) in (8, 19, 20, 21, 33)
     tried: list[Applied] = []
-    found = Search(
-        turns=AlternatingTrials(made.make_run, PLAN),
-        groups=range(40),
-        most_trials=50,
-        is_ordered=True,
-        tell=lambda _, sides, __: tried.extend(sides),
-    ).run()
+    found = searched(made.make_run, range(40), is_ordered=True, tried=tried)
     assert found is not None
     assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset(slow))
     assert all(applied == set(range(len(applied))) for applied in tried)
@@ -192,9 +179,6 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
 def test_a_commit_beside_ones_that_do_not_start_is_one_of_several() -> None:
     made = machine({20: 0.1})
     made.broken = lambda applied: len(applied) in (20, 21)
-    turns = AlternatingTrials(made.make_run, PLAN)
-    found = Search(
-        turns=turns, groups=range(40), most_trials=50, is_ordered=True, tell=lambda *_: None
-    ).run()
+    found = searched(made.make_run, range(40), is_ordered=True)
     assert found is not None
     assert (found.finding, found.culprits) == (BisectionFinding.FOUND, ((19, 20, 21),))

@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from command_line import REPOSITORY
 from msgspec.structs import fields
 
 from gpuscale.base.errors import FileError, UsageError
@@ -19,6 +20,7 @@ from gpuscale.campaigns.cluster_profile import (
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.store.files import decode_content
 
+PAGE = (REPOSITORY / "docs/clusters.md").read_text("utf-8")
 SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "lumi", "waic")
 SMALLEST = """\
 description = "Here"
@@ -38,26 +40,20 @@ def problem_of(text: str) -> str:
 def test_the_shipped_profiles_are_those_of_the_documentation() -> None:
     folder = Path(cluster_profile.__file__).parent / "profiles"
     assert tuple(sorted(path.stem for path in folder.glob("*.toml"))) == SHIPPED
-    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
-    for name in SHIPPED:
-        assert f"`{name}`" in page
-        profile = find_profile(name)
-        assert profile.name == name
-        assert profile.description in page
 
 
-def test_shipped_profiles_name_cases_and_baselines_that_exist() -> None:
-    root = Path(__file__).parent.parent
-    for name in SHIPPED:
-        profile = find_profile(name)
-        assert all((root / case.split("::")[0]).exists() for case in profile.measure.cases)
-        if profile.judge.baseline is not None:
-            assert (root / profile.judge.baseline).is_file()
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_profile_is_documented_and_names_files_that_exist(name: str) -> None:
+    profile = find_profile(name)
+    assert profile.name == name
+    assert f"`{name}`" in PAGE
+    assert profile.description in PAGE
+    assert all((REPOSITORY / case.split("::")[0]).exists() for case in profile.measure.cases)
+    assert profile.judge.baseline is None or (REPOSITORY / profile.judge.baseline).is_file()
 
 
 def test_the_example_of_the_documentation_is_a_profile() -> None:
-    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
-    example = page.split("```toml\n")[1].split("```")[0]
+    example = PAGE.split("```toml\n")[1].split("```")[0]
     profile = parse_profile(example, "mysite")
     assert profile.node.gpus is not None
     assert profile.measure.gpus
@@ -123,8 +119,7 @@ def test_a_profile_must_be_named_and_exist() -> None:
 
 
 def test_the_page_has_the_schedulers_as_the_registry_has_them() -> None:
-    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
-    rows = re.findall(r"^\| `\w+` \(.*\|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `\w+` \(.*\|$", PAGE, re.MULTILINE)
     assert rows == [
         f"| `{one.name}` ({one.title}) | `{one.submit_command[0]}` "
         f"| {f'`{one.default_gpu_option}`' if one.default_gpu_option else 'the profile must say'} "
@@ -134,8 +129,7 @@ def test_the_page_has_the_schedulers_as_the_registry_has_them() -> None:
 
 
 def test_every_field_of_a_profile_is_in_the_documentation() -> None:
-    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
-    table = page.split("## What a profile holds")[1].split("\n## ")[0]
+    table = PAGE.split("## What a profile holds")[1].split("\n## ")[0]
     rows = re.findall(r"^- (?:\*\*)?`\[?(\w+)\]?`", table, re.MULTILINE)
     parts = (JobSettings, Judged, Measured, GpuNodes, ClusterProfile)
     known = [part.name for kind in parts for part in fields(kind) if part.name != "name"]

@@ -24,7 +24,7 @@ from ci.gpu_check import (
 from ci.gpu_report import About, Finding, Report, make_checks
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.measure.evidence.software import installed_packages
-from gpuscale.records import NodeEvidence
+from gpuscale.records import NodeEvidence, Run
 from gpuscale.records.evidence import Library
 from gpuscale.workload.cases import case_class
 
@@ -85,6 +85,15 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     assert [finding.passed for finding in findings] == [True, is_same]
 
 
+def with_counters(**counters: float | None) -> Run:
+    """A run on a GPU that is the one of its rank, with these counters."""
+    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
+    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
+    summaries = (with_values(summary, **counters),)
+    ranks = (replace(rank, device_uuids=(summary.uuid,)),)
+    return replace(measured, gpu_summaries=summaries, ranks=ranks)
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -97,35 +106,25 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     ],
 )
 def test_implausible_counters_fail(wrong: dict[str, float | None], problem: str | None) -> None:
-    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
-    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
     right = {"energy_j": 300.0, "power_mean_w": 310.0, "memory_used_peak_bytes": 2.0**31}
-    measured = replace(
-        measured,
-        gpu_summaries=(with_values(summary, **{**right, **wrong}),),
-        ranks=(replace(rank, device_uuids=(summary.uuid,)),),
-    )
+    measured = with_counters(**{**right, **wrong})
     finding = check_telemetry(measured)
     assert finding.passed is (problem is None), finding.said
     assert (problem or "98% busy, 310 W, 300 W by energy, 2048 MiB in use") in finding.said
-    elsewhere = replace(measured, ranks=(replace(rank, device_uuids=("another",)),))
-    assert not check_telemetry(elsewhere).passed
+    elsewhere = replace(measured.ranks[0], device_uuids=("another",))
+    assert not check_telemetry(replace(measured, ranks=(elsewhere,))).passed
     assert not check_telemetry(replace(measured, gpu_summaries=())).passed
 
 
 def test_half_a_module_of_amd_is_judged_without_its_power() -> None:
-    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
-    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
-    half = with_values(summary, energy_j=None, power_mean_w=None, memory_used_peak_bytes=2.0**31)
-    half = replace(
-        half, absent=("power: AMD SMI measures it for both devices of a module together",)
-    )
-    ranks = (replace(rank, device_uuids=(summary.uuid,)),)
-    finding = check_telemetry(replace(measured, gpu_summaries=(half,), ranks=ranks))
+    measured = with_counters(energy_j=None, power_mean_w=None, memory_used_peak_bytes=2.0**31)
+    why = "power: AMD SMI measures it for both devices of a module together"
+    half = replace(measured.gpu_summaries[0], absent=(why,))
+    finding = check_telemetry(replace(measured, gpu_summaries=(half,)))
     assert finding.passed, finding.said
     assert finding.said.startswith("98% busy, power of the whole module alone, 2048 MiB in use")
     idle = with_values(half, utilization_mean=0.01)
-    assert not check_telemetry(replace(measured, gpu_summaries=(idle,), ranks=ranks)).passed
+    assert not check_telemetry(replace(measured, gpu_summaries=(idle,))).passed
 
 
 def test_a_small_size_holds_for_the_bare_loop_and_the_overhead(

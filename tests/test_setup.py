@@ -43,15 +43,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def make(checkout: Path, *words: str, without: str = "") -> None:
+    # MAKEFLAGS would hand the LATEST=1 of `make test LATEST=1` on to this make.
+    variables = {"PATH": "/usr/bin:/bin", "WITHOUT": without}
+    command = ["make", *words]
+    subprocess.run(command, cwd=checkout, env=variables, check=True, capture_output=True)
+
+
 def set_up(checkout: Path, *variables: str, without: str = "", target: str = "setup") -> list[str]:
     """The command that installs, after uv itself."""
-    subprocess.run(
-        ["make", target, "PYTHON=./python", *variables],
-        cwd=checkout,
-        env={"PATH": "/usr/bin:/bin", "WITHOUT": without},
-        check=True,
-        capture_output=True,
-    )
+    make(checkout, target, "PYTHON=./python", *variables, without=without)
     return (checkout / "calls").read_text().splitlines()[1:]
 
 
@@ -108,14 +109,7 @@ def test_bench_measures_chosen_cases(checkout: Path, variables: list[str], measu
     program = '#!/bin/sh\necho "$*" >measured\n'
     set_up(checkout)
     write_program(checkout / ".venv/bin/pytest", program)
-    # MAKEFLAGS would hand the LATEST=1 of `make test LATEST=1` on to this make.
-    subprocess.run(
-        ["make", "bench", "STRATEGY=ddp", *variables],
-        cwd=checkout,
-        env={"PATH": "/usr/bin:/bin"},
-        check=True,
-        capture_output=True,
-    )
+    make(checkout, "bench", "STRATEGY=ddp", *variables)
     assert (checkout / "measured").read_text() == f"{measured} --gpus 1,2 --strategy ddp\n"
     assert all((REPOSITORY / path).exists() for path in measured.split())
 

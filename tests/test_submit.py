@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from changing import replace
-from ci_checkout import REPOSITORY, write_program
+from ci_checkout import REPOSITORY, SCRIPTS, write_program
 from command_line import gpuscale, refusal
 
 from gpuscale.base.errors import SchedulerError, UsageError
@@ -17,13 +17,6 @@ from gpuscale.cli import submit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
 from gpuscale.measure.schedulers.scheduler import JobState
 from gpuscale.measure.schedulers.sge import Sge
-
-CI_SCRIPTS = {
-    "arc4.sge": "arc4",
-    "cte-power.sbatch": "cte-power",
-    "juwels-booster.sbatch": "juwels-booster",
-    "waic.lsf": "waic",
-}
 
 
 def request(known: ClusterProfile | str, gpus: Sequence[int], **options: object) -> JobRequest:
@@ -37,9 +30,9 @@ def directives(script: str) -> list[str]:
     return re.findall(r"^#(?:SBATCH|\$|BSUB|PBS) (.*)$", script, re.MULTILINE)
 
 
-@pytest.mark.parametrize("script", CI_SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_scripts_in_ci_are_what_submit_prints(script: str) -> None:
-    printed = gpuscale("submit", CI_SCRIPTS[script], "--print", cwd=REPOSITORY)
+    printed = gpuscale("submit", script.partition(".")[0], "--print", cwd=REPOSITORY)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 

@@ -13,7 +13,7 @@ import pytest
 from changing import replace
 from hosts import Cluster, processes_in
 from sge_cluster import PARALLEL_ENVIRONMENT, sge_cluster
-from site_folder import BY_MPIRUN, make_site, profile_of, record_of, write_cases
+from site_folder import BY_MPIRUN, SUBMIT, make_site, profile_of, record_of, write_cases
 from test_launch_mpirun import open_mpi
 
 from gpuscale.store.results import read_results
@@ -51,7 +51,6 @@ PROFILES = {
     ),
 }
 ENDINGS = {"pbs": "F, Exit_status 0", "sge": "done"}
-SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait")
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
 from measuring import write_case
-from site_folder import ON_EACH_NODE, make_site, profile_of, record_of, write_cases
+from site_folder import ON_EACH_NODE, SUBMIT, make_site, profile_of, record_of, write_cases
 from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.store.results import read_results
@@ -74,9 +73,6 @@ def site(tmp_path: Path) -> Path:
     root = make_site(tmp_path, baseline="here", case="case", published=published)
     (root / "mysite.toml").write_text(profile_of("slurm"))
     return root
-
-
-SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait")
 
 
 def submit(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
