@@ -18,27 +18,11 @@ Drift = Callable[[float], float]
 """Log step time of the machine over the sweep, from 0 to 1."""
 
 
-def steady(_: float) -> float:
-    return 0.0
-
-
-def rising(at: float) -> float:
-    return 0.03 * at
-
-
-def daily(at: float) -> float:
-    return 0.015 * math.sin(2 * math.pi * at)
-
-
-def stepping(at: float) -> float:
-    return 0.03 if 0.4 < at < 0.6 else 0.0
-
-
 DRIFTS: Mapping[str, Drift] = {
-    "none": steady,
-    "rising": rising,
-    "daily": daily,
-    "stepping": stepping,
+    "none": lambda _: 0.0,
+    "rising": lambda at: 0.03 * at,
+    "daily": lambda at: 0.015 * math.sin(2 * math.pi * at),
+    "stepping": lambda at: 0.03 if 0.4 < at < 0.6 else 0.0,
 }
 
 
@@ -53,7 +37,7 @@ class Fleet:
     """Standard deviation between healthy nodes, and between healthy GPUs."""
     noise: float = 0.005
     """Standard deviation between runs."""
-    drift: Drift = steady
+    drift: Drift = DRIFTS["none"]
     runs: int = 3
     shared: float = 0.0
     """Part of the variance between GPUs that those of a node share."""

@@ -4,10 +4,11 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from changing import replace
-from simulated_fleet import DRIFTS, Drift, Fleet, rising, steady
+from simulated_fleet import DRIFTS, Fleet
 
 from gpuscale.analysis.fleet_drift import drift_levels
 from gpuscale.judge.fleet import judge
@@ -16,17 +17,8 @@ from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict, NodeVis
 ALL = FleetRow(gpus=8)
 
 
-def fleet_of(
-    seed: int,
-    nodes: int = 60,
-    *,
-    spread: float = 0.005,
-    noise: float = 0.005,
-    gpus: int = 8,
-    drift: Drift = steady,
-) -> Fleet:
-    rng = random.Random(seed)
-    return Fleet(rng=rng, nodes=nodes, spread=spread, noise=noise, gpus=gpus, drift=drift)
+def fleet_of(seed: int, nodes: int = 60, *, spread: float = 0.005, **settings: Any) -> Fleet:
+    return Fleet(rng=random.Random(seed), nodes=nodes, spread=spread, **settings)
 
 
 def node_of(verdict: Sequence[NodeVerdict], name: str) -> NodeVerdict:
@@ -40,7 +32,7 @@ def sick(verdict: Sequence[NodeVerdict]) -> set[str]:
 
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_slow_node_and_a_slow_gpu_are_found_in_two_jobs(drift: str) -> None:
-    fleet = Fleet(rng=random.Random(1), nodes=100, spread=0.005, drift=DRIFTS[drift])
+    fleet = fleet_of(1, nodes=100, drift=DRIFTS[drift])
     slow, hot = fleet.slow_node(17, 0.05), fleet.slow_gpu(42, 3, 0.08)
     sweep = fleet.sweep()
     assert {slow, hot} <= {*sweep.asked}
@@ -53,20 +45,20 @@ def test_a_slow_node_and_a_slow_gpu_are_found_in_two_jobs(drift: str) -> None:
 
 
 def test_healthy_fleets_have_no_sick_nodes() -> None:
-    called = [sick(fleet_of(seed, drift=rising).sweep().verdict) for seed in range(4)]
+    called = [sick(fleet_of(seed, drift=DRIFTS["rising"]).sweep().verdict) for seed in range(4)]
     assert sum(map(bool, called)) <= 1
 
 
 def test_nodes_at_different_hours_are_not_called_slow_for_their_hour() -> None:
     """A drift of 3 % is ten times the spread, so that by itself it would make half of them slow."""
-    fleet = fleet_of(3, spread=0.003, noise=0.002, drift=rising)
+    fleet = fleet_of(3, spread=0.003, noise=0.002, drift=DRIFTS["rising"])
     sweep = fleet.sweep()
     assert not sick(sweep.verdict)
 
 
 def test_a_drift_goes_on_to_both_ends_of_a_sweep() -> None:
     """Second jobs come last, with nothing after them; the mean of what is near would lag behind."""
-    fleet = Fleet(rng=random.Random(9), nodes=200, spread=0.003, noise=0.001, gpus=1)
+    fleet = fleet_of(9, nodes=200, spread=0.003, noise=0.001, gpus=1)
     places = [place / 200 for place in range(200)]
     visits = [fleet.visit(node, 0, at) for node, at in enumerate(places)]
     logs = [fleet.effects[node][FleetRow(gpus=1)] + 0.1 * at for node, at in enumerate(places)]
