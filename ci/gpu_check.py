@@ -145,7 +145,7 @@ class Checks:
         return answer.returncode, answer.stdout
 
     def about(self) -> About:
-        """Return what torch says of the device; raise a GpuscaleError if torch fails."""
+        """Return torch's description of the device; raise a GpuscaleError if torch fails."""
         code, output = self.command("-c", ABOUT, self._device)
         if code:
             raise GpuscaleError(f"torch does not describe its device: {_last_line(output)}")
@@ -381,7 +381,7 @@ def _pace(run: Run) -> str:
 
 
 def _pace_ratio(runs: Sequence[Run]) -> float | None:
-    """Pace of rank 1 divided by the pace of rank 0, both in seconds per step; None if unknown."""
+    """Time per step of rank 1 divided by that of rank 0; None if unknown."""
     paces_s = [rank.pace_s for rank in runs[0].ranks] if runs else []
     if len(paces_s) != 2 or not paces_s[0] or not paces_s[1]:
         return None
@@ -434,7 +434,7 @@ def check_telemetry(run: Run) -> Finding:
 
 
 def check_nccl_log(run: Run) -> Finding:
-    """Check that NCCL's own log, which even a single rank makes, was read."""
+    """Check that the log of NCCL, which even a single rank writes, was read."""
     found = {name: text for node in run.nodes for name, text in node.connections.items()}
     absent = [node.absent["nccl"] for node in run.nodes if "nccl" in node.absent]
     said = [*(f"{name} {text}" for name, text in found.items()), *absent]
@@ -448,7 +448,7 @@ def _nccl(device: str) -> str:
 
 
 def check_libraries(run: Run) -> Finding:
-    """Check that the libraries which the rank had loaded say their versions."""
+    """Check that the version of the loaded communication library is known."""
     found = {library.name: library.version for node in run.nodes for library in node.libraries}
     wanted = _nccl(run.configuration.device)
     absent = [node.absent["libraries"] for node in run.nodes if "libraries" in node.absent]
@@ -459,7 +459,7 @@ def check_libraries(run: Run) -> Finding:
 
 
 def check_packages(recorded: Mapping[str, str]) -> Finding:
-    """Compare the recorded packages with those that this interpreter, which trained, has."""
+    """Compare the recorded packages with those of this interpreter, which has trained."""
     found = {normalised(each.name): each.version for each in metadata.distributions()}
     found.pop("gpuscale", None)
     differ = sorted(

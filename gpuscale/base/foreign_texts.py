@@ -20,7 +20,7 @@ NO_ENGINE = re.compile("unable to find an engine to execute this computation")
 """Pattern for the error after all cuDNN algorithms failed, possibly for lack of memory."""
 
 LOST_PEER = re.compile(r"gloo|NCCL")
-"""Pattern for the error of a rank that lost contact with another, which probably ended first."""
+"""Pattern for the error of a rank that lost contact with another rank, which probably failed."""
 
 LOST_PEER_LINES = re.compile(
     r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b|\bSignalException: Process \d+ got signal: 15\b"

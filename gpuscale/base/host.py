@@ -1,4 +1,4 @@
-"""This host: types of devices (`cuda`, `rocm`, `cpu`), and its CPUs."""
+"""Types of devices (`cuda`, `rocm`, `cpu`), and the CPUs and NUMA nodes of this host."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

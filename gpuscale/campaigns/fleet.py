@@ -42,7 +42,7 @@ _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 
 
 class Sweep:
-    """A sweep in progress; the sweep's folder always contains the current state."""
+    """A sweep in progress, whose folder always contains its current state."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield pairs: a node to measure next (idle nodes first), and True if it is a control."""
+        """Yield nodes to measure next, best first, each with True if it is only a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}

@@ -29,7 +29,7 @@ class JobRequest:
     """Shell word for the results file of a job that only measures; None for a nightly run."""
 
     def __post_init__(self) -> None:
-        """Raise a UsageError that names all options without which there is no job."""
+        """Raise a UsageError that names all missing options."""
         profile, lacks = self.profile, dict[str, str]()
         if not profile.measure.gpus:
             lacks["on how many GPUs to measure"] = "--gpus 1,2,4"
@@ -138,7 +138,7 @@ cd "{_in_job(request, request.scheduler.folder_variable)}" || exit
 
 
 def _in_job(request: JobRequest, variable: str) -> str:
-    """Return a shell expansion of a scheduler's variable; outside of a job it prints an error."""
+    """Return a shell expression for a scheduler's variable, which fails outside of a job."""
     return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
 
 

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show all changes, write the approved ones; return 3 if a requested change is not written."""
+    """Print all changes, and write the approved ones; return 3 if others asked for remain."""
     path = arguments.baseline
     baseline, results = read_baseline(path), read_all_results(arguments.results)
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the detectable losses; unless `weak`, raise UsageError if they grew too large."""
+    """Describe the smallest detectable losses; unless `weak`, raise UsageError if too large."""
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
@@ -116,7 +116,7 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Print the 1-GPU rows that stay unchanged although multi-GPU rows based on them change."""
+    """Print a note for each 1-GPU row that stays while rows on several GPUs of its case change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
@@ -132,8 +132,8 @@ def additions(
 ) -> tuple[tuple[Proposal, ...], str]:
     """Return the proposals to add, and a summary of their runs.
 
-    Both are empty if a row got faster or slower and the user did not approve the change. Each
-    nightly run is judged separately, since a good one would hide the loss in a bad one.
+    Both are empty if a row got faster or slower and the user did not approve that. Each night is
+    judged by itself, since a good night would hide the loss of a bad one.
     """
     changed: dict[EntryId, str] = {}
     nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
@@ -221,7 +221,7 @@ def login_name() -> str | None:
 
 
 class SmallestLoss(NamedTuple):
-    """Smallest loss in a baseline entry that a repetition with equally many runs would detect."""
+    """The smallest loss of an entry that a repetition with as many runs would detect."""
 
     loss: float
     """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
@@ -249,9 +249,10 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
 def validate_strength(
     losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
 ) -> None:
-    """Raise a UsageError if a smallest loss exceeds both `TOO_WEAK` and its earlier value.
+    """Raise a UsageError that lists the entries in which only too large losses are detectable.
 
-    `known` has the earlier values, keyed by label; rows that are not in it are new.
+    A loss is too large if it exceeds `TOO_WEAK` and the entry's earlier value in `known`, which is
+    keyed by label and lacks new entries.
     """
     large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
     if large:
@@ -263,7 +264,7 @@ def validate_strength(
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:
-    """Format losses as `4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)`."""
+    """Format the range of losses: `4.3 % (cnn/ddp on 4 GPUs) to 6.2 % (cnn/ddp on 1 GPU)`."""
     largest, smallest = losses[0], losses[-1]
     if _size(largest.loss) == _size(smallest.loss):
         return _size(smallest.loss)

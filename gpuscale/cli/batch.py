@@ -23,7 +23,7 @@ from gpuscale.workload.cases import TrainingCase, case_class
 
 _FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
 _OPTIONS = [OPTIONS[name] for name in ("strategies", "size", "precision", "device")]
-"""Options that have the same names and meanings as the options that gpuscale adds to pytest."""
+"""Options that gpuscale adds to pytest and that mean the same here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(
     case: type[TrainingCase], gpus: int, options: MeasureOptions, environment: Environment
 ) -> ItemPlan:
-    """Return what to measure; raise a UsageError if the options rule it out."""
+    """Return the run to try; raise a UsageError if the machine or the options rule it out."""
     if not is_gpu(environment.device):
         # CPU ranks would fill the host's memory, so the kernel might kill other processes.
         raise UsageError("gpuscale batch fills the memory of GPUs, and no GPU can be used here")

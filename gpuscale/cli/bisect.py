@@ -44,7 +44,7 @@ from gpuscale.store.files import file_errors, sole_use, write_report
 _FOLDER = Path(".gpuscale") / "bisect"
 _OWN = ("results", "resume", "baseline", "injections", "runs")
 _OPTIONS = [option for name, option in OPTIONS.items() if name not in _OWN]
-"""Options of pytest, without those that a bisection ignores or uses in its own way."""
+"""Options that gpuscale adds to pytest, without those that a bisection ignores or sets itself."""
 _EXIT_CODES = {
     BisectionFinding.FOUND: ExitCode.OK,
     BisectionFinding.SUSPECTED: ExitCode.INCONCLUSIVE,
@@ -134,7 +134,7 @@ def _kind(
     read: Sequence[BisectionSide],
     is_command: bool,
 ) -> Kind:
-    """Return the kind of changes to search; raise a UsageError if the sides do not differ."""
+    """Return the commits, variables or packages to search; raise a UsageError if none differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
     good, bad = read
@@ -243,7 +243,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse the remaining words; return the sides, the file or command, and True for a command."""
+    """Parse the words from GOOD on: return the sides, what is measured, and if it is a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
@@ -264,7 +264,7 @@ def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
 def _validated(
     arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
-    """Validate the options; return the limits on the runs of a trial, and options for pytest."""
+    """Validate the options; return the numbers of runs in a trial, and the words for pytest."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
     own = ("baseline", "runs")

@@ -94,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
 def reference_of_file(
     path: Path, content: Results | Baseline, results: Sequence[Results]
 ) -> Reference:
-    """Return a file's baseline, or its results as one.
+    """Return the content of a file as a reference.
 
-    Raise a FileError if they are results that share runs with `results`, which are judged.
+    Raise a FileError if the file has runs of the `results` to judge.
     """
     if isinstance(content, Baseline):
         return Reference(path, content, "baseline")
@@ -146,8 +146,8 @@ def outputs_of(
 ) -> list[tuple[str, Path | None]]:
     """Parse the values of `--format`: names, and files to write (None: standard output).
 
-    If none is printed, print text. Raise a UsageError if two of them are printed, or if a file
-    would replace another output or one of the `others`.
+    If none goes to standard output, add text. Raise a UsageError if two do, or if a file would
+    replace another output or one of the `others`.
     """
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]

@@ -134,7 +134,7 @@ def sessions_in(
 
 
 def paths_of(given: Sequence[str], source: ImportedTool) -> list[Path]:
-    """Return the files in `given`, and matching files in its folders; raise FileError if none."""
+    """Return the given files, and the tool's files in given folders; raise FileError if none."""
     paths = list[Path]()
     for path in map(Path, given):
         below = files_below(path, lambda name: name.endswith(source.endings))

@@ -59,7 +59,7 @@ def without_collecting() -> Iterator[None]:
 def read_all_results(
     paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
 ) -> list[Results]:
-    """Read results files; drop repeated runs and, unless all are excluded, excluded files.
+    """Read results files; drop repeated runs, and excluded nights unless all are excluded.
 
     `or_baselines` allows baselines too; `one_curve` raises UsageError if injected faults differ.
     """
@@ -91,7 +91,7 @@ def read_content(path: Path) -> Results | Baseline:
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
-    """Print to standard error the nightly runs that users have excluded, each with a `suffix`."""
+    """Print the nights that users have excluded to standard error, each with a `suffix`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
 
@@ -195,9 +195,9 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
 
 def newest_input() -> Path:
-    """Return the path of the newest results with a valid run, or else of the newest.
+    """Return the path of the newest results with a valid run; if none has one, of the newest.
 
-    Print to standard error which they are, and the newer files without a valid run (yet).
+    Print to standard error which file is used, and the newer ones without a valid run (yet).
     """
     paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):

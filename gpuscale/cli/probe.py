@@ -107,9 +107,9 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes with the most frequent precision and the DDP bucket sizes of `results`.
+    """Probe all nodes, with the most frequent precision and the DDP bucket sizes of `results`.
 
-    Pairs of nodes exchange messages in the first of `launches` only; suspects then do so again.
+    Pairs of nodes exchange messages in the first of `launches` only, and again if they were slow.
     """
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []

@@ -27,9 +27,8 @@ from gpuscale.store.files import file_errors, read_any, write_report
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
-"""For each device: estimated seconds that a run takes in addition to its measurement, for starting
-ranks, loading kernels, warm-up and checks; too high for a modern node, too low if the file system
-is slow."""
+"""Estimated seconds of a run, by device, besides its windows: start of ranks, loading of kernels,
+warm-up and checks. Too high for a modern node, too low for a slow file system."""
 SESSION_OVERHEAD_S = 60.0
 """Estimated seconds that a job takes in addition to its runs: to start pytest, describe the machine
 and compare the results."""
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_options(parser: argparse.ArgumentParser, names: Iterable[str], runs: str = "") -> None:
-    """Add options of `JOB_OPTIONS`, and those that print or confirm; `runs` is help of `--runs`."""
+    """Add the named `JOB_OPTIONS`, --print and --yes; `runs` replaces the help of --runs."""
     add = parser.add_argument
     for name in names:
         option = JOB_OPTIONS[name]
@@ -121,7 +120,7 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[str]:
-    """Yield what is wrong if the baseline cannot be read, or if cases are not in this folder."""
+    """Yield a message for an unreadable baseline, and one for cases not in this folder."""
     if baseline := request.profile.judge.baseline:
         try:
             read_any(Path(baseline))
@@ -137,7 +136,7 @@ def _path_of(case: str) -> Path:
 
 
 def job_environment(container: str | None) -> Mapping[str, str]:
-    """Return the job's environment, with GPUSCALE_VENV added if needed to find gpuscale."""
+    """Return the environment for a job, with GPUSCALE_VENV if the job needs it to find gpuscale."""
     finds = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists() or container
     can_measure = all(Path(sys.prefix, "bin", name).is_file() for name in ("gpuscale", "pytest"))
     return os.environ if finds or not can_measure else {"GPUSCALE_VENV": sys.prefix, **os.environ}

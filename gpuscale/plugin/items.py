@@ -1,4 +1,4 @@
-"""pytest items: one for each case, strategy, number of GPUs, run and batch of a marked test.
+"""pytest items: one for each strategy, number of GPUs, batch and run of a marked test's case.
 
 The session of `gpuscale run` collects this file: its only test measures the command.
 """
@@ -64,7 +64,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with one plan per run; rows that cannot be measured get only run 1."""
+    """Parametrise a test with a plan for each run; only run 1 if a row cannot be measured."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -100,7 +100,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set the clocks and timeouts of gpuscale's items; sort by run number to cancel slow drifts."""
+    """Set the clocks and timeouts of planned items; sort by run number to cancel slow drifts."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)

@@ -74,7 +74,7 @@ class Option:
     owner: str = ""
     """Package of a pytest plugin with the same option; if installed, that option is used."""
     in_training: bool = False
-    """True if the option is invalid for commands, since it changes how gpuscale trains a case."""
+    """True if the option changes how gpuscale trains a case, so that commands cannot have it."""
 
     @property
     def dest(self) -> str:

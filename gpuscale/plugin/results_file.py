@@ -60,7 +60,7 @@ class Recorder:
     def append(
         self, run: Run, telemetry: TelemetryReport, software: Environment | None = None
     ) -> Run:
-        """Write a run with its telemetry to disk, and return it; earlier runs survive a failure.
+        """Write a run to disk together with its telemetry, and return the complete run.
 
         `software` describes a command's interpreter, known only after a run. Raise a UsageError if
         it differs from the software recorded in a resumed file.
@@ -149,7 +149,7 @@ def validate_environment(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if there are runs and all executed commands; the header describes their interpreter."""
+    """True if all runs executed commands, whose interpreter the header describes; False if none."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

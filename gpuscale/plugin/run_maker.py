@@ -37,7 +37,7 @@ _OF_THE_CASE = ("raised", "unread")
 
 
 def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
-    """Return the rule that decides when a table row has enough runs; None to run all `--runs`."""
+    """Return the rule that decides when a row has enough runs; None to make all of `--runs`."""
     fewest, most = options.bounds_of_runs
     if options.baseline is None or fewest is None:
         return None

@@ -157,9 +157,10 @@ def verdict_lines(
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """Return the session's exit code from its verdict and pytest's own code `given`.
+    """Return the session's exit code, from its verdict and pytest's own code `given`.
 
-    Failed tests other than runs keep `given`. With failed runs, a pass becomes INCONCLUSIVE.
+    `given` stays if a test failed for another reason than its run. A pass with failed runs becomes
+    INCONCLUSIVE.
     """
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)

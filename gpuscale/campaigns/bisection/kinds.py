@@ -66,7 +66,7 @@ class Kind(ABC):
 
     @abstractmethod
     def content(self, applied: Applied) -> object:
-        """Return a value that identifies the environment with the given changes applied."""
+        """Return a value that identifies the environment with these changes applied."""
 
     def name_of(self, applied: Applied) -> str:
         """Return a short hash as an environment's name; it is the same in every process."""

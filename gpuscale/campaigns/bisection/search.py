@@ -126,7 +126,7 @@ class Search:
         )
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
-        """Return the culprits among `changes`, which cause `loss` if applied to `base` in order."""
+        """Return the culprits among `changes`, which together cause `loss` if applied to `base`."""
         if len(changes) == 1:
             return [changes]
         limits = self._limits(loss * _LIKE)
@@ -159,9 +159,9 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Add culprits that act only together with those found, or are masked by them.
+        """Add culprits that act only together with those found, or that those found hide.
 
-        They are kept in `_suspects`. Return the results of two trials: with only the culprits
+        `_suspects` keeps all culprits. Return the results of two trials: with only the culprits
         applied, and with all other changes applied; None for a trial that cannot be measured.
         """
         for _ in range(_EXTENSIONS):
@@ -230,7 +230,7 @@ class Search:
 
 
 def most_runs(trials: int, plan: SequentialPlan) -> int:
-    """Return how many runs a search makes at most in a number of trials."""
+    """Return the maximum number of runs that a search makes in this number of trials."""
     confirming = min(trials, 2 * (_EXTENSIONS + 1))
     return _SIDES * plan.most_runs * (trials + (_PATIENCE - 1) * confirming)
 

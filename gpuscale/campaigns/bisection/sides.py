@@ -1,4 +1,4 @@
-"""Read the good and the bad environment of a bisection, and find the variables that differ."""
+"""Read the good and the bad environment of a bisection, and find differences besides packages."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _OPTION = re.compile(r"\s+--\w.*|\s+#.*|\s*\\$|;.*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectionSide:
-    """One of the two environments between which a bisection searches."""
+    """The good or the bad environment of a bisection."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned requirements, such as `torch==2.14`, keyed by package name."""
@@ -38,7 +38,7 @@ class BisectionSide:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, as recorded in results."""
     runs: tuple[Run, ...] = ()
-    """Runs of results or of a baseline."""
+    """Runs that were measured in the environment, if it is given as results or a baseline."""
 
 
 def uv_program() -> str:

@@ -111,7 +111,7 @@ class TrialRunner:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Execute a run in an environment, or read its stored result; return the log step time.
+        """Execute an environment's next run, or read it if it is kept; return its log step time.
 
         Return None if the run failed; raise OutOfBudgetError if it is too late to start a run.
         """
@@ -265,7 +265,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares about round and side means, and degrees of freedom."""
+    """Return the residual sum of squares of a two-way layout (rounds, environments), and its df."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

@@ -21,16 +21,16 @@ from gpuscale.records import Results, Run
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """Environment variable with the path of the file in which pytest reports faults of the machine."""
 LEFT_OUT = "gpuscale left out"
-"""Name of the JUnit property that says why a pytest item did not result in a run."""
+"""Name of the JUnit property whose value is an item's `NoRunReason`."""
 NoRunReason = Literal["needless", "GPUs missing", "cannot be measured"]
-"""Reason why a pytest item resulted in no run; `needless`: no further run was needed."""
+"""Reason why a pytest item made no run; `needless` if no further run was needed."""
 
 _INFRASTRUCTURE_KINDS = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that the training code itself does not cause."""
 _PYTEST_BROKEN = (3, 4)
 """Pytest's exit codes for an internal error and for wrong usage."""
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that request a stop, like Slurm's and Grid Engine's warnings before a job is killed."""
+"""Signals that request a stop, such as a scheduler's warning before it kills a job."""
 
 
 class StopRequest:
