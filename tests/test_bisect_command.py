@@ -276,6 +276,8 @@ def test_a_bisection_goes_on_from_the_runs_that_it_has(site: Path) -> None:
     found = bisect(site, "--report", "issue.md")
     assert found.returncode == 0, found.stderr
     assert "FOUND  gears 1 → 2\n" in found.stdout
+    # Each of the runs took 10 s.
+    assert re.search(r"trial 1 of at most 24, at most 1\d\d min \d+ s left\n", found.stderr)
     assert "next   keep gears==1" in found.stdout
     assert re.search("alone in .* −16.. %", found.stdout)
     assert re.search(r"taken back .* [−+]0\.\d %", found.stdout)

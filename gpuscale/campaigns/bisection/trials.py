@@ -118,21 +118,23 @@ class TrialRunner:
         name = self.kind.name_of(applied)
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
-        log_s = self._read(path)
-        if log_s is None:
+        run = self._read(path)
+        if run is not None:
+            self.durations_s.append(run.wall_s or 0.0)
+        else:
             if time.monotonic() > self.end_s:
                 raise OutOfBudgetError("time")
             with file_errors(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 self._measure(applied, path)
-                log_s = self._read(path)
-                if log_s is None:
+                run = self._read(path)
+                if run is None:
                     # A full disk, which would look like a broken environment, raises an error here.
                     probe = path.with_suffix(".probe")
                     probe.write_bytes(bytes(2**16))
                     probe.unlink()
-        return log_s
+        return None if run is None else run.log_cost
 
     def _measure(self, applied: Applied, path: Path) -> None:
         log = path.with_suffix(".log")
@@ -172,7 +174,8 @@ class TrialRunner:
         cases = ["-p", "gpuscale.plugin", "-p", "no:cacheprovider", *self.measured]
         return [str(setting.python or sys.executable), "-m", "pytest", *cases, *words]
 
-    def _read(self, path: Path) -> float | None:
+    def _read(self, path: Path) -> Run | None:
+        """Return the valid run in a results file; if there is none, return None and note why."""
         log = path.with_suffix(".log")
         runs: Sequence[Run] = ()
         with suppress(FileError):
@@ -189,7 +192,7 @@ class TrialRunner:
             self.failure = failure.message.splitlines()[0]
             if failure.detail:
                 self.failure = f"{self.failure.partition(';')[0]}: {last_line(failure.detail)}"
-        return runs[0].log_cost if runs[0].is_valid else None
+        return runs[0] if runs[0].is_valid else None
 
 
 @dataclass(slots=True)
