@@ -161,7 +161,7 @@ def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Pa
         r"^FAILED test_tiny.py::test_case\[ddp-1gpu-run1\] - (.+)…$", output, re.M
     )
     assert bug.startswith(listed), output
-    assert max(map(len, re.findall(r"^FAILED .*$", output, re.M))) <= 100, output
+    assert max(map(len, re.findall(r"^FAILED .*$", output, re.MULTILINE))) <= 100, output
     assert re.search(r"by\s+zero; the same in 1 more run\n", output), output
     assert "16 more runs left out, since they would fail alike" in output, output
     assert len(session.results.runs) == 2, output
