@@ -157,15 +157,15 @@ class JobOption:
 
 JOB_OPTIONS: Mapping[str, JobOption] = {
     "--cases": JobOption("measure", "cases", "'PATH …'", "files and folders to measure", str.split),
-    "--runs": JobOption("measure", "runs", "R", "fresh starts of each", int),
-    "--baseline": JobOption("judge", "baseline", "FILE", "what to judge against"),
+    "--runs": JobOption("measure", "runs", "R", "runs (new processes) of each row", int),
+    "--baseline": JobOption("judge", "baseline", "FILE", "baseline to judge against"),
     "--partition": JobOption("job", "partition", "P", "partition or queue"),
     "--account": JobOption("job", "account", "A", "account or project"),
     "--nodelist": JobOption("job", "nodelist", "NODES", "run on these nodes, under Slurm"),
     "--time": JobOption("job", "time_limit", "HH:MM:SS", "time limit of the job"),
     "--modules": JobOption("job", "modules", "'M M …'", "modules to load", str.split),
     "--gpus-per-node": JobOption(
-        "node", "gpus", "N", "GPUs of each node, for profiles such as generic-slurm", int
+        "node", "gpus", "N", "GPUs of a node, for profiles such as generic-slurm", int
     ),
 }
 

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "maximum number of jobs in the queue at once (default: 20)"
     add("--jobs", metavar="K", type=int, default=20, help=text)
     add("--nice", metavar="N", type=int, default=0, help="lower the priority of the jobs by N")
-    text = "runs on one GPU, and runs on all (default: one on each GPU, at least 3)"
+    text = "runs of a node on one GPU, and as many on all (default: one on each GPU, at least 3)"
     add_job_options(sweep, _JOB_OPTIONS, runs=text)
     text = "continue the sweep in DIR (default: the newest) with the nodes that it lacks"
     add("--resume", metavar="DIR", nargs="?", type=Path, const=Path(), help=text)
