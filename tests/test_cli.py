@@ -20,16 +20,16 @@ from measuring import in_a_terminal
     [
         (
             ["compar", RESULTS],
-            "no command 'compar'; did you mean 'compare'? 'gpuscale --help' lists",
+            "no command 'compar' (did you mean 'compare'?); 'gpuscale --help' lists",
         ),
         (
             ["baseline", "recrod", RESULTS],
-            "no command 'baseline recrod'; did you mean 'record'? 'gpuscale baseline --help' lists",
+            "no command 'baseline recrod' (did you mean 'record'?); 'gpuscale baseline --help'",
         ),
-        (["fleet", "rnu"], "no command 'fleet rnu'; did you mean 'run'?"),
-        (["show", "--format", "jsn"], "--format: there is no 'jsn'; did you mean 'json'? choose"),
-        (["compare", "--format", "jsn", RESULTS], "there is no 'jsn'; did you mean 'json'?"),
-        (["schema", "resluts"], "kind: there is no 'resluts'; did you mean 'results'? choose from"),
+        (["fleet", "rnu"], "no command 'fleet rnu' (did you mean 'run'?)"),
+        (["show", "--format", "jsn"], "--format: there is no 'jsn' (did you mean 'json'?); choose"),
+        (["compare", "--format", "jsn", RESULTS], "there is no 'jsn' (did you mean 'json'?)"),
+        (["schema", "resluts"], "kind: there is no 'resluts' (did you mean 'results'?); choose"),
         (["xyzzy"], "no command 'xyzzy'; 'gpuscale --help' lists all"),
         (["compare", "cut.json", RESULTS], "cut.json:12: column"),
         (["compare", "binary.json", RESULTS], "UTF-8"),

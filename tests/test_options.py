@@ -34,7 +34,10 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"runs": "3:8"}, "--runs 3:8 needs a --baseline to end early; add one, or write 8"),
         ({"baseline": "b.json", "runs": "9:9"}, "confirm a loss; write --runs 3:9, or leave"),
         ({"strategy": "zero"}, "--strategy: there is no 'zero'; choose from dp, ddp"),
-        ({"strategy": "lightnig"}, "--strategy: there is no 'lightnig'; did you mean 'lightning'?"),
+        (
+            {"strategy": "lightnig"},
+            "--strategy: there is no 'lightnig' (did you mean 'lightning'?)",
+        ),
         ({"launcher": "torchrun"}, "--launcher: there is no 'torchrun'; choose from local, slurm"),
         ({"timeout": "-3"}, "--timeout: '-3' is not a number of seconds above 0"),
         ({"run_seconds": "900"}, "no run ends within its --timeout of 600 s; add --timeout 1800"),

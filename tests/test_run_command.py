@@ -154,7 +154,7 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         ),
         (["--gpus", "1,2", "--device", "cpu", "--", "python"], "different numbers of CPU ranks"),
         (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
-        (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'? choose "),
+        (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?); choose "),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
         (["--gpus", "1", "--", "sh", "-c", "make train | tee log"], "give the case a --name"),
         (

@@ -165,12 +165,12 @@ def shown(text: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: `; did you mean 'record'?`, or `;`."""
+    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close."""
     # Imported here, since every command would take longer to start.
     from difflib import get_close_matches
 
     near = get_close_matches(word, [*known], 1)
-    return f"; did you mean '{near[0]}'?" if near else ";"
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 def spell_out(*streams: TextIO | None) -> None:

@@ -202,11 +202,11 @@ def find_profile(wanted: str | None) -> ClusterProfile:
         path.stem: path for path in sorted((Path(__file__).parent / "profiles").glob("*.toml"))
     }
     if wanted not in known:
-        problem = "name a cluster profile;"
+        problem = "name a cluster profile"
         if wanted:
             problem = f"there is no cluster profile '{wanted}'{suggestion(wanted, known)}"
         remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
-        raise UsageError(f"{problem} {remedy} (docs/clusters.md)")
+        raise UsageError(f"{problem}; {remedy} (docs/clusters.md)")
     return read_profile(known[wanted])
 
 

@@ -132,10 +132,10 @@ class _Parser(argparse.ArgumentParser):
         if action.nargs == argparse.PARSER:
             command = f"{self.prog} {visible(value)}".removeprefix("gpuscale ")
             raise UsageError(
-                f"there is no command '{command}'{near} '{self.prog} --help' lists all"
+                f"there is no command '{command}'{near}; '{self.prog} --help' lists all"
             )
         option = "/".join(action.option_strings) or action.metavar or action.dest
-        raise UsageError(f"{option}: there is no '{visible(value)}'{near} choose from {known}")
+        raise UsageError(f"{option}: there is no '{visible(value)}'{near}; choose from {known}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -167,7 +167,7 @@ def _output(option: str) -> tuple[str, Path | None]:
     name, separator, path = option.partition("=")
     if name not in COMPARISON_FORMATS:
         near, known = suggestion(name, COMPARISON_FORMATS), ", ".join(COMPARISON_FORMATS)
-        raise UsageError(f"--format: there is no '{visible(name)}'{near} choose from {known}")
+        raise UsageError(f"--format: there is no '{visible(name)}'{near}; choose from {known}")
     if separator and not path:
         raise UsageError(f"--format: no file after '{name}='; give {name} or {name}=FILE")
     return name, Path(path) if separator else None

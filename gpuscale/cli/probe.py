@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = tuple(PROBES) if arguments.only is None else arguments.only.split(",")
     if unknown := [name for name in names if name not in PROBES]:
         near, known = suggestion(unknown[0], PROBES), ", ".join(PROBES)
-        raise UsageError(f"--only: there is no '{unknown[0]}'{near} choose from {known}")
+        raise UsageError(f"--only: there is no '{unknown[0]}'{near}; choose from {known}")
     now, scheduler = datetime.now().astimezone(), scheduler_of_job(os.environ)
     of, device = None, arguments.device
     name = scheduler.name if scheduler and scheduler.name in LAUNCHERS else LAUNCHERS[0]

@@ -46,7 +46,7 @@ def one_of(*known: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in known:
             near, choice = suggestion(text, known), ", ".join(known)
-            raise ArgumentTypeError(f"there is no '{text}'{near} choose from {choice}")
+            raise ArgumentTypeError(f"there is no '{text}'{near}; choose from {choice}")
         return text
 
     return parse

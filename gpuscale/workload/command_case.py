@@ -182,7 +182,7 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
     if case.log_format is not None and case.log_format not in FORMATS:
         near, known = suggestion(case.log_format, FORMATS), ", ".join(FORMATS)
-        yield f"there is no log format '{case.log_format}'{near} choose from {known}"
+        yield f"there is no log format '{case.log_format}'{near}; choose from {known}"
     yield from _problems_of_figure(case)
     if case.step_regex is not None:
         by_regex(case.step_regex)
