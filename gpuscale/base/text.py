@@ -173,6 +173,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
+def no_such(word: str, known: Iterable[str], kind: str = "") -> str:
+    """Return `there is no 'jsn' (did you mean 'json'?); choose from csv, json`."""
+    named = f"{kind} '{visible(word)}'".strip()
+    return f"there is no {named}{suggestion(word, known)}; choose from {', '.join(known)}"
+
+
 def spell_out(*streams: TextIO | None) -> None:
     r"""Make streams replace characters that they cannot encode: `µ` by `u`, `Ж` by `\u0416`."""
     for stream in streams:

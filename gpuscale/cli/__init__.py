@@ -23,7 +23,7 @@ from gpuscale.base.errors import (
     UsageError,
     require_packages,
 )
-from gpuscale.base.text import spell_out, suggestion, visible
+from gpuscale.base.text import no_such, spell_out, suggestion, visible
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
@@ -128,14 +128,12 @@ class _Parser(argparse.ArgumentParser):
         """Raise a UsageError that names the closest command or choice for an unknown word."""
         if action.choices is None or value in action.choices:
             return
-        near, known = suggestion(value, action.choices), ", ".join(action.choices)
         if action.nargs == argparse.PARSER:
             command = f"{self.prog} {visible(value)}".removeprefix("gpuscale ")
-            raise UsageError(
-                f"there is no command '{command}'{near}; '{self.prog} --help' lists all"
-            )
+            problem = f"there is no command '{command}'{suggestion(value, action.choices)}"
+            raise UsageError(f"{problem}; '{self.prog} --help' lists all")
         option = "/".join(action.option_strings) or action.metavar or action.dest
-        raise UsageError(f"{option}: there is no '{visible(value)}'{near}; choose from {known}")
+        raise UsageError(f"{option}: {no_such(value, action.choices)}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.text import suggestion, visible
+from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
 from gpuscale.judge.compare import compare_sides, earlier_nights, last_night, with_levels
 from gpuscale.judge.compare.matching import Choice
@@ -166,8 +166,7 @@ def outputs_of(
 def _output(option: str) -> tuple[str, Path | None]:
     name, separator, path = option.partition("=")
     if name not in COMPARISON_FORMATS:
-        near, known = suggestion(name, COMPARISON_FORMATS), ", ".join(COMPARISON_FORMATS)
-        raise UsageError(f"--format: there is no '{visible(name)}'{near}; choose from {known}")
+        raise UsageError(f"--format: {no_such(name, COMPARISON_FORMATS)}")
     if separator and not path:
         raise UsageError(f"--format: no file after '{name}='; give {name} or {name}=FILE")
     return name, Path(path) if separator else None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import is_gpu
-from gpuscale.base.text import suggestion
+from gpuscale.base.text import no_such
 from gpuscale.cli.inputs import add_device, say
 from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch import LAUNCHERS
@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Probe the nodes, store the measurements in a separate file, and print the findings."""
     names = tuple(PROBES) if arguments.only is None else arguments.only.split(",")
     if unknown := [name for name in names if name not in PROBES]:
-        near, known = suggestion(unknown[0], PROBES), ", ".join(PROBES)
-        raise UsageError(f"--only: there is no '{unknown[0]}'{near}; choose from {known}")
+        raise UsageError(f"--only: {no_such(unknown[0], PROBES)}")
     now, scheduler = datetime.now().astimezone(), scheduler_of_job(os.environ)
     of, device = None, arguments.device
     name = scheduler.name if scheduler and scheduler.name in LAUNCHERS else LAUNCHERS[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.text import suggestion
+from gpuscale.base.text import no_such
 
 _MOST = 100_000
 
@@ -45,8 +45,7 @@ def one_of(*known: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in known:
-            near, choice = suggestion(text, known), ", ".join(known)
-            raise ArgumentTypeError(f"there is no '{text}'{near}; choose from {choice}")
+            raise ArgumentTypeError(no_such(text, known))
         return text
 
     return parse

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from gpuscale.base.errors import CaseError
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import escaped, shown, suggestion
+from gpuscale.base.text import escaped, no_such, shown
 from gpuscale.records import Environment
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.records.metrics import OpenMetric
@@ -181,8 +181,7 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
     if case.log_format is not None and case.step_regex is not None:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
     if case.log_format is not None and case.log_format not in FORMATS:
-        near, known = suggestion(case.log_format, FORMATS), ", ".join(FORMATS)
-        yield f"there is no log format '{case.log_format}'{near}; choose from {known}"
+        yield no_such(case.log_format, FORMATS, "log format")
     yield from _problems_of_figure(case)
     if case.step_regex is not None:
         by_regex(case.step_regex)
