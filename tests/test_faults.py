@@ -156,14 +156,16 @@ def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Pa
     where = [f'File "{path}", line {line}, in model', "return 1 / 0"]
     assert [text.strip() for text in below[1:3]] == where, output
     assert output.count("return 1 / 0") == 1, output
-    assert "more is above, at test_case[ddp-1gpu-run1], which failed alike" in output, output
+    assert (
+        "details are above, at test_case[ddp-1gpu-run1], which failed in the same way" in output
+    ), output
     (listed,) = re.findall(
         r"^FAILED test_tiny.py::test_case\[ddp-1gpu-run1\] - (.+)…$", output, re.M
     )
     assert bug.startswith(listed), output
     assert max(map(len, re.findall(r"^FAILED .*$", output, re.MULTILINE))) <= 100, output
     assert re.search(r"by\s+zero; the same in 1 more run\n", output), output
-    assert "16 more runs left out, since they would fail alike" in output, output
+    assert "16 more runs left out, since they would fail in the same way" in output, output
     assert len(session.results.runs) == 2, output
     places = [shown.index(part) for part in ("short test summary", " scaling -", "results: ")]
     assert places == sorted(places), output

@@ -269,7 +269,7 @@ def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     assert answer.returncode == 2
     assert "ARC4, University of Leeds: 9 runs on 1, 2 and 4 GPUs, 1 node with 4" in answer.stdout
     assert "estimate: 7 min 45 s of the 60 min 0 s that the time limit allows" in answer.stdout
-    assert "there is no terminal to ask on; add --yes" in answer.stderr
+    assert "cannot ask for confirmation without a terminal; add --yes" in answer.stderr
     assert not (site / "calls").exists()
 
 

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_report(path, content)
     say(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}")
     if not profile:
-        remark("no profile was written, since no scheduler's commands are here")
+        remark("no profile was written, since no scheduler was found here")
     say(f"next: read {visible(str(folder / 'README.md'))}")
     return ExitCode.OK
 

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_index(night.folder.parent)
     except (GpuscaleError, OSError) as problem:
-        print_flushed(f"gpuscale night: the nights have no index: {problem}\n")
+        print_flushed(f"gpuscale night: the index of the nights was not written: {problem}\n")
     return code
 
 

@@ -149,7 +149,9 @@ def _announcement(request: JobRequest) -> str:
     ways = len({*measured.strategies} - {COMMAND}) or 1
     runs = _count_cases(request) * ways * len(measured.gpus) * measured.runs
     seconds = runs * run_s(measured) + SESSION_OVERHEAD_S
-    judged = request.profile.judge.baseline or "nothing: it is only measured, and ends with 4"
+    judged = (
+        request.profile.judge.baseline or "nothing: it is only measured, so exit code 4 is expected"
+    )
     return (
         f"{request.profile.description}: {counted(runs, 'run')} on "
         f"{devices_text(measured.device, *measured.gpus)}, {counted(demand.nodes, 'node')} "
@@ -177,7 +179,7 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on; add --yes to submit all the same")
+        raise UsageError("cannot ask for confirmation without a terminal; add --yes to submit")
     with suppress(EOFError):
         if input("submit? [y/N] ").strip().lower() in ("y", "yes"):
             return True

@@ -130,7 +130,7 @@ class RunMaker:
             lacks = is_gpu(environment.device) and plan.gpus > there
             return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
         if (broken := broken_by(plan.key, self.recorder.new_runs)) is not None:
-            return NoRun(f"would fail as {broken.label}, run {broken.index}, did")
+            return NoRun(f"would fail like {broken.label}, run {broken.index}")
         if resumed is not None:
             request = self.request(plan)
             runs = resumed.results.runs

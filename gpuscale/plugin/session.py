@@ -174,11 +174,11 @@ class _MeasuringSession:
             plans, runs = map(plan_of, later), self._maker.recorder.new_runs
             if later and all(plan and broken_by(plan.key, runs) for plan in plans):
                 more = counted(len(later), "more run")
-                item.session.shouldfail = f"{more} left out, since they would fail alike"
+                item.session.shouldfail = f"{more} left out, since they would fail in the same way"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             first = self._first_failures.setdefault(run.failure.normalised_message, item.name)
             if detail and first != item.name:
-                detail = f"\nmore is above, at {first}, which failed alike"
+                detail = f"\ndetails are above, at {first}, which failed in the same way"
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)

@@ -85,8 +85,8 @@ def header_lines(
         yield f"resuming {relative(resumed.path)}: {runs} so far"
         if resumed.copy is not None:
             yield (
-                "its last line is cut short (was the job killed?): the first new run takes its "
-                f"place, and the file as it is goes to {resumed.copy.name}"
+                "its last line is cut short (was the job killed?): the first new run replaces it, "
+                f"and the file as it is now is kept as {resumed.copy.name}"
             )
 
 
