@@ -5,8 +5,8 @@
 #     ci/nightly.sh NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE [COMPARE_OPTION...]]
 #
 # It goes to the root of the checkout, puts the environment $GPUSCALE_VENV (.venv by default)
-# first, and hands over to `gpuscale night`; docs/nightly.md says what that does, keeps and ends
-# with. Whatever goes wrong unforeseen ends with 2: 1 is kept for a regression.
+# first on PATH, and becomes `gpuscale night`, whose files and exit codes are in docs/nightly.md.
+# An unforeseen failure exits with 2; 1 is reserved for a regression.
 set -euo pipefail
 
 trap 'exit 2' EXIT
@@ -20,8 +20,8 @@ bin=$(cd "$venv/bin" 2>/dev/null && pwd) || {
 PATH="$bin:$PATH"
 export PATH
 
-# A package that is broken would end with Python's 1.
+# A broken package would exit with 1, which means a regression.
 gpuscale --version >/dev/null || exit
 
-# From here on its exit code is the night's, and its signals are those that the scheduler sends.
+# From here on the exit code is that of the night, which also gets the scheduler's signals.
 exec gpuscale night "$@"
