@@ -148,24 +148,24 @@ def _refuse(place: str, wanted: str, value: str) -> None:
 class JobOption:
     """An option of `gpuscale submit` that overrides a field of the profile."""
 
-    table: str
-    field: str
+    place: str
+    """Table and field in the profile, such as `job.partition`."""
     metavar: str
     words: str
     parse: Callable[[str], object] = str
 
 
 JOB_OPTIONS: Mapping[str, JobOption] = {
-    "--cases": JobOption("measure", "cases", "'PATH …'", "files and folders to measure", str.split),
-    "--runs": JobOption("measure", "runs", "R", "runs (new processes) of each row", int),
-    "--baseline": JobOption("judge", "baseline", "FILE", "baseline to judge against"),
-    "--partition": JobOption("job", "partition", "P", "partition or queue"),
-    "--account": JobOption("job", "account", "A", "account or project"),
-    "--nodelist": JobOption("job", "nodelist", "NODES", "run on these nodes, under Slurm"),
-    "--time": JobOption("job", "time_limit", "HH:MM:SS", "time limit of the job"),
-    "--modules": JobOption("job", "modules", "'M M …'", "modules to load", str.split),
+    "--cases": JobOption("measure.cases", "'PATH …'", "files and folders to measure", str.split),
+    "--runs": JobOption("measure.runs", "R", "runs (new processes) of each row", int),
+    "--baseline": JobOption("judge.baseline", "FILE", "baseline to judge against"),
+    "--partition": JobOption("job.partition", "P", "partition or queue"),
+    "--account": JobOption("job.account", "A", "account or project"),
+    "--nodelist": JobOption("job.nodelist", "NODES", "run on these nodes, under Slurm"),
+    "--time": JobOption("job.time_limit", "HH:MM:SS", "time limit of the job"),
+    "--modules": JobOption("job.modules", "'M M …'", "modules to load", str.split),
     "--gpus-per-node": JobOption(
-        "node", "gpus", "N", "GPUs of a node, for profiles such as generic-slurm", int
+        "node.gpus", "N", "GPUs of a node, for profiles such as generic-slurm", int
     ),
 }
 
@@ -184,13 +184,12 @@ def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> Clust
     for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
         judge.pop(name, None)
     for name, value in given.items():
-        option = JOB_OPTIONS[name]
-        tables.setdefault(option.table, {})[option.field] = value
+        table, _, place = JOB_OPTIONS[name].place.partition(".")
+        tables.setdefault(table, {})[place] = value
     try:
         return from_builtins(ClusterProfile, tables)
     except DecodeError as error:
-        places = {name: f"{JOB_OPTIONS[name].table}.{JOB_OPTIONS[name].field}" for name in given}
-        wrong = next(name for name, place in places.items() if error.place.startswith(place))
+        wrong = next(name for name in given if error.place.startswith(JOB_OPTIONS[name].place))
         raise UsageError(f"{wrong}: {error.problem}") from None
 
 

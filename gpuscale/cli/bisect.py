@@ -34,7 +34,7 @@ from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder
 from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, parse_options
-from gpuscale.records import Estimate, Run
+from gpuscale.records import Estimate
 from gpuscale.records.campaigns import Bisection, BisectionFinding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.campaign_text import bisection_text, report_text, trial_text
@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
     read = [] if arguments.git else [side_of(Path(side)) for side in sides]
     kind = _kind(arguments, sides, read, is_command)
-    recorded = [run for side in read for run in side.runs if run.gpus == int(arguments.gpus)]
+    runs = [run for side in read for run in side.runs if run.gpus == int(arguments.gpus)]
+    recorded_s = [run.wall_s for run in runs if run.wall_s]
     ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
     asked = repr((ends, measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
@@ -121,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
             with file_errors(folder):
                 kind.prepare(folder / "environments")
             install_s = (time.monotonic() - started_s) / 2 if is_installed else 0.0
-            found, lines = _searched(runner, plan, arguments.trials, recorded, install_s)
+            found, lines = _searched(runner, plan, arguments.trials, recorded_s, install_s)
         finally:
             # Results and logs are kept. If this process is killed, the next bisection cleans up.
             shutil.rmtree(folder / "environments", ignore_errors=True)
@@ -161,12 +162,12 @@ def _searched(
     runner: TrialRunner,
     plan: SequentialPlan,
     most: int | None,
-    recorded: Sequence[Run],
+    recorded_s: Sequence[float],
     install_s: float,
 ) -> tuple[Bisection, list[str]]:
     """Search in at most `most` trials (None: a default); return the result and text on trials.
 
-    The durations of `recorded` runs give the first estimate of how long the search may take.
+    `recorded_s` has the durations of runs of GOOD and BAD; `install_s` is that of an installation.
     """
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
@@ -176,17 +177,16 @@ def _searched(
     remark(f"{differing}; runs are kept in {os.path.relpath(runner.folder)}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
     lines = [differing]
-    durations_s = [run.wall_s for run in recorded if run.wall_s]
 
     def time_for(trials: int) -> str:
         """Return the longest time for this number of trials as text; empty if unknown."""
-        if not (known_s := runner.durations_s or durations_s):
+        if not (known_s := runner.durations_s or recorded_s):
             return ""
         runs_s = most_runs(trials, plan) * statistics.fmean(known_s)
         return format_seconds(runs_s + trials * install_s)
 
     longest = "the longest time is known after the first"
-    if durations_s:
+    if recorded_s:
         longest = f"at most {time_for(most)} if runs take as long as those of GOOD and BAD did"
     remark(f"at most {counted(most, 'trial')}; {longest}")
 
