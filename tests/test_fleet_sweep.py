@@ -40,11 +40,11 @@ class Machine:
     """A node on which no job ever starts."""
     jobs: int = 0
 
-    def sweep(self, name: str, created_at: str) -> Path:
-        """Measure all nodes, and return the folder of the sweep."""
-        place = self.folder / name
+    def sweep(self, day: int = 3) -> Path:
+        """Measure all nodes on a day of November, and return the folder of the sweep."""
+        place = self.folder / f"here-2026-11-0{day}"
         place.mkdir()
-        record = sweep_record(NAMES, created_at=created_at)
+        record = sweep_record(NAMES, created_at=f"2026-11-0{day}T03:00:00+00:00")
         (place / SWEEP_JSON).write_text(to_json(record))
 
         def submit(job: SweepJob, queued_as: str) -> str:
@@ -98,9 +98,9 @@ def test_a_node_slower_only_beside_its_own_past_gets_a_second_job_and_is_sick(
     machine.effects = {name: machine.rng.gauss(0, 0.03) for name in NAMES}
     machine.effects["n04"] = -0.03
     for day in (1, 2):
-        machine.sweep(f"here-2026-11-0{day}", f"2026-11-0{day}T03:00:00+00:00")
+        machine.sweep(day)
     machine.effects["n04"] += 0.05
-    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    place = machine.sweep()
     first = view_of_sweep(place).nodes[0]
     assert (first.node, first.state, first.against) == ("n04", "sick", "past")
     assert jobs_of(place)["n04"] == 2
@@ -116,7 +116,7 @@ def test_a_node_whose_job_never_starts_is_busy_and_its_job_is_cancelled(
 ) -> None:
     monkeypatch.setattr(fleet, "_PATIENCE_S", 1.0)
     machine.busy = "n07"
-    view = view_of_sweep(machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00"))
+    view = view_of_sweep(machine.sweep())
     assert {node.node for node in view.nodes if node.state == "healthy"} == {*NAMES} - {"n07"}
     assert FLEET_FORMATS["text"](view).endswith("\nbusy       n07: idle")
     assert (machine.folder / "queue").read_text() == ""
@@ -125,7 +125,7 @@ def test_a_node_whose_job_never_starts_is_busy_and_its_job_is_cancelled(
 def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Machine) -> None:
     """The last node would be compared with the first ones, before the machine became slower."""
     machine.drift, machine.ahead_s = 0.002, {"n19": -3600.0, "n00": 3600.0}
-    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    place = machine.sweep()
     view = view_of_sweep(place)
     assert {node.state for node in view.nodes} == {"healthy"}
     text = FLEET_FORMATS["text"](view)
@@ -145,7 +145,7 @@ def test_a_fleet_is_judged_only_when_no_idle_node_is_left_to_measure(
         return judge(visits, past)
 
     monkeypatch.setattr(fleet, "judge", counted)
-    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    place = machine.sweep()
     assert min(judged) >= len(NAMES) - 2
     assert len(judged) <= 1 + jobs_of(place).total() - len(NAMES) + 2
 
@@ -175,7 +175,7 @@ def test_names_of_nodes_are_folded_as_slurm_reads_them(names: Sequence[str], lis
 
 
 def test_results_of_another_machine_in_the_folder_of_a_sweep_are_refused(machine: Machine) -> None:
-    place = machine.sweep("here-2026-11-03", "2026-11-03T03:00:00+00:00")
+    place = machine.sweep()
     elsewhere = results(run(1, 0.1), where=environment(job_id="777"))
     (place / "n07-1.jsonl").write_text(results_text(elsewhere))
     said = refusal("fleet", "show", place, cwd=machine.folder)

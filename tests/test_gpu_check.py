@@ -11,7 +11,7 @@ import pytest
 from amdsmi_library.library import Layouts, mi250x, write_fleet
 from builders import run, with_values
 from changing import replace
-from hosts import within_limit
+from hosts import processes_in, within_limit
 
 from ci.gpu_check import (
     REPOSITORY,
@@ -205,26 +205,18 @@ def test_the_recorded_packages_must_be_those_of_the_interpreter() -> None:
 
 
 def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
-    def measuring() -> list[str]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if "--results" in words and any(str(tmp_path) in word for word in words):
-                found.append(path.parent.name)
-        return found
+    def is_measuring() -> bool:
+        return any(" --results " in words for words in processes_in(tmp_path))
 
     script = str(REPOSITORY / "ci" / "gpu_check.py")
     options = ("--device", "cpu", "--only", "shipped_cases", "--out", str(tmp_path))
     check = subprocess.Popen([sys.executable, script, *options], cwd=tmp_path)
     try:
-        assert within_limit(lambda: bool(measuring()))
+        assert within_limit(is_measuring)
     finally:
         check.kill()
         check.wait()
-    assert within_limit(lambda: not measuring())
+    assert within_limit(lambda: not is_measuring())
 
 
 def test_a_log_of_nccl_that_says_nothing_is_no_pass() -> None:

@@ -108,6 +108,12 @@ def night_in(checkout: Path, **settings: str) -> Night:
     return run_night(command, checkout, environment, checkout)
 
 
+def plain_night(checkout: Path, words: str, measured: str = "measured", **more: str) -> Night:
+    """A night in that checkout with its own words, and without the commands of a scheduler."""
+    environment = job_environment(checkout, {"MEASURED": str(checkout / measured), **more})
+    return run_night(f"ci/nightly.sh here {words}".split(), checkout, environment, checkout)
+
+
 def record_of(night: Night) -> str:
     return (night.directory / "night.txt").read_text()
 
@@ -126,9 +132,7 @@ def test_after_a_fault_what_is_missing_is_tried_once_more(checkout: Path) -> Non
 
 
 def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checkout: Path) -> None:
-    environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
-    words = ["ci/nightly.sh", "here", "measure", "x", "compare", "baselines/arc4.json"]
-    night = run_night(words, checkout, environment, checkout)
+    night = plain_night(checkout, "measure x compare baselines/arc4.json")
     folders = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
     assert [folder.is_dir() for folder in folders] == [True], night.output
     assert night.output.startswith(
@@ -149,10 +153,8 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         ]
         made = make.results(*runs, where=make.environment(job_id=str(job)))
         (checkout / "night").write_text(make.results_text(made))
-        environment = job_environment(checkout, {"MEASURED": str(checkout / "night")})
-        environment["PYTHONPATH"] = str(REPOSITORY)
-        words = f"ci/nightly.sh here {job} measure x compare --gpus 1 --history {nights}"
-        night = run_night(words.split(), checkout, environment, checkout)
+        words = f"{job} measure x compare --gpus 1 --history {nights}"
+        night = plain_night(checkout, words, "night", PYTHONPATH=str(REPOSITORY))
         assert night.exit_code == code, night.output
         assert night.output.startswith(
             f"gpuscale night: will be judged against {nights}\nmeasuring"
@@ -175,16 +177,13 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_j
 ) -> None:
     (checkout / "measured.1").unlink()
     (checkout / "measured.1.exit").unlink()
-    environment = job_environment(checkout, {"MEASURED": str(checkout / "measured")})
     collecting = "night 1 of 4; exit code 4 is expected until 4 nights are kept (exit 4); kept in"
     for job, words in ((1, collecting), (4, "'compare --history .gpuscale/")):
         for old in range(1, job):
             folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
             folder.mkdir(parents=True)
             (folder / "results.jsonl").touch()
-        night = run_night(
-            f"ci/nightly.sh here {job} measure x".split(), checkout, environment, checkout
-        )
+        night = plain_night(checkout, f"{job} measure x")
         assert night.exit_code == 4
         assert "all was measured, nothing failed; not judged yet: " in night.output
         assert words in night.output

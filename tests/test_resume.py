@@ -14,7 +14,7 @@ from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SamplesHeader, line_of
-from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
+from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
@@ -232,17 +232,3 @@ def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None,
     recorder.append(made(1, 1.0), telemetry)
     recorder.close()
     assert read_results(recorder.path).environment.driver_version == kept
-
-
-def test_a_session_that_resumes_has_the_earlier_runs_too(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    file_of(path, 1)
-    options = parse_options({"gpus": "1", "resume": str(path)})
-    with ResumedResults(path) as resumed:
-        recorder = Recorder(environment(), options, folder=tmp_path, resumed=resumed)
-        kept = recorder.append(made(1, 2.0, index=2), TelemetryReport())
-        recorder.close()
-    assert recorder.path == path
-    assert recorder.new_runs == [kept]
-    assert recorder.measured.runs == (RESULTS.runs[0], kept)
-    assert read_results(path).runs == recorder.measured.runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import PRELUDE, gpuscale
-from hosts import within_limit
+from hosts import processes_in, within_limit
 from measuring import REPOSITORY, run_gpuscale, run_pytest
 
 from gpuscale.base.errors import CaseError
@@ -57,26 +57,19 @@ def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: 
     process = gpuscale(tmp_path, "run", *asked, "--", sys.executable, path)
     results = tmp_path / "r.jsonl"
     assert within_limit(lambda: process.poll() is not None or results.exists())
-    assert within_limit(lambda: process.poll() is not None or bool(commands_of(path)))
+    assert within_limit(lambda: process.poll() is not None or bool(commands_in(tmp_path)))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
     assert read_results(results).runs
     assert "--resume r.jsonl" in output
-    assert not commands_of(path)
+    assert not commands_in(tmp_path)
 
 
-def commands_of(path: str) -> list[str]:
-    """The processes with this script in their command line, except `gpuscale run`."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = place.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if path.encode() in words and b"gpuscale" not in words:
-            found.append(place.parent.name)
-    return found
+def commands_in(folder: Path) -> list[str]:
+    """The processes of the script in a folder, except `gpuscale run`."""
+    found = processes_in(folder)
+    return [words for words in found if "train.py" in words and " gpuscale " not in words]
 
 
 CASE = """
