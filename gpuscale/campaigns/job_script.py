@@ -21,7 +21,7 @@ fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job to submit: its cluster, its measurements, and the baseline that judges them."""
+    """A job to submit: its cluster, measurements and baseline, all in one profile."""
 
     profile: ClusterProfile
     """The profile, with command-line options applied and the numbers of GPUs to measure."""

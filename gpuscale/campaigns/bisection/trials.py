@@ -268,7 +268,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares of a two-way layout (rounds, environments), and its df."""
+    """Return the residual sum of squares (rounds × environments), and its degrees of freedom."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(
