@@ -28,7 +28,6 @@ from measuring import in_a_terminal
         ),
         (["fleet", "rnu"], "no command 'fleet rnu' (did you mean 'run'?)"),
         (["show", "--format", "jsn"], "--format: there is no 'jsn' (did you mean 'json'?); choose"),
-        (["compare", "--format", "jsn", RESULTS], "there is no 'jsn' (did you mean 'json'?)"),
         (["schema", "resluts"], "kind: there is no 'resluts' (did you mean 'results'?); choose"),
         (["xyzzy"], "no command 'xyzzy'; 'gpuscale --help' lists all"),
         (["compare", "cut.json", RESULTS], "cut.json:12: column"),
