@@ -58,7 +58,8 @@ def terminations_raised() -> Iterator[None]:
 def ignore_terminations() -> None:
     """Ignore SIGTERM and SIGHUP from now on; for a session whose last run has been measured."""
     for number in _TERMINATIONS:
-        signal.signal(number, lambda *_: None)
+        # Python would reset a handler of its own while it shuts down.
+        signal.signal(number, signal.SIG_IGN)
 
 
 def process_starter(name: str) -> "ProcessStarter":
