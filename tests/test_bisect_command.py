@@ -484,7 +484,9 @@ def test_without_the_index_or_room_on_the_disk_one_line_says_what_to_do(
             (site / "uv").chmod(0o755)
             monkeypatch.setattr("gpuscale.cli.bisect.uv_program", lambda: str(site / "uv"))
         words = ["good.txt", "bad.txt", "--gpus", "1", *more, "--", "python", "train.py"]
-        assert said in refusal("bisect", *words, cwd=site, variables={"UV_HTTP_RETRIES": "0"})
+        answer = gpuscale("bisect", *words, cwd=site, variables={"UV_HTTP_RETRIES": "0"})
+        *_, problem = answer.stderr.splitlines()
+        assert (answer.returncode, said in problem) == (2, True), answer.stderr
         assert not [*site.glob(".gpuscale/bisect/*/environments")]
 
 

@@ -153,7 +153,7 @@ def test_probes_lie_beside_their_results_and_are_never_overwritten(probes: Path)
     results.write_bytes(TWO_CPU_RANKS.read_bytes())
     kept.write_bytes(probes.read_bytes())
     assert read_content(results).probes == read_content(kept).probes != ()
-    assert "it is not overwritten" in refusal("probe", results)
+    assert "exists already and is not overwritten" in refusal("probe", results)
 
 
 def test_a_probe_that_is_unknown_is_refused_in_one_line() -> None:
