@@ -189,10 +189,10 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     assert head.endswith("with --weak; only losses above 20 % would be found in 19 of 20 nights:")
     assert {row[:16] for row in (first, second)} == {"  mnist_cnn/ddp "}
     assert max(map(len, lines)) <= 100
-    busy = NodeEvidence(host="node1", load=HostLoad(load_average=17, cores=2))
+    busy = NodeEvidence(host="node1", load=HostLoad(other_cores=1.7, cores=2))
     runs = tuple(replace(run, nodes=(busy,)) for run in noisy.runs)
     shell.write("noisy", replace(noisy, runs=runs))
-    waiting = "written: wait until the host is idle (load 17.0 on 2 cores); add runs"
+    waiting = "written: wait until the host is idle (1.7 of 2 cores used by others); add runs"
     assert waiting in " ".join(shell(*command).stderr.split())
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")

@@ -25,6 +25,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
+from gpuscale.records.verdict import Finding
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
 
 
@@ -241,14 +242,16 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
         (None, QuantityName.THROUGHPUT, "no_phases", "doctor_on_hosts"),
         (None, QuantityName.EFFICIENCY, "no_phases", "gpu_links"),
         ("python a.py", QuantityName.THROUGHPUT, "no_phases_of_commands", "command_or_hosts"),
-        ("python a.py", QuantityName.EFFICIENCY, "no_phases_of_commands", "command_or_hosts"),
+        ("python a.py", QuantityName.EFFICIENCY, "no_phases_of_commands", "hosts_or_command"),
     ],
 )
-def test_a_command_without_phases_is_suspected_before_hosts_and_links(
+def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_got_worse(
     command: str | None, quantity: QuantityName, code: str, remedy: str
 ) -> None:
     made = row_of([], [], gpus=2, configuration=replace(CNN, command=command))
-    made = replace(made, entry=replace(made.entry, changed_quantity=quantity))
+    finding = Finding.SCALING_LOSS if quantity is QuantityName.EFFICIENCY else None
+    judged = replace(made.entry, changed_quantity=quantity, finding=finding)
+    made = replace(made, entry=judged)
     (cause,) = not_established(made, ())
     assert (cause.code, cause.remedy and cause.remedy.code) == (code, remedy)
 

@@ -26,7 +26,7 @@ from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
-HEAVY = HostLoad(load_average=9.0, cores=2)
+HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 NOISE = Cause(
     kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)

@@ -1,6 +1,9 @@
 """Load of the host by other processes: measured for each run, and named if it matters."""
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,16 +16,16 @@ from statements import facts_of
 from gpuscale.base.host import cpu_model
 from gpuscale.cli import main
 from gpuscale.judge.compare import compare
-from gpuscale.measure.evidence.node import host_load
+from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.store.results import ResultsWriter
 
-QUIET = HostLoad(load_average=0.4, cores=4)
-BUSY = HostLoad(load_average=9.5, cores=4)
-IDLE = NodeEvidence(host="n1", load=replace(QUIET, load_average=0.1))
+QUIET = HostLoad(other_cores=0.1, cores=4)
+BUSY = HostLoad(other_cores=2.0, cores=4)
+IDLE = NodeEvidence(host="n1", load=replace(QUIET, other_cores=0.04))
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
 
@@ -31,21 +34,88 @@ SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
     ("load", "is_busy"),
     [
         (QUIET, False),
-        # As much as ranks of a run before leave behind.
-        (replace(QUIET, load_average=4.0), False),
-        (replace(QUIET, load_average=6.1), True),
+        (replace(QUIET, other_cores=0.4), False),
+        (replace(QUIET, other_cores=0.41), True),
+        (replace(QUIET, other_cores=None), False),
         (replace(QUIET, gpu_processes=0), False),
         (replace(QUIET, gpu_processes=1), True),
     ],
 )
-def test_a_host_is_busy_beyond_our_own_runs(load: HostLoad, is_busy: bool) -> None:
+def test_a_host_is_busy_if_others_use_a_tenth_of_its_cores_or_a_gpu(
+    load: HostLoad, is_busy: bool
+) -> None:
     assert load.is_busy is is_busy
 
 
-def test_the_load_is_that_of_this_host() -> None:
-    load = host_load(gpu_processes=3)
-    assert (load.cores, load.gpu_processes) == (os.cpu_count(), 3)
-    assert load.load_average == pytest.approx(os.getloadavg()[0], abs=1)
+FAMILY, RANK, LOADER, STRANGER = 10, 11, 12, 13
+PARENTS = {FAMILY: 1, RANK: FAMILY, LOADER: RANK, STRANGER: 1}
+
+
+def write_proc(root: Path, cpus: list[tuple[int, int]], used: dict[int, tuple[int, int]]) -> None:
+    """Write (busy, idle) ticks of each CPU, and ticks of each process and its ended children."""
+    lines = ["cpu  9 9 9 9 9 9 9 9 9 9"]
+    for number, (busy, idle) in enumerate(cpus):
+        lines.append(f"cpu{number} {busy - 5} 1 3 {idle} 0 7 8 1 0 0")
+    (root / "proc/stat").write_text("\n".join([*lines, "intr 1 2", ""]))
+    for process, (own, of_children) in used.items():
+        (root / f"proc/{process}").mkdir(exist_ok=True)
+        times = f"{own - 1} 1 {of_children} 0"
+        stat = f"{process} (a ) b) R {PARENTS[process]} 1 1 0 -1 0 0 0 0 0 {times} 20 0"
+        (root / f"proc/{process}/stat").write_text(stat)
+        (root / f"proc/{process}/status").write_text("Name:\tx\nCpus_allowed_list:\t0-1\n")
+
+
+@pytest.mark.parametrize(
+    ("on_cpus", "by_processes", "others"),
+    [
+        # Ranks use all that is used: themselves, by loaders, by processes that have ended.
+        ([900, 800], {RANK: (900, 0), LOADER: (800, 0)}, 0.0),
+        ([900, 800], {RANK: (100, 0), FAMILY: (10, 1590)}, 0.0),
+        # A stranger shares a CPU of the ranks, or has one for itself.
+        ([1000, 960], {RANK: (1450, 0), STRANGER: (500, 0)}, 0.51),
+        ([1000, 1000], {RANK: (1000, 0)}, 1.0),
+        # The third CPU is none of the ranks'.
+        ([500, 500, 1000], {RANK: (980, 0)}, 0.02),
+        # A daemon has started the processes that compute.
+        ([1000, 1000], {RANK: (20, 0)}, None),
+    ],
+)
+def test_the_cpu_time_of_others_is_what_the_runs_own_processes_did_not_use(
+    tmp_path: Path,
+    on_cpus: list[int],
+    by_processes: dict[int, tuple[int, int]],
+    others: float | None,
+) -> None:
+    (tmp_path / "proc").mkdir()
+    write_proc(tmp_path, [(100, 100)] * len(on_cpus), dict.fromkeys(PARENTS, (1, 0)))
+    meter = LoadMeter(FAMILY, tmp_path)
+    after = {process: (1 + own, more) for process, (own, more) in by_processes.items()}
+    write_proc(tmp_path, [(100 + busy, 1100 - busy) for busy in on_cpus], after)
+    load = meter.load(gpu_processes=3, may_run_elsewhere=True)
+    assert load == HostLoad(other_cores=others, cores=2, gpu_processes=3)
+
+
+def test_a_process_is_other_work_for_all_but_its_own_family() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning,
+        subprocess.Popen(["sleep", "60"]) as sleeping,
+    ):
+        used_s = -_cpu_s(spinning.pid)
+        meters = LoadMeter(), LoadMeter(sleeping.pid)
+        started = time.monotonic()
+        time.sleep(1.5)
+        among, beside = (meter.load().other_cores for meter in meters)
+        elapsed_s, used_s = time.monotonic() - started, used_s + _cpu_s(spinning.pid)
+        for process in (spinning, sleeping):
+            process.kill()
+    assert among is not None
+    assert beside is not None
+    assert beside - among == pytest.approx(used_s / elapsed_s, abs=0.25)
+
+
+def _cpu_s(process: int) -> float:
+    stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("flags", [(), ("-DOLD_DRIVER",)])
@@ -118,7 +188,7 @@ def test_a_comparison_names_a_busy_host(
 def test_whatever_shows_runs_says_that_their_host_was_busy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    busy = "measured on a busy host in 3 of 6 runs (load 9.5 on 4 cores)"
+    busy = "measured on a busy host in 3 of 6 runs (2.0 of 4 cores used by others)"
     quiet = beside(None, QUIET)[1][0]
     runs = (*under(BUSY, quiet.runs[:3]), *quiet.runs[3:])
     for made, is_named in ((runs, True), (quiet.runs, False)):
@@ -170,7 +240,7 @@ def test_one_busy_night_of_four_leaves_the_forecast_of_runs(nights: str) -> None
 
 
 def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:
-    more, others = replace(BUSY, load_average=12.0), replace(QUIET, gpu_processes=2)
+    more, others = replace(BUSY, other_cores=2.5), replace(QUIET, gpu_processes=2)
     after = measured(SLOWER)
     loads = [QUIET, more, BUSY, None, others, QUIET]
     runs = [

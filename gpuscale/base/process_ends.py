@@ -53,14 +53,14 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants() -> set[int]:
-    """Return the process IDs of all descendants of this process; empty except on Linux."""
+def descendants(process: int | None = None, root: Path = Path("/")) -> set[int]:
+    """Return the IDs of all descendants of a process (default: this one); empty except on Linux."""
     children: dict[int, list[int]] = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    for place in (root / "proc").glob("[0-9]*"):
         # The process may have ended in the meantime.
         with suppress(OSError):
-            children.setdefault(parent_of(place.name), []).append(int(place.name))
-    found, left = set[int](), [os.getpid()]
+            children.setdefault(parent_of(place.name, root), []).append(int(place.name))
+    found, left = set[int](), [process or os.getpid()]
     while left:
         left += children.get(left.pop(), [])
         found.update(left)

@@ -13,6 +13,7 @@ from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds, spell_out
 from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
+from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.launch import ignore_terminations
 from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.items import (
@@ -29,7 +30,7 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
 from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
-from gpuscale.records import Run
+from gpuscale.records import HostLoad, Run
 
 _IS_MEASURED = pytest.StashKey[bool]()
 
@@ -43,6 +44,7 @@ def start_session(config: pytest.Config) -> None:
         )
     if not hasattr(config.option, "benchmark_columns"):
         raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
+    meter = LoadMeter()
     try:
         is_command = any(isinstance(p, CommandItem) for p in config.pluginmanager.get_plugins())
         maker = maker_for(
@@ -57,7 +59,7 @@ def start_session(config: pytest.Config) -> None:
     if config.option.verbose == 0:
         # Print each item's step time on a line instead of a dot; verbosity 1 would cut reasons.
         config.option.verbose = 2
-    session = _MeasuringSession(config, maker, is_command)
+    session = _MeasuringSession(config, maker, is_command, meter.load())
     config.pluginmanager.register(session, "gpuscale-session")
 
 
@@ -68,6 +70,8 @@ class _MeasuringSession:
     _config: pytest.Config
     _maker: RunMaker
     _is_command: bool
+    _load: HostLoad
+    """Load while the machine was examined."""
     _words: dict[str, str] = field(default_factory=dict)
     _skips: Counter[str] = field(default_factory=Counter)
     _failed_tests: set[str] = field(default_factory=set)
@@ -84,9 +88,9 @@ class _MeasuringSession:
         """Add the machine to pytest's header; for a command, omit pytest's own header lines."""
         of_others = yield
         options, recorder = self._maker.options, self._maker.recorder
-        found, resumed = recorder.environment, recorder.resumed
-        own = [*terminal.header_lines(found, options, resumed, is_command=self._is_command)]
-        return [own] if self._is_command else [own, *of_others]
+        found, resumed, is_command = recorder.environment, recorder.resumed, self._is_command
+        own = terminal.header_lines(found, options, resumed, self._load, is_command=is_command)
+        return [[*own]] if self._is_command else [[*own], *of_others]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

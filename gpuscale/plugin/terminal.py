@@ -18,13 +18,12 @@ from gpuscale.base.text import SPELT_OUT, visible
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.stopping import DecidedVerdict
-from gpuscale.measure.evidence.node import host_load
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Comparison, Environment, Results, Run
+from gpuscale.records import Comparison, Environment, HostLoad, Results, Run
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
-from gpuscale.reports.phrases import counted, injection_warning, load_text
+from gpuscale.reports.phrases import busy_text, counted, injection_warning, load_text
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show import failures, scaling_lines
 from gpuscale.store.results import ResumedResults
@@ -59,10 +58,14 @@ def header_lines(
     environment: Environment,
     options: MeasureOptions,
     resumed: ResumedResults | None,
+    load: HostLoad,
     *,
     is_command: bool = False,
 ) -> Iterator[str]:
-    """Yield lines about the machine, and warnings that apply to all measurements on it."""
+    """Yield lines about the machine, and warnings that apply to all measurements on it.
+
+    `load` is the load while the machine was examined.
+    """
     if options.injections:
         yield injection_warning(options.injections)
     if kind := GPU_KINDS.get(device := environment.device):
@@ -78,7 +81,7 @@ def header_lines(
             f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, {threads}, "
             f"on {environment.hardware_label} (device: cpu)"
         )
-    if (load := host_load()).is_busy:
+    if load.is_busy:
         yield f"this host is busy, so intervals will be wide: {load_text(load)}"
     if resumed is not None:
         runs = counted(len(resumed.results.runs), "run")
@@ -107,7 +110,7 @@ def summary_lines(
         yield injection_warning(results.injections)
     columns = Screen.of(sys.stdout).columns
     yield from scaling_lines(results, columns)
-    notes = [*failures(new_runs)]
+    notes = [*filter(None, [busy_text(new_runs)]), *failures(new_runs)]
     if not any(run.is_valid for run in results.runs):
         notes.append("no run gave a number: there is nothing to compare")
     if interrupted:

@@ -164,29 +164,29 @@ class GpuSummary(Record, frozen=True, kw_only=True):
             raise FieldError(*problem.split(": ", 1))
 
 
-BUSY_LOAD_PER_CORE = 1.5
-"""Load average per core above which a host is busy; a run that just ended may contribute 1."""
+BUSY_SHARE = 0.1
+"""Share of a host's cores; the host is busy if other processes use more than this."""
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
     """Load from other processes on a node."""
 
-    load_average: Annotated[float, Meta(ge=0, le=1e6)]
-    """Load average over the minute before the run."""
+    other_cores: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Mean number of cores that other processes used during the run; None if unknown."""
     cores: PositiveCount
-    """All cores of the host, including those that this job may not use."""
+    """Number of cores on which the run's processes may run."""
     gpu_processes: Count | None = None
     """Number of other processes that computed on the run's GPUs before the run; None if unknown."""
 
     @property
     def is_busy(self) -> bool:
-        """True if load per core exceeds `BUSY_LOAD_PER_CORE`, or other processes use the GPUs."""
-        return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)
+        """True if other processes use more than `BUSY_SHARE` of the cores, or any of the GPUs."""
+        return self.weight[0] > BUSY_SHARE or bool(self.gpu_processes)
 
     @property
     def weight(self) -> tuple[float, int]:
         """Sort key that increases with the load from other processes."""
-        return self.load_average / self.cores, self.gpu_processes or 0
+        return (self.other_cores or 0.0) / self.cores, self.gpu_processes or 0
 
 
 def normalised(package: str) -> str:

@@ -228,6 +228,10 @@ NEXT_STEPS: Mapping[str, str] = {
         "phases of a command; if nothing did, run 'gpuscale doctor' on {places}, and look there "
         "for other processes"
     ),
+    "hosts_or_command": (
+        "since only the scaling got worse, look first at what ranks share: other processes on "
+        "{places}, cores and the network; then at what changed in the command"
+    ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
     "jobs_in_turn": (
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"

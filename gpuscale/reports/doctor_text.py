@@ -32,7 +32,7 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     lines = [
         f"host      {machine.node.host}",
         f"CPU       {machine.cpu_model or 'unknown model'}, {cores} to use",
-        f"load      {load_text(load).removeprefix('load ') if load else UNKNOWN}{busy}",
+        f"load      {load_text(load) if load else UNKNOWN}{busy}",
         f"/dev/shm  {shared}",
         f"Python    {machine.python_version}",
         f"torch     {machine.torch_version or 'not installed: pip install torch'}",

@@ -97,12 +97,13 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """Describe a host's load, `load 8.1 on 2 cores`, and count the other processes on its GPUs."""
-    text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
-    if not load.gpu_processes:
-        return text
-    of_others = "process" if load.gpu_processes == 1 else "processes"
-    return f"{text}, {load.gpu_processes} {of_others} of others on the GPUs"
+    """Describe the load from others: `1.9 of 2 cores used by others`, and GPU processes if any."""
+    used = UNKNOWN if load.other_cores is None else f"{load.other_cores:.1f}"
+    texts = [f"{used} of {counted(load.cores, 'core')} used by others"]
+    if load.gpu_processes:
+        of_others = "process" if load.gpu_processes == 1 else "processes"
+        texts.append(f"{load.gpu_processes} {of_others} of others on the GPUs")
+    return ", ".join(texts)
 
 
 def busy_text(runs: Sequence[Run]) -> str:

@@ -59,7 +59,7 @@ def _results() -> Results:
     summary = replace(first.gpu_summaries[0], absent=("power",), values=dict.fromkeys(NUMBERS, 1))
     node = NodeEvidence(
         host="n1",
-        load=filled(HostLoad(load_average=3.5, cores=2)),
+        load=filled(HostLoad(other_cores=1.5, cores=2)),
         ports=(filled(Port(name="mlx5_1 port 1", kind="infiniband")),),
         libraries=(filled(Library(name="NCCL", path="/lib/libnccl.so.2")),),
     )

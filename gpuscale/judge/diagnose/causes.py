@@ -26,6 +26,7 @@ from gpuscale.records.cause import (
     Remedy,
 )
 from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
+from gpuscale.records.verdict import Finding
 
 _ENOUGH_RUNS = 3
 _OTHER_PHASES = 0.2
@@ -183,7 +184,9 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
         # Recording a new baseline is no remedy: it would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         if point.key.configuration.command:
-            yield _open("no_phases_of_commands", Remedy("command_or_hosts", hosts))
+            of_ranks = entry.finding is Finding.SCALING_LOSS
+            remedy = Remedy("hosts_or_command" if of_ranks else "command_or_hosts", hosts)
+            yield _open("no_phases_of_commands", remedy)
         elif entry.changed_quantity is QuantityName.EFFICIENCY:
             yield _open("no_phases", _look_at_links(row))
         else:

@@ -19,10 +19,11 @@ from uuid import UUID
 from msgspec import json
 
 from gpuscale.base.process_ends import die_with_parent
+from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import NetworkMeter, log_variables, read_logs
 from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.measure.telemetry.sampler import serve
-from gpuscale.records import HostLoad, NodeEvidence
+from gpuscale.records import NodeEvidence
 
 _PATIENCE_S = 10.0
 """Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
@@ -94,13 +95,6 @@ class DriverProcess:
         return b""
 
 
-def host_load(gpu_processes: int | None = None) -> HostLoad:
-    """Return this host's load over the last minute, with the number of processes on its GPUs."""
-    # The load is that of all cores of the host, even if this process may use only some.
-    cores = os.cpu_count() or 1
-    return HostLoad(load_average=os.getloadavg()[0], cores=cores, gpu_processes=gpu_processes)
-
-
 class NodeWatch:
     """Samples the GPUs of this node and collects evidence about the node, for one run at a time.
 
@@ -138,7 +132,7 @@ class NodeWatch:
         True if processes on all nodes get the variables that this node returns.
         """
         began_s = time.monotonic()
-        self._logs, variables, others = self._scratch, dict[str, str](), None
+        self._logs, variables, self._gpu_processes = self._scratch, dict[str, str](), None
         if is_everywhere:
             self._logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
         # Sampling starts before the ranks, so that no rank counts among the GPUs' processes.
@@ -147,8 +141,9 @@ class NodeWatch:
                 self._driver = DriverProcess()
             self._is_sampling = True
             variables[SAMPLER_VARIABLE] = str(self._driver.number)
-            others = self._driver.start(addresses, directory.samples(host))
-        self._load, self._network = host_load(others), NetworkMeter()
+            self._gpu_processes = self._driver.start(addresses, directory.samples(host))
+        # If each rank of a node is a task of its own, all tasks have the same parent.
+        self._load, self._network = LoadMeter(os.getppid()), NetworkMeter()
         with suppress(OSError):
             self._logs.mkdir(mode=0o700, exist_ok=True)
         self._file = directory.node_evidence(host)
@@ -175,7 +170,7 @@ class NodeWatch:
             self._logs.rmdir()
         return NodeEvidence(
             host=host,
-            load=self._load,
+            load=self._load.load(self._gpu_processes, may_run_elsewhere=True),
             settings=settings,
             ports=self._network.read(),
             connections=connections,

@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,11 +13,14 @@ from importlib import metadata
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
+from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import read_ports
-from gpuscale.measure.evidence.node import host_load, read_settings
+from gpuscale.measure.evidence.node import read_settings
 from gpuscale.measure.telemetry.device import Device, Smi, open_smi
 from gpuscale.records import NodeEvidence
 
+_LOAD_S = 0.25
+"""Seconds over which the load from other processes is measured."""
 _BUSY_UTILIZATION = 0.5
 """Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
 
@@ -88,6 +92,8 @@ class Machine:
 def examine() -> Machine:
     """Examine this machine, in less than a second, without torch or a CUDA context."""
     torch_version = shared_memory_bytes = None
+    meter = LoadMeter()
+    time.sleep(_LOAD_S)
     with suppress(metadata.PackageNotFoundError):
         torch_version = metadata.version("torch")
     with suppress(OSError):
@@ -96,7 +102,7 @@ def examine() -> Machine:
     machine = Machine(
         node=NodeEvidence(
             host=platform.node(),
-            load=host_load(),
+            load=meter.load(),
             settings=settings,
             ports=read_ports(),
             absent=absent,

@@ -1,0 +1,67 @@
+"""Measure the load of this host from processes other than gpuscale's own.
+
+The load average would count the run's own ranks, and work that ended minutes ago.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from gpuscale.base.host import allowed_cpus, cpus_in, text_of
+from gpuscale.base.process_ends import descendants
+from gpuscale.records import HostLoad
+
+# Columns of a CPU in /proc/stat. Interrupts are left out: most serve the run's own traffic.
+_BUSY_COLUMNS = (0, 1, 2, 7)
+"""Time for users, for niced processes, for the system, and stolen by other virtual machines."""
+_ALL_COLUMNS = range(8)
+_OWN_COLUMNS = slice(11, 15)
+"""Time of a process and of its ended children in /proc/PID/stat, after the process name."""
+_FEWEST_OWN_CORES = 0.1
+_SHORTEST_S = 0.1
+
+
+class LoadMeter:
+    """Measures the CPU time of all processes outside a family, from the meter's creation on.
+
+    The family is a process, by default this one, and its descendants, including ended ones. Only
+    those CPUs count on which the family may run.
+    """
+
+    def __init__(self, family: int | None = None, root: Path = Path("/")) -> None:
+        self._root, self._family = root, family or os.getpid()
+        members = descendants(self._family, root) or {self._family}
+        self._cpus = set[int]().union(*(cpus_in(allowed_cpus(each, root)) for each in members))
+        self._before = self._ticks()
+
+    def load(
+        self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
+    ) -> HostLoad:
+        """Return the load since the meter's creation; `gpu_processes` is copied into the result.
+
+        With `may_run_elsewhere`, the CPU time of others is unknown if the family used almost none:
+        a daemon then started the processes that do its work, as for `srun` and `docker run`.
+        """
+        spent = (now - then for now, then in zip(self._ticks(), self._before, strict=True))
+        elapsed, busy, own = spent
+        cores, others = len(self._cpus) or os.cpu_count() or 1, None
+        ticks_per_core = elapsed / cores
+        fewest = _FEWEST_OWN_CORES * ticks_per_core if may_run_elsewhere else 0
+        if ticks_per_core >= _SHORTEST_S * os.sysconf("SC_CLK_TCK") and own >= fewest:
+            others = round(max(0, busy - own) / ticks_per_core, 3)
+        return HostLoad(other_cores=others, cores=cores, gpu_processes=gpu_processes)
+
+    def _ticks(self) -> tuple[int, int, int]:
+        """Return clock ticks of the CPUs: all, those in use, and those used by the family."""
+        every = busy = own = 0
+        for line in text_of(self._root / "proc/stat").splitlines():
+            name, *counts = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus:
+                ticks = [int(count) for count in counts]
+                every += sum(ticks[column] for column in _ALL_COLUMNS)
+                busy += sum(ticks[column] for column in _BUSY_COLUMNS)
+        for process in {self._family, *descendants(self._family, self._root)}:
+            with suppress(OSError):
+                stat = (self._root / f"proc/{process}/stat").read_text(errors="replace")
+                own += sum(map(int, stat.rpartition(")")[2].split()[_OWN_COLUMNS]))
+        return every, busy, own
