@@ -31,6 +31,14 @@ def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
         EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
     )
     assert environment_changes([], [tuned]) == environment_changes([HERE], []) == ()
+    before, after = (
+        replace(HERE, scripts={"train.py": digest, **more})
+        for digest, more in (("0a1b", {}), ("2c3d", {"new.py": "9f"}))
+    )
+    assert [*map(environment_text, environment_changes([before], [after]))] == [
+        "script train.py 0a1b → 2c3d"
+    ]
+    assert environment_changes([HERE], [after]) == ()
     # HERE has 3.11: a version that is known more exactly is none that differs.
     exact = replace(HERE, python_version="3.11.7")
     assert environment_changes([HERE], [exact]) == environment_changes([exact], [HERE]) == ()
@@ -85,7 +93,7 @@ def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_kn
 def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> None:
     # Hosts, devices and variables are compared in ways of their own; jobs never are.
     left_out = {"host", "gpus", "nodes", "variables", "scheduler", "job_id"}
-    left_out |= {"packages", "packages_absent"}
+    left_out |= {"packages", "packages_absent", "scripts"}
     assert {field.name for field in ENVIRONMENT_FIELDS} >= set(
         Environment.__struct_fields__
     ) - left_out

@@ -45,8 +45,9 @@ def test_ranks_of_torchrun_have_as_many_threads_on_any_number(
     options = (*asked, "--results", "r.jsonl", "--oversubscribe")
     done = run_gpuscale(tmp_path, "run", *options, "--", *starter, path)
     assert done.exit_code == 0, done.output
-    runs = read_results(tmp_path / "r.jsonl").runs
-    assert [run.gpus for run in runs if run.is_valid] == numbers
+    results = read_results(tmp_path / "r.jsonl")
+    assert [run.gpus for run in results.runs if run.is_valid] == numbers
+    assert [*results.environment.scripts] == [path]
     assert f"OMP_NUM_THREADS={own or 1} unless" in done.output
     assert "thread a rank" not in done.output
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import CNN, baseline, environment, figure, measured, published, results
+from builders import (
+    CNN,
+    baseline,
+    environment,
+    figure,
+    measured,
+    published,
+    results,
+    results_text,
+)
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from changing import replace
 from command_line import ARC4
@@ -20,6 +29,7 @@ from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports.comparison import formats
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.formats import SHOWN_FORMATS
+from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -43,6 +53,26 @@ def lines_of(text: str) -> list[dict[str, str]]:
 def document(what: Shown) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(rendered("json", what))
     return found
+
+
+def test_whatever_shows_numbers_of_a_command_shows_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "torchrun --nproc-per-node {gpus} train.py"
+    trained = replace(CNN, case="train", strategy="command", command=command)
+    night, page = tmp_path / "night.jsonl", tmp_path / "page.html"
+    night.write_text(results_text(measured({1: [0.1, 0.101, 0.102]}, configuration=trained)))
+    write_baseline(
+        before := tmp_path / "base.json", baseline({1: [0.1, 0.101, 0.102]}, configuration=trained)
+    )
+    for given in (["show", night], ["compare", before, night], ["report", night, "-o", page]):
+        assert main([*map(str, given)]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"command\s+{re.escape(command)}", out) or given[0] == "report"
+    alone = page.read_text()
+    assert main(["report", str(night), "--baseline", str(before), "-o", str(page)]) == 0
+    assert command in alone
+    assert command in page.read_text()
 
 
 def test_json_says_what_csv_says_with_machine_and_software() -> None:

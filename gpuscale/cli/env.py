@@ -98,6 +98,8 @@ def software_text(
         values = [field.value(environment) for environment in environments]
         if field.words and (known := [str(value) for value in values if value is not None]):
             lines.append(f"{field.words} {listed([*dict.fromkeys(known)])}")
+    scripts = {(name, digest) for one in environments for name, digest in one.scripts.items()}
+    lines += [f"script {name} {digest}" for name, digest in sorted(scripts)]
     lines += [_library_text(library, environments) for library in libraries]
     versions: dict[str, dict[str, None]] = {}
     for environment in environments:

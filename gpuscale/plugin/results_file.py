@@ -1,7 +1,9 @@
 """The results file of a session, and the checks before runs are added to an existing file."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _MOST_NAMED = 8
+_SCRIPTS = (".py", ".sh")
+_DIGEST_CHARACTERS = 12
 _REMEDY = (
     "measure into a new file, without --resume; gpuscale compare and baseline record take several"
 )
@@ -56,6 +60,18 @@ class Recorder:
     def measured(self) -> Results:
         """Contents of the results file, including runs of earlier sessions."""
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
+
+    def add_scripts(self, requests: Iterable[RunRequest]) -> None:
+        """Add a digest of each script that the commands name to the environment."""
+        named = {(each.command.folder, each.command.words) for each in requests if each.command}
+        scripts = dict[str, str]()
+        for folder, word in ((folder, word) for folder, words in named for word in words):
+            # The word may be none of a readable file, such as a pattern, or lines for `sh -c`.
+            with suppress(OSError, ValueError):
+                if word.endswith(_SCRIPTS):
+                    digest = sha256(Path(folder, word).read_bytes()).hexdigest()
+                    scripts[word] = digest[:_DIGEST_CHARACTERS]
+        self.environment = replace(self.environment, scripts=scripts)
 
     def append(
         self, run: Run, telemetry: TelemetryReport, software: Environment | None = None

@@ -118,6 +118,7 @@ class _MeasuringSession:
             if options.batches and problems:
                 raise UsageError(f"--batch: {'; '.join(problems)}")
             validate_micro_batches(requests, options)
+            recorder.add_scripts(requests)
             recorder.is_of_commands = all(plan.strategy == COMMAND for plan in plans)
             if (resumed := recorder.resumed) is not None:
                 runs = resumed.results.runs

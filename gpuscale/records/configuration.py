@@ -122,6 +122,14 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
     return tuple(pair for pair in pairs if pair.before != pair.after)
 
 
+def commands_text(configurations: Iterable[Configuration]) -> str:
+    """Return the measured command, with placeholders; of several, each with its case's name."""
+    commands = {each.case: each.command for each in configurations if each.command is not None}
+    if len(commands) == 1:
+        return next(iter(commands.values()))
+    return "; ".join(f"{case}: {command}" for case, command in commands.items())
+
+
 def several_units(configurations: Iterable[Configuration]) -> list[str]:
     """Return the metrics that occur with several units, such as `HPCG/gflops (GFLOPS, MFLOPS)`."""
     judged = ((each.label, each.metric) for each in configurations if each.metric is not None)

@@ -126,6 +126,16 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
         yield from _new_values(name, *sides)
 
 
+def _script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
+    """Yield a change for each command's script that both sides have and that differs."""
+    for name in sorted({name for environment in after for name in environment.scripts}):
+        old, new = (
+            [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)
+        )
+        if old:
+            yield from _new_values(f"script {name}", old, new)
+
+
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each package with a new version, the most important packages first.
 
@@ -185,7 +195,8 @@ def environment_changes(
     libraries = [lib for node in (*nodes_before, *nodes_after) for lib in node.libraries]
     sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
     changes += node_changes(*sides)
-    return (*changes, *_new_gpus(before, after), *variable_changes(before, after))
+    changes += [*_new_gpus(before, after), *_script_changes(before, after)]
+    return (*changes, *variable_changes(before, after))
 
 
 def _is_same_python(one: str, other: str) -> bool:

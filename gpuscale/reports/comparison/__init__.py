@@ -51,8 +51,8 @@ class View:
     headline: tuple[tuple[str, str], ...]
     """Lines of the headline, each a label and a text.
 
-    The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now` and
-    `next` follow, without those that have no text.
+    The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now`,
+    `command` and `next` follow, without those that have no text.
     """
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""

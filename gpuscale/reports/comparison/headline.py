@@ -18,6 +18,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import headline, statement
@@ -49,6 +50,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
         ("changed", _changed_text(comparison)),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
+        ("command", commands_text(e.configuration for e in comparison.entries if e.configuration)),
     )
     return tuple((label, text) for label, text in lines if text)
 

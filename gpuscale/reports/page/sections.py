@@ -7,6 +7,7 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.host import device_word
 from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
+from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
@@ -69,6 +70,7 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
     facts = {
         "MEASURED": f"{rows}; no baseline was given, so nothing is judged",
         "beware": phrases.busy_text(subject.runs),
+        "command": commands_text(run.configuration for run in subject.runs),
         "software": phrases.software_text(subject.results[0].environment),
     }
     return [(label, text) for label, text in facts.items() if text]

@@ -23,6 +23,7 @@ from gpuscale.records import (
     Run,
     ScalingPoint,
 )
+from gpuscale.records.configuration import commands_text
 from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import (
@@ -101,6 +102,8 @@ def _heading(results: Results, shown: Shown) -> Iterator[str]:
         yield f"machine   {machine}{'' if is_imported else f' (device: {device})'}"
     if software := phrases.software_text(environment):
         yield f"software  {software}"
+    if command := commands_text(run.configuration for run in results.runs):
+        yield f"command   {command}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     if busy := phrases.busy_text(results.runs):
