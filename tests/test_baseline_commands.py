@@ -49,6 +49,20 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell(tmp_path)
 
 
+def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> None:
+    for night in range(8):
+        step_s = 0.118 if night == 5 else 0.1 + night * 1e-4
+        times = {1: [step_s, step_s * 1.003, step_s * 0.998]}
+        shell.write(f"of{night}", measured(times, job_id=f"job{night}"))
+    files = [f"of{night}.jsonl" for night in range(8)]
+    answer = shell("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
+    assert (
+        "note: left out of the baseline's spread: job5, where T of mnist_cnn/ddp on 1 GPU dif"
+        in (answer.stdout)
+    )
+    assert "if a fault explains it: gpuscale leave-out FILE --because TEXT" in answer.stdout
+
+
 def update(*options: str) -> Sequence[str]:
     return ("baseline", "update", "b.json", "later.jsonl", *options)
 

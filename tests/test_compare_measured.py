@@ -239,7 +239,9 @@ def test_allocations_are_counted_for_each_row() -> None:
     mixed = replace(several, runs=(*several.runs, *one.runs))
     notes = compare(mixed, [quiet_now(n1=0.1, n2=0.11)]).notes
     facts = facts_of(notes, "few_allocations")
-    assert (facts["row"], facts["count"]) == (one.runs[0].key, 1)
+    assert (facts["row"], facts["count"], facts["others"]) == (one.runs[0].key, 1, 0)
+    alike = compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.11)]).notes
+    assert facts_of(alike, "few_allocations")["others"] == 1
 
 
 def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once() -> None:

@@ -73,6 +73,8 @@ def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> Non
     assert answer.stdout.endswith("results.jsonl: counts again\n")
     assert nights[4].read_bytes() == before
     assert gpuscale("history", folder).stdout == first
+    answer = gpuscale("leave-out", "--undo", nights[4].parent)
+    assert answer.stdout.endswith("results.jsonl: counts as before\n")
 
 
 def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
+from gpuscale.reports.reason_words import statement_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
 
 FOUR = EntryKey("mnist_cnn", "ddp", 4)
@@ -133,3 +134,13 @@ def test_a_site_chooses_how_sure_a_finding_must_be(significance: float, verdict:
     before = replace(_then(), tolerances=Tolerances(significance=significance))
     row = row_on(1, compare(before, [quiet_now(n1=0.104)]))
     assert row.verdict is verdict
+
+
+def test_an_override_for_a_case_or_strategy_that_no_row_has_is_noted() -> None:
+    typed = [ToleranceOverride(**name, margin=0.1) for name in ({"case": "mnist"}, {"gpus": 2})]
+    typed += [ToleranceOverride(strategy="dpp", gpus=4, margin=0.1)]
+    notes = compare(_then(*typed), [quiet_now(n1=0.1, n4=0.11)]).notes
+    assert [statement_text(note) for note in notes if note.code == "unused_override"] == [
+        "tolerances.overrides[0] matches no row (case 'mnist'; there is mnist_cnn)",
+        "tolerances.overrides[2] matches no row (strategy 'dpp'; there is ddp)",
+    ]

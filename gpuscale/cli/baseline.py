@@ -16,12 +16,15 @@ from gpuscale.cli.baseline_update import login_name, range_text, smallest_losses
 from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
 from gpuscale.cli.inputs import add_selection, read_all_results, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
+from gpuscale.judge.compare.notes import outlying_nights
+from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts
 from gpuscale.reports.phrases import load_text
+from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
@@ -73,6 +76,10 @@ def _record(arguments: argparse.Namespace) -> int:
     )
     baseline = replace(baseline, recorded_by=login_name())
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
+    nights = outlying_nights((entry, None) for entry in side_of_baseline(baseline).entries)
+    for note in nights:
+        text = statement_text(note, baseline.hardware.device)
+        say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak:
         more = 2 * max(map(len, entries.values()))
         file = shlex.quote(visible(str(arguments.results[-1])))
@@ -182,7 +189,8 @@ def _new_file(text: str) -> Path:
     """Return the path of a new baseline; raise a FileError if the file exists."""
     output = Path(text)
     if output.exists():
-        raise FileError(output, "exists already; choose another name, or delete it")
+        problem = "exists already; choose another name, or change it: gpuscale baseline update"
+        raise FileError(output, problem)
     return output
 
 

@@ -29,10 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")
     files = [results_file(path) for path in arguments.nights]
-    for path in files:
-        read_results(path)
-    for path in files:
+    counted = [read_results(path).left_out is None for path in files]
+    for path, has_counted in zip(files, counted, strict=True):
         nights = left_out_of([leave_out(path, reason)])
-        change = f"left out: {nights[0]}" if nights else "counts again"
+        change = (
+            f"left out: {nights[0]}"
+            if nights
+            else f"counts {'as before' if has_counted else 'again'}"
+        )
         say(f"{visible(str(path))}: {change}")
     return ExitCode.OK

@@ -242,8 +242,10 @@ WORDS: Mapping[str, Words] = {
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        f"{{row}} has {{count}} in the baseline, {{enough}} would show their spread: {_DECLARED}"
+        f"{{row}}{{others}}: {{count}} in the baseline, {{enough}} would show their spread: "
+        f"{_DECLARED}"
     ),
+    "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
         caution="give the earlier results first",

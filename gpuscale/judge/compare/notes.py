@@ -34,6 +34,7 @@ def notes_of(
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
         *(() if few_sessions else _allocations(baseline, judged, entries)),
+        *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
         *_published(rows),
@@ -80,11 +81,23 @@ def _allocations(
         yield Statement.of(
             "few_allocations",
             row=fewest.point.key,
+            others=sum(len(entry.runs) == len(fewest.runs) for entry in rows) - 1,
             count=len(fewest.runs),
             enough=MINIMUM_ALLOCATIONS,
             deviation_time=baseline.tolerances.allocation_deviation_time,
             deviation_speedup=of_speedup if any(entry.key.gpus > 1 for entry in rows) else None,
         )
+
+
+def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:
+    """Yield a note on each tolerance for a case or strategy that the baseline does not have."""
+    keys = [*(run.key for run in baseline.runs), *(each.key for each in baseline.published)]
+    for number, override in enumerate(baseline.tolerances.overrides if keys else ()):
+        for field in ("case", "strategy"):
+            wanted, known = getattr(override, field), {getattr(key, field) for key in keys}
+            if wanted is not None and wanted not in known:
+                name, one = f"overrides[{number}]", f"{field} '{wanted}'"
+                yield Statement.of("unused_override", name=name, one=one, names=sorted(known))
 
 
 def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
@@ -120,6 +133,11 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
             difference=exponential(apart) - 1,
             other_runs=len(far_runs) - 1,
         )
+    yield from outlying_nights(pairs)
+
+
+def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
+    """Yield a note if allocations of the baseline, the first of each pair, are far from others."""
     far_nights = []
     for entry, tonight in pairs:
         usual = usual_logs(entry, tonight)
