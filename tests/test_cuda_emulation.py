@@ -21,7 +21,7 @@ from test_options import GIVEN
 
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.terminal import header_lines
-from gpuscale.records import Environment
+from gpuscale.records import Environment, HostLoad
 from gpuscale.reports.phrases import software_text
 
 TESTS = Path(__file__).parent
@@ -156,7 +156,8 @@ def test_a_rocm_torch_and_a_device_chosen_by_uuid_are_described(
     assert found.variables.keys() >= {f"{family}_X" for family in families}
     assert "ROCm 6.4.43482, RCCL 2.28.3" in software_text(found)
     assert "CUDA" not in software_text(found)
-    assert ", RCCL (device: rocm)" in next(header_lines(found, parse_options(GIVEN), None))
+    header = header_lines(found, parse_options(GIVEN), None, HostLoad(cores=2))
+    assert ", RCCL (device: rocm)" in next(header)
 
 
 def test_two_devices_of_amd_are_trained_on_and_sampled(
