@@ -261,8 +261,9 @@ class _Watch:
         if not self._place.number or has_steps:
             left = " (processes that it left in the background do not count)"
             left = left if living_descendants() else ""
+            end = f"ended too early{left}:" if has_steps else f"ended{left}, and"
             raise self._reader.failed(
-                f"the command ended too early{left}: {self._reader.explain_incomplete()}",
+                f"the command {end} {self._reader.explain_incomplete()}",
                 "invalid" if has_steps else "unread",
             )
 
