@@ -40,7 +40,7 @@ def steps(numbers, pace_s=0.01, **more):
 
 
 def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """The command in a process of its own, which heeds interrupts; its output is one text."""
+    """Start `gpuscale` in its own process, which reacts to Ctrl-C; both streams are one text."""
     return subprocess.Popen(
         [sys.executable, "-m", "gpuscale", *arguments],
         cwd=folder,
@@ -60,9 +60,9 @@ def request_for(
     nodes: int = 0,
     **attributes: object,
 ) -> RunRequest:
-    """The request for one run of a script; attributes are those of its case.
+    """Return the request for one run of a script; `attributes` are those of its case.
 
-    With `nodes` it is one across nodes, each of which has two cores.
+    With `nodes`, the run is across that number of nodes, each with two cores.
     """
     path = folder / "train.py"
     path.write_text(PRELUDE + script)
@@ -75,7 +75,7 @@ def request_for(
 
 
 def watch(folder: Path, request: RunRequest, rank: int = 0) -> WarmProcess:
-    """A process that watches the command of a request, as a keeper starts it on this host."""
+    """Start the process that watches the command of a request, as a keeper would on this host."""
     place = folder / "run"
     place.mkdir(exist_ok=True)
     RunDirectory(path=place).request.write(request)
@@ -98,7 +98,7 @@ def free_port() -> int:
 def measured(
     folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, **attributes: object
 ) -> Run:
-    """The run that a script makes."""
+    """Run a script as gpuscale would, and return the run."""
     request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, nodes=0, **attributes)
     processes = [watch(folder, request, rank) for rank in range(request.processes)]
     try:

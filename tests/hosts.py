@@ -84,7 +84,7 @@ class Host:
             time.sleep(0.01)
 
     def limit_link(self, rate: str) -> None:
-        """Send no faster than `rate` (tc's words: `100mbit`); `none` lifts the limit."""
+        """Limit what this host sends to `rate`, such as `100mbit`; `none` lifts the limit."""
         if rate == "none":
             _on(self, "tc", "qdisc", "del", "dev", "eth0", "root")
         else:
@@ -126,7 +126,7 @@ class Host:
         return _processes_in_namespace("pid", Path(f"/proc/{self.pid}/ns/pid").readlink())
 
     def mount_over(self, place: Path, source: Path | None = None) -> None:
-        """See another file in a place, or an empty folder, of which the other hosts know nothing.
+        """On this host only, show another file, or an empty folder, in place of a file or folder.
 
         Args:
             place: The file, or the folder, to hide.
@@ -233,13 +233,13 @@ class Cluster:
 def cluster_of(
     names: Sequence[str], *, programs: Sequence[str], packages: str, variables: Mapping[str, str]
 ) -> Iterator[tuple[Cluster, ExitStack]]:
-    """A login host and nodes, and what ends before they do.
+    """Provide a cluster, and a stack whose contents end before its hosts do.
 
     Args:
-        names: Of the nodes.
-        programs: What the scheduler needs; a test is skipped without them.
-        packages: The packages of Debian that have these programs.
-        variables: What the scheduler's own programs read; `{directory}` stands for its folder.
+        names: Names of the nodes.
+        programs: Programs that the scheduler needs; without them, a test is skipped.
+        packages: Debian packages with these programs.
+        variables: Environment variables of the scheduler; `{directory}` stands for its folder.
     """
     skip_without_hosts(programs, packages)
     with ExitStack() as stack:
@@ -256,7 +256,7 @@ def cluster_of(
 
 
 def outside_environment() -> dict[str, str]:
-    """The environment of this process, without what a job or a user of gpuscale sets in it."""
+    """Return this process's environment without the variables of jobs and of gpuscale."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_A_JOB)}
     return {**kept, "PATH": SEARCH_PATH}
 
@@ -294,7 +294,7 @@ def _reason_against(programs: Sequence[str], packages: str) -> str | None:
 def start_hosts(
     stack: ExitStack, directory: Path, names: Sequence[str], *, own_processes: bool = True
 ) -> list[Host]:
-    """A login host and further ones, joined by a switch, that end with the stack.
+    """Start a login host and further hosts, joined by a switch; all end with the stack.
 
     With `own_processes` each host numbers its processes, and they all end with its first one;
     without, every host sees all processes of this machine.
@@ -330,13 +330,13 @@ def start_hosts(
 def ended(
     answer: "subprocess.CompletedProcess[str]", exit_code: int = 0
 ) -> "subprocess.CompletedProcess[str]":
-    """What a command answered, which is expected to have ended with an exit code."""
+    """Return a command's answer; fail the test if it ended with another exit code."""
     assert answer.returncode == exit_code, answer.stdout
     return answer
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines, on all hosts, of processes that run in a folder or name it."""
+    """Return the command lines of processes, on all hosts, that run in a folder or name it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -360,7 +360,7 @@ def _processes_in_namespace(kind: str, name: Path) -> list[int]:
 
 
 def within_limit(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
-    """Wait for a condition; whether it came true in time."""
+    """Wait for a condition; return True if it became true in time."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -372,7 +372,7 @@ def within_limit(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> boo
 def _host(
     stack: ExitStack, name: str, address: str, *, within: Host | None, own_processes: bool
 ) -> Host:
-    """The namespaces of a host, kept by a process that ends with the stack or with this one."""
+    """Start a host: a process that keeps its namespaces until the stack or this process ends."""
     new = ("--pid", "--mount-proc") if own_processes else ()
     keeper = [*_NEW_NAMESPACES, *new, "--kill-child=SIGKILL", "sleep", "infinity"]
     # Of the login host the mounts (its table of hosts) are shared, not its processes, or

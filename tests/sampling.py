@@ -18,7 +18,7 @@ SERVE = (
 
 
 class Sampler:
-    """Samples devices until `stop`; the library of the driver is found at its start."""
+    """A process that samples devices until `stop` is called."""
 
     def __init__(
         self,

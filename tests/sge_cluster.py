@@ -97,7 +97,7 @@ def sge_cluster(names: Sequence[str] = (NODE,)) -> Iterator[Cluster]:
 
 
 def _write_spool(cluster: Cluster) -> None:
-    """All that a master reads when it starts."""
+    """Write the files that Grid Engine's master reads when it starts."""
     directory = cluster.directory
     root, spool = directory / "root", directory / "spool"
     common = root / "default" / "common"
@@ -126,7 +126,7 @@ def _is_known(cluster: Cluster, name: str) -> bool:
 
 
 def _configure(cluster: Cluster, names: Sequence[str]) -> None:
-    """A scheduler without delay, GPUs to ask for, and a queue that has them on the nodes."""
+    """Configure a scheduler without delays, a resource for GPUs, and a queue that offers it."""
     scheduling = _changed(_done(cluster, "qconf", "-ssconf"), _SCHEDULING)
     _done(cluster, "qconf", "-Msconf", _file(cluster, scheduling))
     complexes = f"{_done(cluster, 'qconf', '-sc')}{_GPUS}\n"
@@ -140,7 +140,7 @@ def _configure(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def _changed(settings: str, changes: Mapping[str, str]) -> str:
-    """Settings, a name and its value a line, of which some have another value."""
+    """Return settings, one a line, with some values changed."""
     lines = []
     for line in settings.splitlines():
         name, _, _ = line.partition(" ")

@@ -85,7 +85,7 @@ def profile_of(
 
 
 def write_cases(site: Path, *commands: str) -> None:
-    """The tiny case of a site, and beside it cases of commands that make steps for ever."""
+    """Write the tiny case of a site, and cases of commands that make steps for ever."""
     with write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n").open("a") as file:
         file.write("".join(commands))
     (site / "steps.py").write_text(_STEPS)
@@ -94,13 +94,13 @@ def write_cases(site: Path, *commands: str) -> None:
 def make_site(
     folder: Path, *, baseline: str, case: str, published: Sequence[tuple[int, int, float]]
 ) -> Path:
-    """A folder with a baseline and no case yet, which is no checkout of gpuscale.
+    """Make a user's folder with a baseline and no case yet; it is not a checkout of gpuscale.
 
     Args:
-        folder: Where to make it.
-        baseline: Which of its baselines has the figures.
-        case: Whose they are, for batches of the tiny case, with DDP on CPU ranks.
-        published: CPU ranks, nodes and samples per second.
+        folder: The folder in which to make it.
+        baseline: Name of the baseline with the published figures.
+        case: The case of the figures, which are for the tiny case's batch with DDP on CPU ranks.
+        published: Figures: CPU ranks, nodes and samples per second.
     """
     if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
         skip_unless_required("needs gpuscale installed in this environment (make setup)")
@@ -118,6 +118,6 @@ def make_site(
 
 
 def record_of(night: Path) -> dict[str, str]:
-    """The lines of a night's record by their names."""
+    """Return the lines of a night's record, keyed by their names."""
     lines = (night / "night.txt").read_text().splitlines()
     return {name: value for name, _, value in (line.partition(": ") for line in lines)}

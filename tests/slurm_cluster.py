@@ -56,12 +56,12 @@ def slurm_cluster(
     """A running Slurm, whose daemons and jobs end with the block.
 
     Args:
-        nodes: What `slurm.conf` says of the processors of each node.
-        gpus: Of each node, four at most.
-        partitions: Each with its name and what `slurm.conf` says of it.
-        task_plugin: What binds tasks to CPUs, such as `task/affinity`.
+        nodes: Processors of each node, as in `slurm.conf`.
+        gpus: Number of GPUs of each node, at most 4.
+        partitions: Name and settings of each partition, as in `slurm.conf`.
+        task_plugin: Slurm's plugin that binds tasks to CPUs, such as `task/affinity`.
         topology: Lines of `topology.conf`, if any.
-        down_after_s: Without an answer from a host; on a busy machine a healthy one takes long.
+        down_after_s: Seconds without an answer after which a host counts as down.
     """
     variables = {"SLURM_CONF": "{directory}/slurm.conf"}
     with cluster_of(

@@ -90,17 +90,17 @@ class Site:
     cluster: Cluster
 
     def session(self, *command: str) -> tuple[str, ...]:
-        """A command in an allocation of both nodes."""
+        """Return the words that run a command in an allocation of both nodes."""
         return (*(ALLOCATE if self.launcher == "slurm" else ()), *command)
 
     def words(self, launch: str) -> tuple[str, ...]:
-        """The words that start torchrun on each node, or a script that does."""
+        """Return the words that start torchrun on each node, or a script that does so itself."""
         if launch == "per-node":
             return ("--", *TORCHRUN)
         return (*ONCE, "--", *ON_ALL_NODES[self.launcher], *TORCHRUN)
 
     def start(self, folder: Path, *words: str, script: str = HEALTHY) -> "subprocess.Popen[bytes]":
-        """`gpuscale run` on both nodes; its output goes to `log` in the folder."""
+        """Start `gpuscale run` on both nodes; its output goes to `log` in the folder."""
         (folder / "train.py").write_text(script)
         kept = () if "--resume" in words else INTO_FILE
         run = ("-m", "gpuscale", "run", "--launcher", self.launcher, *OPTIONS, *kept, *words)
@@ -112,7 +112,7 @@ class Site:
         )
 
     def run(self, folder: Path, *words: str, script: str = HEALTHY) -> tuple[int, str]:
-        """The exit code and output of such a run, after which nothing is left."""
+        """Run it to its end; return its exit code and output, and check that nothing is left."""
         code = self.start(folder, *words, script=script).wait(LIMIT_S)
         assert processes_in(folder) == []
         assert not list((self.cluster.directory / "scratch").glob("gpuscale-*"))

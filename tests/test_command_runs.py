@@ -37,7 +37,7 @@ def check_step_time(run: Run) -> None:
 
 
 def be_rank(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-    """Have the variables of a process that starts a command across nodes."""
+    """Set the environment variables of a process that starts a command across nodes."""
     for name, value in {"MASTER_ADDR": "n1", "MASTER_PORT": "77", **variables}.items():
         monkeypatch.setenv(name, value)
 

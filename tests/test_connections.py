@@ -49,7 +49,7 @@ def with_nodes(
 def evidence(
     then: tuple[NodeEvidence, ...], now: tuple[NodeEvidence, ...], after: Step | None = None
 ) -> list[str]:
-    """What is said below the causes of a row."""
+    """Return the evidence that is shown below the causes of a row."""
     known = with_nodes(after or step(communication_s=3.0), then, now)
     return [text for cause in lost_parts(known, ()) for text in cause_words.evidence(cause)]
 
@@ -141,7 +141,7 @@ SHORT = ("--device", "cpu", "--run-seconds", "0.3", "--strategy", "ddp,command",
 
 
 def said_in(session: Session) -> list[Mapping[str, str]]:
-    """What each run's node has from the log."""
+    """Return the connections that each run's node has read from the log."""
     return [node.connections for run in session.results.runs for node in run.nodes]
 
 

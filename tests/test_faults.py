@@ -84,7 +84,7 @@ Case = TooLarge
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A session of cases that fail, and of one in the end that does not."""
+    """Run a session of cases that fail, and of a last one that does not."""
     folder = tmp_path_factory.mktemp("failing")
     for name, case in FAILING.items():
         write_case(folder, case, name=f"test_{name}.py")
@@ -95,7 +95,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
-    """Start a pytest of its own, as a terminal does; its output goes to `log` in the folder."""
+    """Start pytest as a terminal does; its output goes to `log` in the folder."""
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
             pytest_command(*arguments),

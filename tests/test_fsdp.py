@@ -27,7 +27,7 @@ needs_fsdp = pytest.mark.skipif(
 
 
 class Steps:
-    """A training on batches of each rank's own, two of which make a step."""
+    """A training in which each rank has its own batches, two for each step."""
 
     def __init__(
         self, model: nn.Module, accumulating: Callable[[], AbstractContextManager[None]], rank: int
@@ -47,7 +47,7 @@ class Steps:
 
 
 def network() -> nn.Module:
-    """A network whose sizes two ranks cannot share evenly, with running statistics."""
+    """Return a network with batch norm whose layers two ranks cannot shard evenly."""
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU())
     return nn.Sequential(first, nn.Conv2d(5, 7, 3), nn.Flatten(), nn.Linear(7 * 4, 3))
@@ -58,7 +58,7 @@ def collectives(seen: profile) -> int:
 
 
 def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
-    """The same steps with FSDP and with DDP, the former with a window that counts for nothing."""
+    """Make the same steps with FSDP and with DDP; FSDP also makes steps that are undone."""
     strategy = join(rank, port, FullyShardedStrategy)
     model = strategy.wrap(network(), TrainingCase())
     sharded = Steps(model, partial(strategy.accumulating, model), rank)
@@ -137,7 +137,7 @@ class Broken(Healthy):
 
 
 class Lists(nn.Module):
-    """Blocks in a list, below a part that holds most of the model; an embedding is the output."""
+    """A model with blocks in a list; the embedding shares its weight with the output layer."""
 
     def __init__(self) -> None:
         super().__init__()

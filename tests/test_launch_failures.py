@@ -28,7 +28,7 @@ ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
 
 
 def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
-    """The folder of ranks that raised, in that order; True for one that had lost a peer."""
+    """Return the folder of ranks that raised, in this order; True for each that had lost a peer."""
     directory = RunDirectory(path=folder)
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"

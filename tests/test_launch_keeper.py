@@ -45,7 +45,7 @@ HERE = Placement(hosts=(socket.gethostname(),), ranks=1, ranks_per_host=1)
 
 
 def run_directory(folder: Path, case: Path) -> RunDirectory:
-    """The folder as a launcher leaves it for a single rank on this host."""
+    """Return the folder of a run as the launcher prepares it for a single rank on this host."""
     directory = RunDirectory(path=folder / "run")
     directory.path.mkdir()
     asked = request(
@@ -67,7 +67,7 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
 def keeper(
     folder: Path, *before: str, driver: Path | None = None, log: Path | None = None
 ) -> Keepers:
-    """A keeper with the variables that Open MPI would set, started by a command of its own."""
+    """Start a keeper with the variables that Open MPI would set, by the command `before` if any."""
     variables = {
         **os.environ,
         "OMPI_COMM_WORLD_RANK": "0",
@@ -119,7 +119,7 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(
 
 
 def hanging_rank(keepers: Keepers, directory: RunDirectory) -> int:
-    """The process id of a rank that has been started, and hangs."""
+    """Start a rank that hangs, and return its process id."""
     assert keepers.have_started(LIMIT_S)
     keepers.send(
         job="rank",

@@ -42,7 +42,7 @@ class Case(Tiny):
 
 @contextmanager
 def open_mpi(folder: Path) -> Iterator[Cluster]:
-    """Two hosts in a job of PBS, which mpirun reaches by a remote shell."""
+    """Provide two hosts of a PBS job, which mpirun reaches by a remote shell."""
     skip_without_hosts(["mpirun"], "openmpi-bin")
     with ExitStack() as stack:
         _, *nodes = start_hosts(stack, folder, ["n1", "n2"], own_processes=False)

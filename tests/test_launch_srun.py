@@ -105,7 +105,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def measure(cluster: Cluster, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run pytest in `folder` on the login host, inside of an allocation of both nodes."""
+    """Run pytest in `folder` on the login host, inside an allocation of both nodes."""
     command = pytest_command(*arguments, *ACROSS)
     return cluster.run(*ALLOCATE, *command, folder=folder)
 
@@ -120,7 +120,7 @@ def hosts_of(run: Run) -> list[tuple[str, int | None]]:
 
 
 def nodes_of(run: Run) -> list[str]:
-    """The nodes whose load the run has."""
+    """Return the nodes for which the run recorded the load."""
     return [node.host for node in run.nodes if node.load is not None]
 
 
@@ -148,7 +148,7 @@ def test_a_job_on_two_nodes_gets_a_verdict(cluster: Cluster, tmp_path: Path) -> 
 
 
 def verdict_against_faster(folder: Path, results: Results) -> int:
-    """The exit code of `gpuscale compare` with a baseline that was three times as fast."""
+    """Return the exit code of `gpuscale compare` against a baseline three times as fast."""
     recorded = baseline_from_results([results], name="before", cluster="test", minimum_runs=1)
     faster = [
         replace(run, index=index, measured={"step_time_s": run.step_time_s / slower})
@@ -165,7 +165,7 @@ def verdict_against_faster(folder: Path, results: Results) -> int:
 def run_command(
     cluster: Cluster, folder: Path, script: str, *options: str
 ) -> "subprocess.CompletedProcess[str]":
-    """`gpuscale run` of a script in an allocation of both nodes."""
+    """Run a script by `gpuscale run` in an allocation of both nodes."""
     (folder / "train.py").write_text(script)
     asked = ("--run-seconds", "0.5", "--oversubscribe", "--results", "r.jsonl", *options, *ACROSS)
     command = (sys.executable, "-m", "gpuscale", "run", *asked, "--", sys.executable, "train.py")
@@ -216,7 +216,7 @@ def test_who_hung_or_died_is_told_from_who_waited(cluster: Cluster, tmp_path: Pa
 
 
 def seen_gpus(cluster: Cluster, *job: str) -> str:
-    """The GPUs that steps of one, two and four tasks see in a job with such options."""
+    """Return the GPUs that job steps of one, two and four tasks see in a job with these options."""
     return cluster.run("salloc", "--quiet", *job, sys.executable, "-c", STEPS).stdout
 
 
@@ -274,7 +274,7 @@ def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path:
 
 
 def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A pytest whose ranks have made their first step; its output goes to `log` in the folder."""
+    """Start pytest, with its output in the file `log`, and wait for the first step of its ranks."""
 
     def is_measuring() -> bool:
         found = list((folder / ".gpuscale" / "results").glob(".run-*/progress"))

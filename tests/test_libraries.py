@@ -74,7 +74,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def preloaded(folder: Path) -> Path:
-    """The library that stands in for NCCL, by a name that no torch needs."""
+    """Copy the library that stands in for NCCL to a name that no torch loads; return its path."""
     place = folder / "libnccl.so.2.28.3"
     shutil.copy(folder / "libnccl-x.so.2", place)
     return place

@@ -65,7 +65,7 @@ class LoadedTraining(MadeClock):
 def measured(
     pace: Pace, monkeypatch: pytest.MonkeyPatch, *, loaders: int
 ) -> tuple[list[Measurement], int]:
-    """Simulated runs, and how many of them are called unsteady."""
+    """Return simulated runs, and how many of them are called unsteady."""
     runs = []
     for seed in range(RUNS):
         training = LoadedTraining(pace, seed)

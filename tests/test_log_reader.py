@@ -22,7 +22,7 @@ TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_secon
 def reader_of(
     log_format: str | None, lines: Iterable[tuple[float, str]], *, gpus: int = 1
 ) -> LogReader:
-    """The reader of lines with the moments of their arrival, in seconds."""
+    """Return a reader that has read these lines, given with their arrival times in seconds."""
     command = CommandRequest(
         words=("train",),
         folder="/",
@@ -181,7 +181,7 @@ PLAN = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_se
 
 
 def told(*steps: int, pace_s: float = 0.1, **more: object) -> Series:
-    """Marks of a process that makes steps at a fixed interval in seconds."""
+    """Return the series of a process that makes these steps at a fixed interval in seconds."""
     series = Series(shared=False)
     for step in steps:
         series.add(Mark(step=step, **more), step, 100 + step * pace_s)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ class MadeClock:
 
 
 class Peers:
-    """Other ranks, of which the slowest takes longer by a factor, and a wait for them."""
+    """The other ranks: the slowest takes longer by a factor, and `wait` is the barrier."""
 
     def __init__(self, factor: float = 1, wait: Callable[[], None] = lambda: None) -> None:
         self._factor, self.barrier = factor, wait
@@ -77,13 +77,13 @@ class Peers:
 
 
 def as_training(clock: MadeClock, strategy: Peers | None = None) -> Training:
-    """The clock as a training, which is its own clock of phases."""
+    """Return the made clock as a training, whose clock of phases it also is."""
     clock.clock, clock.strategy = clock, strategy or Peers()
     return cast("Training", clock)
 
 
 def ignore(stage: str, done: int, total: int) -> None:
-    """Nobody looks."""
+    """Ignore reports of progress."""
 
 
 @pytest.fixture

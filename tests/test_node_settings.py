@@ -147,7 +147,7 @@ def test_a_container_of_enroot_is_named_without_the_number_of_its_job(
 
 
 def nodes(*governors: str, **others: str) -> list[NodeEvidence]:
-    """A node for each governor: n1, n2, and so on."""
+    """Return a node for each governor: n1, n2, and so on."""
     return [
         NodeEvidence(host=f"n{number}", settings={"governor": governor, **others})
         for number, governor in enumerate(governors, start=1)

@@ -27,7 +27,7 @@ TRIALS = 300
 
 
 def products(host: str, *compute_s: float) -> tuple[Probe, ...]:
-    """Products of matrices on each GPU of a host, which take so long."""
+    """Return a probe of matrix products for each GPU of a host, which take these times."""
     return tuple(
         Probe(name=MATRIX, host=host, device=f"GPU {number}", rates=(1 / time_s,))
         for number, time_s in enumerate(compute_s)
@@ -44,7 +44,7 @@ def probes(
     slow_device: tuple[int, int] | None = None,
     factor: float = 2.0,
 ) -> list[NodeProbe]:
-    """The probes of a job's nodes, with times that vary by some percent.
+    """Return the probes of a job's nodes, whose times vary by some percent.
 
     Without devices all nodes compute alike.
     """
@@ -195,7 +195,7 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
 
 
 def examined(cluster: Cluster) -> tuple[list[tuple[str, list[str], str]], list[Any]]:
-    """The doctor's findings (kind, hosts, text) but for slow computation, and all nodes."""
+    """Return the doctor's findings (kind, hosts, text), except slow computation, and all nodes."""
     nodes = f"--nodes={len(cluster.nodes)}"
     answer = cluster.run(
         *("salloc", "--quiet", nodes, "--exclusive"),

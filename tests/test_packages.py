@@ -28,7 +28,7 @@ with open(sysconfig.get_path("purelib") + "/torch/_C.so", "rb") as library:
 
 
 def install(folder: Path, name: str, version: str, origin: object = None) -> Path:
-    """A package as pip leaves it, without its code."""
+    """Write the metadata of a package as pip does, without code; return their folder."""
     metadata = folder / f"{name}-{version}.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
@@ -38,7 +38,7 @@ def install(folder: Path, name: str, version: str, origin: object = None) -> Pat
 
 
 def other_environment(folder: Path) -> Path:
-    """The packages of a new virtual environment, among them a torch in name only."""
+    """Make a virtual environment with a torch in name only; return its folder of packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages = next(folder.glob("lib/python3*/site-packages"))
     install(packages, "torch", "2.9.1")
@@ -106,7 +106,7 @@ def test_the_results_of_a_command_carry_the_software_of_its_own_environment(tmp_
 
 
 def absent_of(process: int) -> str:
-    """Why the packages of a process are not known."""
+    """Return the reason why the packages of a process are unknown."""
     return software_of([process]).software.packages_absent or ""
 
 
@@ -148,7 +148,7 @@ def test_names_of_the_stack_are_recognised(name: str) -> None:
 
 
 def process_in(root: Path, number: int, parent: int, words: str, *mapped: str) -> Path:
-    """A process in a tree of files, whose own root is another folder, as in a container."""
+    """Write a process into a tree of files; as in a container, its own root is another folder."""
     place = root / "proc" / str(number)
     place.mkdir(parents=True)
     (place / "stat").write_text(f"{number} (a b) S {parent} 0 0")

@@ -28,7 +28,7 @@ class MadeTime:
 
 
 class MadeEvent:
-    """An event of a device that is done at once; as CUDA's, it tells milliseconds."""
+    """An event of a device that completes work at once; as in CUDA, times are milliseconds."""
 
     def __init__(self, time: MadeTime) -> None:
         self._time = time

@@ -69,7 +69,7 @@ class Blocks(TrainingCase):
 
 
 class Slow(torch.autograd.Function):
-    """Time that does not depend on what else the machine does."""
+    """An operation that sleeps, so that its time hardly depends on the load of the machine."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def sized(case: TrainingCase) -> TrainingCase:
 def training_of(
     case: TrainingCase, gpus: int, strategy: PipelineStrategy | None = None, **fields: object
 ) -> Training:
-    """The training of this rank, whose strategy joins the group or has joined it."""
+    """Return the training of this rank, which joins the process group if no strategy is given."""
     asked = request_of(case, gpus, **fields)
     strategy = strategy or PipelineStrategy(asked)
     case.size = case.named_size(None)
@@ -135,7 +135,7 @@ def left_in(model: nn.Module) -> list[list[float]]:
 
 
 def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precision: str) -> None:
-    """Train on a batch, prove it, lose a micro-batch's gradients, and time waits."""
+    """Train on a batch, verify it, verify it again with lost gradients, and time the waits."""
     take_place(rank, port, count)
     training = training_of(Blocks(), count, precision=precision)
     strategy, model = training.strategy, training.model
@@ -171,7 +171,7 @@ def one_thread() -> Iterator[None]:
 
 
 def idle_share(training: Training) -> float:
-    """The share of a step in which this stage is idle."""
+    """Return the share of a step in which this stage is idle."""
     training.clock.begin(1)
     training.step()
     spent = training.clock.phases()
@@ -187,7 +187,7 @@ def verdict(training: Training) -> str:
 
 
 def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
-    """Break the last stage: what the first micro-batch gave is gone before the second."""
+    """Break the last stage: it forgets the gradients of the first micro-batch."""
     schedule = known(strategy._schedule)
     stage = schedule._stage
     whole = stage.backward_one_chunk
@@ -236,7 +236,7 @@ def test_stages_are_cut_so_that_the_costliest_costs_least() -> None:
 
 
 class Whole(Blocks):
-    """A model that is no sequence."""
+    """A model that is not an `nn.Sequential`."""
 
     def model(self) -> nn.Module:
         return nn.Linear(3, 3)
@@ -332,7 +332,7 @@ class Case(Tiny):
 
 
 def pipeline_run(gpus: int, own: list[Phases], *, alone_s: float | None = None) -> Run:
-    """A run whose stages have these phases; `alone_s` is what micro-batches take on one GPU."""
+    """Return a run whose stages have these phases; micro-batches take `alone_s` on one GPU."""
     step_s = own[0].total_s
     seen = replace(window(step_s, gpus), phases=own[0])
     made = run(gpus, step_s, configuration=PIPELINE)

@@ -41,7 +41,7 @@ def probed(
     *,
     repeats: int = 3,
 ) -> list[Probe]:
-    """One probe of each device, whose rate is its level with noise."""
+    """Return one probe of each device, whose rates are its level with noise."""
     return [
         Probe(
             name=name,
@@ -61,7 +61,7 @@ def healthy(chance: random.Random) -> dict[tuple[str, int], float]:
 def confirmations(
     before: list[Probe], after: list[Probe], *, fault: Fault = SLOW, kind: str = "computing"
 ) -> list[str]:
-    """What the comparison of a slower training says of probes under the cause."""
+    """Return what a comparison with a slower training says about probes below the cause."""
     rng = np.random.default_rng(7)
     usual = replace(well(rng, [4], deviation=0.003), probes=tuple(before))
     now = replace(night_of(rng, [4], 3, fault, deviation=0.003), probes=tuple(after))
@@ -206,7 +206,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slow(cluster: Cluster) -> Iterator[CpuGroup]:
-    """A control group with the processes of the first node, beside one with the others."""
+    """Provide the control group of the first node's processes; those of the second have another."""
     with cpu_groups("slow", "other") as (slow, other):
         for node, group in zip(cluster.nodes, (slow, other), strict=True):
             node.limit_cpu(group)

@@ -72,7 +72,7 @@ def keepers(scratch: Path) -> Iterator[Keepers]:
 
 
 def prepared(folder: Path, *parts: str, ranks: int) -> RunDirectory:
-    """The folder of a run with the request for these ranks on this node."""
+    """Return the folder of a run with the request for this number of ranks on this node."""
     directory = run_directory(folder, write_case(folder, *parts))
     directory.hosts.unlink()
     directory.request.write(replace(directory.request.read(), gpus=ranks))

@@ -48,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def arc4_site(folder: Path, *, case: str, samples_per_s: tuple[float, float]) -> Path:
-    """A checkout on ARC4 whose published figures are of such speeds on one GPU and two."""
+    """Make a checkout as on ARC4, with these published speeds on one and two GPUs."""
     published = [(gpus, 1, figure) for gpus, figure in enumerate(samples_per_s, start=1)]
     site = make_site(folder, baseline="arc4", case="mnist_cnn", published=published)
     shutil.copytree(REPOSITORY / "ci", site / "ci")

@@ -46,7 +46,7 @@ def request_for(strategy: str, *, gpus: int = 1, precision: Precision = "fp32") 
 
 
 def take_place(rank: int, port: int, count: int) -> None:
-    """Have the variables and the thread of one of this number of ranks."""
+    """Set the environment variables and the number of threads of one of `count` ranks."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
@@ -56,7 +56,7 @@ def take_place(rank: int, port: int, count: int) -> None:
 def join(
     rank: int, port: int, kind: type[ProcessGroupStrategy] = DistributedDataParallelStrategy
 ) -> ProcessGroupStrategy:
-    """Become a rank of two."""
+    """Join a process group of two ranks."""
     take_place(rank, port, 2)
     return kind(request_for("ddp", gpus=2))
 
@@ -73,7 +73,7 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 def answers_of_ranks(
     count: int, work: Callable[..., None], *shared: object
 ) -> list[tuple[Any, ...]]:
-    """Answers of this number of processes, by rank."""
+    """Start this number of ranks, and return what each of them answers, in order of rank."""
     port = free_port()
     queue: Queue[tuple[Any, ...]] = FORKED.Queue()
     ranks = [
@@ -92,7 +92,7 @@ def answers_of_ranks(
 def step_without_synchronization(
     rank: int, port: int, queue: "Queue[Any]", is_through: "Event"
 ) -> None:
-    """After synchronised steps one without, before which rank 0 waits for rank 1."""
+    """Make two synchronised steps and one without, in which rank 0 first waits for rank 1."""
     strategy = join(rank, port)
     model = strategy.wrap(
         torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)), TrainingCase()
@@ -120,7 +120,7 @@ def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() 
 
 
 def realign_apart(rank: int, port: int, queue: "Queue[Any]", fault: str) -> None:
-    """Ranks that have gone apart, with an optimiser whose state is nested."""
+    """Realign ranks whose parameters differ; the state of their optimiser is nested."""
     strategy = join(rank, port)
     model = strategy.wrap(torch.nn.Linear(2, 1), TrainingCase())
     optimizer = torch.optim.SGD(model.parameters())

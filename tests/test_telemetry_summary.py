@@ -31,12 +31,12 @@ def tick(time_s: float, **readings: Reading) -> str:
 
 
 def look(time_s: float, **answers: object) -> str:
-    """A tick at which more was asked than at the others."""
+    """Return a tick with further answers, such as those that are asked for only once a second."""
     return tick(time_s, aaaa=Reading(answers={**busy(0.5).answers, **answers}))
 
 
 def one(samples: Path, *ticks: str, intervals: Sequence[tuple[float, float]]) -> GpuSummary:
-    """The summary of a device, by what was read of it at these ticks."""
+    """Return the summary of a device from the readings of these ticks."""
     samples.write_text(header() + "".join(ticks))
     (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
     return gpu

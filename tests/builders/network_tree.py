@@ -35,7 +35,7 @@ def counter_files(kind: PortKind, folder: str) -> dict[str, str]:
 
 
 def pci_device(root: Path, link: str, address: str, *, width: int = 16) -> None:
-    """A PCIe device behind `link`."""
+    """Write a PCIe device, to which `link` points."""
     place = f"sys/devices/pci0000:00/{address}"
     write(
         root,
@@ -56,7 +56,7 @@ def infiniband(
     link_layer: str = "InfiniBand",
     **counters: object,
 ) -> str:
-    """A port of an adapter, with counters at 0 but for those given; its folder."""
+    """Write a port of an adapter, with all counters 0 except those given; return its folder."""
     folder = f"sys/class/infiniband/{adapter}/ports/1"
     pci_device(root, f"sys/class/infiniband/{adapter}/device", address)
     write(
@@ -70,7 +70,7 @@ def infiniband(
 
 
 def slingshot(root: Path, **counters: object) -> str:
-    """The port `cxi0`, with counters at 0 but for those given; its folder."""
+    """Write the port `cxi0`, with all counters 0 except those given; return its folder."""
     folder = "sys/class/cxi/cxi0"
     pci_device(root, f"{folder}/device", "0000:d5:00.0")
     properties = f"{folder}/device/properties"
@@ -86,6 +86,6 @@ def slingshot(root: Path, **counters: object) -> str:
 
 
 def count(root: Path, kind: PortKind, folder: str, **counters: object) -> None:
-    """Set all counters of a port, those that are not given to 0."""
+    """Set all counters of a port; those not given are 0."""
     files = counter_files(kind, folder)
     write(root, *((file, counters.get(name, 0)) for name, file in files.items()))
