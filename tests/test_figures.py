@@ -269,11 +269,15 @@ def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or
 def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
     tmp_path: Path,
 ) -> None:
-    paths = write_nights(tmp_path, 12, lambda night: {4: 1 / 0.85, 8: 1 / 1.2}.get(night, 1.0))
+    truth = {4: 1 / 0.85, 6: 1 / 0.905, 8: 1 / 1.2}
+    paths = write_nights(tmp_path, 14, lambda night: truth.get(night, 1.0))
     outlying = drawn("history", Measurements(history=history_of(map(read_results, paths))))
     for axes in outlying.figure.axes:
-        marks = {text.get_text(): text.xy for text in axes.texts if isinstance(text, Annotation)}
-        assert marks == {"↓ −15 %": (4, 0.0), "↑ +20 %": (8, 1.0)}
+        labels = {each.get_text(): each for each in axes.texts if isinstance(each, Annotation)}
+        at = {text: each.xy for text, each in labels.items()}
+        assert at == {"↓ −15 %": (4, 0.0), "↓ −9 %": (6, 0.0), "↑ +20 %": (8, 1.0)}
+        # Those of near nights are on lines of their own.
+        assert labels["↓ −15 %"].xyann[1] < labels["↓ −9 %"].xyann[1]
     assert "arrows: outlying nights beyond the axis" in notes_below(outlying)
     assert "from level to level" not in notes_below(outlying)
     usual = drawn("history", Measurements(history=history_of(map(read_results, paths[:4]))))

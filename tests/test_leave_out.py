@@ -86,6 +86,9 @@ def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: 
         answer = gpuscale(*command)
         assert "mnist_cnn/ddp" in answer.stdout
         assert f"left out: {NAMED}; it was given alone" in answer.stderr
+    against_earlier = gpuscale("compare", "--history", bad.parent.parent, bad)
+    assert "left out: 4 nights that began after these results" in against_earlier.stderr
+    assert against_earlier.stdout.count(NAMED) == 1
     kept = baseline.read_bytes()
     for refused in (
         ("compare", bad, good),
