@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 
 from warm_sessions import TIMEOUT_S, WarmProcess, environment_of_sessions, warm_session
 
@@ -123,27 +123,24 @@ def heed_interrupts() -> None:
 
 
 def in_a_terminal(
-    command: Sequence[str],
+    module: str,
+    arguments: Sequence[str],
     folder: Path,
     *,
     columns: int,
     interrupt_at: re.Pattern[bytes] | None = None,
     **variables: str,
 ) -> str:
-    """The output of a command in a terminal; it is interrupted once it has printed a pattern."""
+    """The output of a module in a terminal; it is interrupted once it has printed a pattern."""
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env={**os.environ, "TERM": "xterm", **variables},
-        preexec_fn=heed_interrupts,
-    )
-    os.close(follower)
+    seen = environment_of_sessions() | {"TERM": "xterm"} | variables
+    process = WarmProcess(module, folder, arguments, seen, Path(os.ttyname(follower)))
     output = b""
+    # The process has to open it before it is closed here.
+    while process.poll() is None and not select([leader], [], [], 0.05)[0]:
+        pass
+    os.close(follower)
     # Linux says by an error that nobody holds the other side any more.
     with suppress(OSError):
         while chunk := os.read(leader, 65536):

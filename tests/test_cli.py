@@ -118,12 +118,11 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
 
 
 COMPARISON = ("compare", str(ARC4), str(RESULTS))
-COMMAND = (sys.executable, "-m", "gpuscale")
 
 
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
     coloured, plain = (
-        in_a_terminal([*COMMAND, *COMPARISON], REPOSITORY, columns=0, NO_COLOR=value)
+        in_a_terminal("gpuscale", COMPARISON, REPOSITORY, columns=0, NO_COLOR=value)
         for value in ("", "1")
     )
     assert "\033[33mINCOMPARABLE" in coloured
@@ -131,8 +130,8 @@ def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
 
 
 def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
-    command = [*COMMAND, "show", str(RESULTS)]
-    shown = in_a_terminal(command, REPOSITORY, columns=80, COLUMNS="")
+    words = ("show", str(RESULTS))
+    shown = in_a_terminal("gpuscale", words, REPOSITORY, columns=80, COLUMNS="")
     tables = [line for line in shown.splitlines() if not line.startswith(("results", " "))]
     assert max(map(len, tables)) <= 80
     assert "efficiency" in shown

@@ -18,7 +18,7 @@ from builders.nights import Fault
 from changing import replace
 from command_line import TWO_CPU_RANKS, gpuscale, refusal
 from hosts import Cluster, CpuGroup, cpu_groups
-from measuring import run_pytest, write_case
+from measuring import run_gpuscale, run_pytest, write_case
 from slurm_cluster import slurm_cluster
 
 from gpuscale.cli.inputs import read_content
@@ -134,9 +134,8 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     (folder / "data" / "batch").write_bytes(bytes(100_000))
     asked = ("--device", "cpu", "--seconds", "0.2", "--data-root", "data")
-    made = gpuscale("probe", *asked, cwd=folder)
-    assert made.returncode == 0, made.stderr
-    return folder / made.stdout.rstrip().rpartition("kept in ")[2]
+    said = run_gpuscale(folder, "probe", *asked).ended().output
+    return folder / said.rstrip().rpartition("kept in ")[2]
 
 
 def test_a_probe_of_this_machine_keeps_all_that_one_node_has(probes: Path) -> None:

@@ -90,9 +90,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path.write_text("\n\n".join([TINY_CASE, CASES, *tests, test.format("Lasting", "x")]))
     arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
-    return folder, in_a_terminal(
-        pytest_command(*arguments), folder, columns=COLUMNS, interrupt_at=in_the_last
-    )
+    _, _, module, *words = pytest_command(*arguments)
+    return folder, in_a_terminal(module, words, folder, columns=COLUMNS, interrupt_at=in_the_last)
 
 
 def test_a_narrow_terminal_sees_progress(session: tuple[Path, str]) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 _HEEDED_LATE = {
-    *("CI", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TMPDIR"),
+    *("CI", "COLUMNS", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "NO_COLOR", "TERM", "TMPDIR"),
     *("SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"),
     *("EMULATED_CUDA_MEMORY", "EMULATED_CUDA_LOST"),
 }
@@ -273,6 +273,8 @@ if __name__ == "__main__":
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.variables)
+    # A shell may have started the tests in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # TMPDIR may be another now.
     tempfile.tempdir = None
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
