@@ -224,9 +224,8 @@ NEXT_STEPS: Mapping[str, str] = {
         "the host would slow every phase of a step"
     ),
     "command_or_hosts": (
-        "look at what changed in the command, its packages or its data, since gpuscale sees no "
-        "phases of a command; if nothing did, run 'gpuscale doctor' on {places}, and look there "
-        "for other processes"
+        "look at what changed in the command, its packages or its data; if nothing did, run "
+        "'gpuscale doctor' on {places}, and look there for other processes"
     ),
     "hosts_or_command": (
         "since only the scaling got worse, look first at what ranks share: other processes on "
