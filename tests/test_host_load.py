@@ -93,6 +93,8 @@ def test_the_cpu_time_of_others_is_what_the_runs_own_processes_did_not_use(
     write_proc(tmp_path, [(100 + busy, 1100 - busy) for busy in on_cpus], after)
     load = meter.load(gpu_processes=3, may_run_elsewhere=True)
     assert load == HostLoad(other_cores=others, cores=2, gpu_processes=3)
+    # Ranks that gpuscale itself starts are never elsewhere, however little others leave them.
+    assert meter.load().other_cores is not None
 
 
 def test_a_process_is_other_work_for_all_but_its_own_family() -> None:

@@ -17,7 +17,7 @@ _BUSY_COLUMNS = (0, 1, 2, 7)
 _ALL_COLUMNS = range(8)
 _OWN_COLUMNS = slice(11, 15)
 """Time of a process and of its ended children in /proc/PID/stat, after the process name."""
-_FEWEST_OWN_CORES = 0.1
+_FEWEST_OWN_CORES = 0.05
 _SHORTEST_S = 0.1
 
 

@@ -104,7 +104,7 @@ class NodeWatch:
     def __init__(self, scratch: Path) -> None:
         self._scratch = self._logs = scratch
         self._driver: DriverProcess | None = None
-        self._is_sampling = False
+        self._is_sampling = self._is_command = False
         self._file: RecordFile[NodeEvidence] | None = None
         """The file for the evidence of the current run; None between runs."""
         self._cost_s = 0.0
@@ -125,6 +125,7 @@ class NodeWatch:
         addresses: Mapping[str, str | None],
         *,
         is_everywhere: bool,
+        is_command: bool,
     ) -> dict[str, str]:
         """Start watching a run; return environment variables to set for the run's ranks.
 
@@ -132,6 +133,7 @@ class NodeWatch:
         True if processes on all nodes get the variables that this node returns.
         """
         began_s = time.monotonic()
+        self._is_command = is_command
         self._logs, variables, self._gpu_processes = self._scratch, dict[str, str](), None
         if is_everywhere:
             self._logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
@@ -170,7 +172,7 @@ class NodeWatch:
             self._logs.rmdir()
         return NodeEvidence(
             host=host,
-            load=self._load.load(self._gpu_processes, may_run_elsewhere=True),
+            load=self._load.load(self._gpu_processes, may_run_elsewhere=self._is_command),
             settings=settings,
             ports=self._network.read(),
             connections=connections,

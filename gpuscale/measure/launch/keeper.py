@@ -157,7 +157,11 @@ class Keeper:
         addresses = (gpus or {}).get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
             self._variables = self._watch.begin(
-                directory, host, addresses, is_everywhere=order.is_whole_environment
+                directory,
+                host,
+                addresses,
+                is_everywhere=order.is_whole_environment,
+                is_command=order.job == "command",
             )
         if order.package is not None and own_ranks:
             import_all([order.package])
