@@ -89,7 +89,7 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     answer = shell(*update("--accept", "mnist_cnn@2", "--reason", "new\nNCCL"))
     assert answer.returncode == 0
     assert "b.json: 1 of 2 changes written\n" in answer.stdout
-    assert "note: mnist_cnn/ddp on 1 GPU stays as it was" in answer.stdout
+    assert "note: mnist_cnn/ddp on 1 GPU is unchanged: speedups are now" in answer.stdout
     after = read_baseline(path)
     kept, changed = (tuple(run for run in after.runs if run.gpus == gpus) for gpus in (1, 2))
     assert kept == tuple(run for run in before.runs if run.gpus == 1)
@@ -160,7 +160,7 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
         shell.write(f"n{number}", measured(of_factor(factor), job_id=str(number)))
     answer = shell(*added("n20", "n21", "n22", "n23"))
     assert answer.returncode == 3
-    assert "mnist_cnn/ddp on 2 GPUs regressed in 22: added, it would hide" in answer.stdout
+    assert "mnist_cnn/ddp on 2 GPUs regressed in 22: not added, since it would hide" in answer.stdout
     assert "nothing was written; approve with --reason TEXT and --accept all, or" in answer.stdout
     assert path.read_bytes() == before
     assert shell(*added("n20", "n21", "n23")).returncode == 0

@@ -225,7 +225,7 @@ def test_all_problems_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*asked, "--batch-per-gpu", "256", "--gpus-per-node", "4"]) == 2
     assert "8 GPUs do not fit on 1 node of 4" in capsys.readouterr().err
     assert main([*asked[:2], "table", str(table), *asked[2:]]) == 2
-    assert "takes one table" in capsys.readouterr().err
+    assert "give a single table" in capsys.readouterr().err
     table.write_text("n,img/s\n" + "1,390\n" * 20)
     assert main([*asked[:-4], "-o", str(tmp_path / "b.json")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -179,4 +179,4 @@ def test_results_of_another_machine_in_the_folder_of_a_sweep_are_refused(machine
     elsewhere = results(run(1, 0.1), where=environment(job_id="777"))
     (place / "n07-1.jsonl").write_text(results_text(elsewhere))
     said = refusal("fleet", "show", place, cwd=machine.folder)
-    assert "n07-1.jsonl: is of job 777 on" in said
+    assert "n07-1.jsonl: was written by job 777 on" in said

@@ -282,7 +282,7 @@ def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, to
     ("strategy", "given", "told"),
     [
         ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split"),
-        ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
+        ("ddp", {"micro_batches": "2"}, "--micro-batches: no item that was chosen has"),
     ],
 )
 def test_bad_micro_batches_are_refused(strategy: str, given: dict[str, str], told: str) -> None:
