@@ -82,7 +82,7 @@ def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     hosts = {int(found[1]): found[2] for found in filter(None, map(_RANK.match, lines))}
     values = tuple(
         RecordedValue(
-            # Named as `gpuscale run --figure nccl-tests` names them, so that both can be compared.
+            # Named as `gpuscale run --figure nccl-tests` names them.
             case=f"{reader.collective or path.stem.removesuffix('_perf')}_perf",
             metric=metric,
             value=bandwidth_gb_s,
