@@ -163,11 +163,18 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ("shape", "sample_shape = (16, None)"),
         ("option", 'strategy_options = {"ddp": {"bucket_mb": 1}}'),
         ("refused", 'strategy_options = {"dp": {"static_graph": True}}'),
+        ("unread", 'scalling = "strong"'),
+        ("misnamed", "batch_size = 999"),
+        ("misspelt", "def optimiser(self, model, gpus): pass"),
+        ("unset", "batch = 0"),
+        ("named", 'name = "mine"'),
     ):
         write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
     for name, marked in (("keyword", "case=Tiny, gpus=3"), ("positional", "Tiny")):
         path = write_case(folder, "Case = Tiny", name=f"test_{name}.py")
         path.write_text(path.read_text().replace("case=Case", marked))
+    command = "from gpuscale import CommandCase\nclass Case(CommandCase):"
+    write_case(folder, f"{command} command, launches = 'true', 'once'", name="test_command.py")
     forgetful = "class Forgetful(TrainingCase):\n    sample_shape, batch = (16,), 8\n"
     write_case(folder, forgetful, "Case = Forgetful", name="test_forgetful.py")
     return run_pytest(folder, *ON_CPU)
@@ -185,6 +192,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "test_keyword.py::test_case: the gpuscale mark takes a TrainingCase class or a CommandCase",
         "TypeError: Tiny() takes no arguments",
         "Case.strategy_options['ddp']: there is no option 'bucket_mb'; it has bucket_cap_mb",
+        "gpuscale does not read Case.scalling (did you mean 'scaling'?); correct its name, or",
+        "gpuscale does not read Case.batch_size (did you mean 'batch'?)",
+        "gpuscale does not read Case.optimiser (did you mean 'optimizer'?)",
+        "gpuscale does not read Case.launches (did you mean 'launch'?)",
+        "Case.batch must be set",
+        "Case.name is 'mine'; it must be a method",
         "Case.strategy_options['dp']: there is no option 'static_graph'; dp has no options",
         f"test_forgetful.py:{TINY_CASE.count(chr(10)) + 2}: Forgetful.model() must be implemented",
     ],
@@ -192,6 +205,24 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
 def test_what_cannot_become_an_item_is_an_error(broken: Session, message: str) -> None:
     assert broken.exit_code == 2, broken.output
     assert message in broken.output
+
+
+def test_attributes_of_ones_own_are_used_in_a_case(tmp_path: Path) -> None:
+    own = """
+class Case(Tiny):
+    batch_size, samples, colour, _scalling = 8, 1, "red", 0
+    batch = batch_size
+
+    def models(self):
+        return self.samples
+
+    def model(self):
+        self.models()
+        return super().model()
+"""
+    write_case(tmp_path, own)
+    session = run_pytest(tmp_path, *ON_CPU, "--collect-only", "-q")
+    assert session.exit_code == 0, session.output
 
 
 def test_a_case_without_the_strategy_is_skipped(tmp_path: Path) -> None:

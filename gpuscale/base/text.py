@@ -164,12 +164,15 @@ def shown(text: str) -> str:
     return f"text {text[:_LONGEST_SHOWN]!r}{'…' if len(text) > _LONGEST_SHOWN else ''}"
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close."""
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close.
+
+    `cutoff` is the least similarity of a close word, from 0 to 1.
+    """
     # Imported here, since every command would take longer to start.
     from difflib import get_close_matches
 
-    near = get_close_matches(word, [*known], 1)
+    near = get_close_matches(word, [*known], 1, cutoff)
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 

@@ -1,9 +1,11 @@
 """Base classes of the workloads that users define; importing this module does not import torch."""
 
+import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from gpuscale.base.errors import CaseError, UsageError, as_place
 from gpuscale.base.strategies import CASE_STRATEGIES, STRATEGIES
+from gpuscale.base.text import suggestion
 from gpuscale.records.configuration import ScalingMode
 
 if TYPE_CHECKING:
@@ -184,9 +187,44 @@ class TrainingCase(Case):
         return Size(batch=self.batch, sample_shape=self.sample_shape)
 
 
+_OTHER_NAMES = {"batch_size": "batch", "num_classes": "classes", "criterion": "loss"}
+"""Names that other tools give to attributes of cases."""
+
+
+def validate_names(case: type[Case], base: type[Case]) -> None:
+    """Raise a CaseError for a method replaced by a value, or an attribute with a mistyped name.
+
+    A user's own attribute may resemble one of `base`, but the case's files read it somewhere.
+    """
+    known = [name for name in dir(base) if not name.startswith("_")]
+    for name in known:
+        if callable(getattr(base, name)) and not callable(found := getattr(case, name)):
+            raise CaseError(f"{case.__name__}.{name} is {found!r}; it must be a method")
+    owners = [owner for owner in case.__mro__ if issubclass(owner, base) and owner is not base]
+    for name in sorted({name for owner in owners for name in vars(owner)}.difference(known)):
+        meant = suggestion(_OTHER_NAMES.get(name, name), known, 0.75)
+        if meant and not name.startswith("_") and _is_unread(name, owners):
+            raise CaseError(
+                f"gpuscale does not read {case.__name__}.{name}{meant}; correct its name, or begin "
+                "it with _ if it is your own"
+            )
+
+
+def _is_unread(name: str, owners: Iterable[type]) -> bool:
+    """Return True if no file of the classes reads the name, as a variable or an attribute."""
+    # The source of a class may be unknown.
+    with suppress(OSError, TypeError, KeyError):
+        modules = {sys.modules[owner.__module__] for owner in owners}
+        nodes = [node for one in modules for node in ast.walk(ast.parse(inspect.getsource(one)))]
+        loads = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Load)]
+        return name not in {getattr(node, "attr", getattr(node, "id", "")) for node in loads}
+    return False
+
+
 def validate_case(case: type[TrainingCase]) -> None:
     """Raise a CaseError with file and line for mistakes that ranks would otherwise run into."""
     try:
+        validate_names(case, TrainingCase)
         _validate_parts(case)
     except CaseError as error:
         try:
@@ -209,6 +247,9 @@ def _validate_parts(case: type[TrainingCase]) -> None:
             remedy = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
             where = f"{name}.strategy_options[{strategy!r}]"
             raise CaseError(f"{where}: there is no option {unknown[0]!r}; {remedy}")
+    for part in ("model()", "loss()", "optimizer()", *(() if case.sizes else ("batch",))):
+        if getattr(case, part.strip("()")) is getattr(TrainingCase, part.strip("()")):
+            raise CaseError(f"{name}.{part} must be {'implemented' if '(' in part else 'set'}")
     for size_name, size in case.sizes.items() or (("", case),):
         where = f"{name}.sizes[{size_name!r}]" if size_name else name
         validate_count(f"{where}.batch", getattr(size, "batch", None))
@@ -217,9 +258,6 @@ def _validate_parts(case: type[TrainingCase]) -> None:
             raise CaseError(f"{where}.sample_shape is {shape!r}; it is a tuple such as (3, 9, 9)")
         for length in shape:
             validate_count(f"{where}.sample_shape", length)
-    for method in ("model", "loss", "optimizer"):
-        if getattr(case, method) is getattr(TrainingCase, method):
-            raise CaseError(f"{name}.{method}() must be implemented")
 
 
 def validate_count(what: str, found: object) -> None:

@@ -19,7 +19,7 @@ from gpuscale.records.configuration import ScalingMode
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
-from gpuscale.workload.cases import Case
+from gpuscale.workload.cases import Case, validate_names
 from gpuscale.workload.log_formats import FORMATS
 from gpuscale.workload.log_lines import by_regex
 from gpuscale.workload.printed_figures import metrics_of
@@ -118,6 +118,7 @@ class CommandCase(Case):
 
 def validate_command(case: type[CommandCase]) -> None:
     """Raise a CaseError for a command that cannot be started or has contradictory settings."""
+    validate_names(case, CommandCase)
     name = case.name()
     if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
         raise CaseError(

@@ -233,7 +233,7 @@ class Training:
 def _validate_type(case: TrainingCase, method: str, made: object, kind: type) -> None:
     if not isinstance(made, kind):
         name, found = f"{type(case).__name__}.{method}()", type(made).__name__
-        raise CaseError(f"{name} returned {found}, not a {kind.__name__}; see its 'return'")
+        raise CaseError(f"{name} returned {found} instead of {kind.__name__}; see its 'return'")
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
