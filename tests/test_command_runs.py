@@ -95,7 +95,7 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
         ),
         ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
         ("print('epoch 1 done')\n", {}, "unread", "such as: epoch 1 done"),
-        ("", {}, "unread", "the command ended, and it printed nothing"),
+        ("", {}, "unread", "printed nothing to time its steps by; print lines"),
         ("steps(range(9))\nsteps([9], loss='nan')\n" + FOREVER, {}, "invalid", "not a finite"),
         ("steps(range(10**6))\n", {"batch": None}, "unread", "--samples-per-step"),
         ("steps(range(10**6), samples=9)\n", {}, "invalid", "9 samples a step"),

@@ -101,6 +101,23 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
         ("step", "[rank0] Iteration 30/500, 812.5 img/s", Mark(step=30, total_steps=500)),
         ("step", "iter=7, lr=1e-3, train loss = nan", Mark(step=7, loss=math.nan)),
         (
+            "step",
+            "Epoch: [0][219/500] Loss 2.299 (17.5 it/s)",
+            Mark(step=219, epoch=0, total_steps=500, loss=2.299),
+        ),
+        (  # DCGAN's example
+            "step",
+            "[0/5][ 50/1583]\tLoss_D: 1.7\tLoss_G: 5.1\t0.2 s",
+            Mark(step=50, epoch=0, total_steps=1583),
+        ),
+        (  # Swin Transformer
+            "step",
+            "INFO Train: [0/300][10/1251]\teta 0:31:12 lr 0.1\ttime 0.37 (0.41)\tloss 6.9 (7.0)",
+            Mark(step=10, epoch=0, total_steps=1251, loss=6.9),
+        ),
+        ("step", "[219/500] loss 0.3 57ms/batch", Mark(step=219, total_steps=500, loss=0.3)),
+        ("step", "epoch 2 [9/50] 17.5 it/s", Mark(step=9, epoch=2, total_steps=50)),
+        (
             "tqdm",  # NeMo leaves the rate out
             "Epoch 0: :   0%|          | 5/300000 [02:16<2281:40:05, v_num=0, loss=11.00]",
             Mark(step=5, epoch=0, total_steps=300000, loss=11.0),
@@ -154,6 +171,11 @@ def test_variants_of_a_line_are_read(name: str, line: str, mark: Mark) -> None:
         "Map:  50%|█████     | 500/1000 [00:00<00:00, 12345.00 examples/s]",
         "100%|██████████| 170M/170M [00:05<00:00, 28.3MB/s]",
         "date 2026-11-21 10/12 - 3s",
+        # Epochs, or samples.
+        "[3/90] train loss 0.3, 61 s",
+        "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.285581",
+        "loss: 2.303494  [   64/60000]",
+        "Test: [0/300][10/1251] time 0.37 (0.41) loss 6.9 (7.0)",
         'GPUSCALE {"step": "ten"}',
     ],
 )
@@ -225,7 +247,8 @@ def test_a_refused_pattern_is_printed_as_it_was_typed_into_the_shell() -> None:
 
 def test_long_lines_of_other_text_are_passed_over() -> None:
     # Where a pattern's time grows with the square of the line, this would not end.
-    for text in ("a[:/", "1% ", "Train: 0 [", " 1/1", "{'loss': ", "  memory: step: 1  loss: 1  "):
+    texts = ["a[:/", "1% ", "Train: 0 [", "[1][1/1]", "{'loss': ", "  memory: step: 1  loss: 1  "]
+    for text in texts:
         line = plain(text * 500_000)
         for one in FORMATS.values():
             one.read(line)

@@ -107,9 +107,13 @@ def test_a_number_that_does_not_count_up_is_told() -> None:
     [
         ("round {n} step {n} of it, loss 0.5", r"step\s*(?P<step>\d+)"),
         ("{{'step': {n}, 'loss': 0.5}}", r"step.:\s*(?P<step>\d+)"),
-        ("2026-11-22 15:03:11,5 batch [{n}/25]", r"batch\s*\[(?P<step>\d+)"),
-        ("Train Epoch: 1 [{n}/60000 (0%)] Loss: 2.3", r"(?P<step>\d+)/60000"),
-        ("[2/3] [{n}/400] loss 2.3658", r"(?P<step>\d+)/400"),
+        ("2026-11-22 15:03:11,5 batch [{n}/25]", r"batch\s*\[(?P<step>\d+)/\d+"),
+        (
+            "Train Epoch: 1 [{n}/60000 (0%)] Loss: 2.3",
+            r"Epoch:\s*(?P<epoch>\d+)\s*\[(?P<step>\d+)/\d+",
+        ),
+        ("[2/3] [{n}/400] loss 2.3658", r"\[\d+/\d+\]\s*\[(?P<step>\d+)/\d+"),
+        ("epoch 3/9 batch {n}, loss 2.3", r"epoch\s*(?P<epoch>\d+)/\d+\s*batch\s*(?P<step>\d+)"),
     ],
 )
 def test_a_command_is_not_waited_for_if_its_lines_are_of_a_training(
@@ -123,7 +127,10 @@ def test_a_command_is_not_waited_for_if_its_lines_are_of_a_training(
     assert f"timm does not read a step in lines such as: {lines[-1][1]}; " in failure.message
     assert f"give --step-regex '{pattern}'" in failure.message
     # Nobody can tell from the line whether its number counts samples.
-    assert ("not samples" in failure.message) is ("/" in pattern)
+    assert ("not samples" in failure.message) is (re.search("step|batch", line) is None)
+    # The total may depend on the number of GPUs.
+    longer = re.sub("/(?=[^/]*$)", "/9", line)
+    assert known(by_regex(pattern).read(longer.format(n=7))).step == 7
     # The format that was asked for may still come, and other ranks print what they like.
     reader_of("timm", lines).validate_lines(0, is_late=False)
     reader_of("timm", lines).validate_lines(1, is_late=True)
@@ -140,10 +147,19 @@ def test_a_command_that_may_only_start_is_waited_for(line: str, seconds: float) 
         reader.validate_lines(0, is_late=False)
 
 
-@pytest.mark.parametrize("line", ["epoch {}: 0.53", "lr 0.1 acc: {}", "[{}] ppl={}", "Accuracy {}"])
+@pytest.mark.parametrize(
+    "line", ["epoch {}: 0.53", "lr 0.1 acc: {}", "[{}] ppl={}", "Accuracy {}", "{} seen, ce={}"]
+)
 def test_words_that_only_training_prints_show_that_it_has_begun(line: str) -> None:
     lines = [(number * 1.0, line.format(number, number)) for number in range(30)]
     with pytest.raises(CommandError, match="or judge a figure that it prints, by --figure"):
+        reader_of(None, lines).validate_lines(0, is_late=False)
+
+
+def test_lines_of_hugging_face_name_the_bar_that_was_left_out() -> None:
+    line = "{{'loss': 2.3, 'grad_norm': 1.23, 'learning_rate': 0.001, 'epoch': {n}}}"
+    lines = [(number * 1.0, line.format(n=number / 100)) for number in range(30)]
+    with pytest.raises(CommandError, match=r"keep the bar of .* \(no disable_tqdm=True\)"):
         reader_of(None, lines).validate_lines(0, is_late=False)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuscale.workload.log_lines import (
+    EPOCH,
+    HF_LOSS,
     NUMBER,
     VALIDATION,
     LogFormat,
@@ -35,9 +37,7 @@ PREPARING = re.compile(
     r"preproc|extract|cach|collat)",
     re.IGNORECASE,
 )
-EPOCH = re.compile(r"\bepoch:? *\[?(\d+)", re.IGNORECASE)
 LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
-HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -93,17 +93,28 @@ def _read_between_bars(line: str) -> Mark | None:
     return found and mark_of(found.groupdict())
 
 
-STEP_LINE = re.compile(
-    r"(?:\bepoch[\s:=\[#]*(?P<epoch>\d+)\b.{0,40}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
-    r"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?.{0,80}?"
-    rf"(?:\bloss[\s:=]*(?P<loss>{NUMBER})|\d ?(?:[mu]?s|sec(?:onds?)?)\b|/(?:s|sec|step)\b)",
-    re.IGNORECASE,
+_LOSS = rf"\bloss[\s:=]*(?P<loss>{NUMBER})"
+_REPORT = rf".{{0,80}}?(?:{_LOSS}|\d ?(?:[mu]?s|sec(?:onds?)?)\b|/(?:s|sec|step)\b)"
+_EPOCH = r"\bepoch[\s:=\[#]*(?P<epoch>\d+)\b"
+_IN_BRACKETS = r"\[ *(?P<step>\d+) */ *(?P<total>\d+)\]"
+_ITERATIONS = r"(?:it|iter|iteration|batch|step)(?:e?s)?"
+STEP_LINES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?:{_EPOCH}.{{0,40}}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
+        rf"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?{_REPORT}",
+        rf"\[(?P<epoch>\d+)(?: */ *\d+)?\]{_IN_BRACKETS}{_REPORT}",
+        # Without the epoch's brackets, only a rate shows that not epochs or samples are counted.
+        rf"(?:{_EPOCH}[^\[]{{0,40}})?{_IN_BRACKETS}"
+        rf"(?=.{{0,120}}\d ?(?:{_ITERATIONS}/s|m?s/{_ITERATIONS})\b)(?:.{{0,80}}?{_LOSS})?",
+    )
 )
 
 
 def read_step_line(line: str) -> Mark | None:
     """Parse a line with a step, then a loss, a time or a rate; return None for any other line."""
-    if (found := STEP_LINE.search(line)) is None:
+    found = next(filter(None, (pattern.search(line) for pattern in STEP_LINES)), None)
+    if found is None:
         return None
     return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())
 

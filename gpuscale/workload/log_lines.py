@@ -16,12 +16,16 @@ LONGEST = 4000
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
 _STEP_WORD = r"(?<![a-z])(?:steps?|iter[a-z]*|it|batch)(?![a-z])"
 _OF_TRAINING = re.compile(
-    rf"(?:{_STEP_WORD}|(?<![a-z])(?:loss|epoch|acc(?:uracy)?|lr|ppl|perplexity))\W*\d",
+    rf"(?:{_STEP_WORD}|(?<![a-z])(?:loss|epoch|acc(?:uracy)?|lr|ppl|perplexity|ce|nll|seen))\W*\d",
     re.IGNORECASE,
 )
-_COUNTER = re.compile(rf"({_STEP_WORD}\W*)\d", re.IGNORECASE)
+_COUNTER = re.compile(rf"{_STEP_WORD}\W*\d", re.IGNORECASE)
+_TOTAL = re.compile(r"\d+/(\d+)")
+EPOCH = re.compile(r"\bepoch[\s:=\[#]*(\d+)", re.IGNORECASE)
+HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 _WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
 """A whole number that is no part of a time or date."""
+_OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}'"
 _FEWEST_ALIKE = 20
 _MOST_KINDS = 1000
 _SHORTEST_S = 10.0
@@ -202,7 +206,7 @@ class UnreadLines:
     def reason(self, format_name: str | None) -> str:
         """Explain why no step was found in the lines, and suggest a remedy."""
         if not self._last:
-            return "it printed nothing, and gpuscale times steps by the lines that report them"
+            return f"it printed nothing to time its steps by; {_OWN_LINES} at each step"
         kinds = reversed(self._kinds.values())
         shown = max(kinds, key=lambda kind: (kind.is_training, bool(kind.latest), kind.count))
         reads = f"{format_name} does not read" if format_name else "no format known reads"
@@ -211,36 +215,58 @@ class UnreadLines:
 
 
 def _remedy(kind: _Kind) -> str:
-    own = "print lines of 'GPUSCALE {\"step\": 10}', or judge a figure that it prints, by --figure"
+    own = f"{_OWN_LINES}, or judge a figure that it prints, by --figure"
     line = kind.latest
+    if HF_LOSS.search(line):
+        return f"keep the bar of Hugging Face's Trainer (no disable_tqdm=True), or {own}"
     if counter := _COUNTER.search(line):
-        return rf"give --step-regex '{_escaped(counter[1])}(?P<step>\d+)' or the like, or {own}"
+        pattern = _pattern(line, counter.end() - 1, counter.start())
+        return f"give --step-regex '{pattern}' or the like, or {own}"
     # In `[2/3] [390/400]`, the first counter counts epochs.
-    if totals := re.findall(r"\d/(\d+)", line):
-        pattern = rf"(?P<step>\d+)/{max(totals, key=int)}"
+    if counter := max(_TOTAL.finditer(line), key=lambda found: int(found[1]), default=None):
+        pattern = _pattern(line, counter.start())
         return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
     if pattern := _rising(kind):
         return (
             f"if that counts steps or epochs, give --step-regex '{pattern}' (for epochs, with the "
-            f"samples of one as --samples-per-step), else {own}"
+            f"samples of one as --samples-per-step; for samples of a rank, --batch 1), else {own}"
         )
     return own
 
 
 def _rising(kind: _Kind) -> str:
     """Return a pattern for the first number that rose between the last two lines; '' if none."""
-    lines = (kind.before, kind.latest)
-    for old, new in zip(*map(_WHOLE.finditer, lines), strict=False):
+    for old, new in zip(*map(_WHOLE.finditer, (kind.before, kind.latest)), strict=False):
         if int(new[0]) > int(old[0]):
-            before = re.search(r"[^\d\s]*\s*$", kind.latest[: new.start()])
-            prefix = _escaped(before[0]) if before and before[0] else r"^\s*"
-            pattern = rf"{prefix}(?P<step>\d+)"
-            read = [re.search(pattern, line) for line in lines]
-            if [found and found["step"] for found in read] == [old[0], new[0]]:
+            pattern = _pattern(kind.latest, new.start())
+            found = re.search(pattern, kind.before) if pattern else None
+            if found and found["step"] == old[0]:
                 return pattern
     return ""
 
 
+def _pattern(line: str, at: int, start: int | None = None) -> str:
+    """Return a pattern for the number at a position, with the fewest words before it; '' if none.
+
+    All other numbers may change, also the total in `219/500`, which may depend on the ranks. The
+    pattern begins at the epoch if the line has one, else at `start` if given.
+    """
+    words = [found.start() for found in re.finditer(r"\S+", line[:at])]
+    epoch = EPOCH.search(line, 0, at)
+    starts = ([epoch.start()] if epoch else []) + ([*words[::-1], at] if start is None else [start])
+    total = r"/\d+" if _TOTAL.match(line, at) else ""
+    for begin in starts:
+        before = _escaped(line[begin:at]) or r"^\s*"
+        if epoch and begin == epoch.start():
+            parts = line[begin : epoch.start(1)], line[epoch.end(1) : at]
+            before = r"(?P<epoch>\d+)".join(map(_escaped, parts))
+        pattern = rf"{before}(?P<step>\d+){total}"
+        if (found := re.search(pattern, line)) and found.start("step") == at:
+            return pattern
+    return ""
+
+
 def _escaped(text: str) -> str:
-    """Return a pattern for a text, with any blanks between words, to be put in single quotes."""
-    return re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
+    """Return a pattern for a text with any blanks and numbers, to be put in single quotes."""
+    pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
+    return re.sub(r"\d+", r"\\d+", pattern)
