@@ -141,6 +141,10 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         (["--gpus", "1,2", "--samples-per-step", "3", "--", "python"], "divided among 2 GPUs"),
         (["--gpus", "1", "--", __file__], "make it executable"),
         (["--gpus", "1", "--batch", "8,16", "--", "python"], "write {batch} where"),
+        (
+            ["--gpus", "1", "--", *RANKS_OF_TORCH, str(REPOSITORY / "ci/gpu_chek.py")],
+            "gpu_chek.py (did you mean 'gpu_check.py'?)",
+        ),
         # The same on each number of GPUs.
         (
             ["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"],
@@ -164,6 +168,16 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_script_that_does_the_same_on_the_devices_of_this_machine_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    words = [sys.executable, script(tmp_path, "")]
+    refused = run_gpuscale(tmp_path, "run", "--gpus", "1,2", "--", *words).ended(2)
+    said = "gpuscale: train: the command would do the same on different numbers of CPU ranks"
+    assert refused.output.startswith(said)
+    assert refused.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -158,25 +158,33 @@ class CommandItem:
     """A pytest plugin that makes `test_command` in this module measure a command."""
 
     def __init__(self, case: type[CommandCase]) -> None:
-        self._case = case
+        self.case = case
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_cmdline_main(self) -> Generator[None, object, object]:
+        """Let `gpuscale run` report pytest's usage errors as its own."""
+        try:
+            return (yield)
+        except pytest.UsageError as error:
+            raise UsageError(str(error)) from None
 
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Module:
         """Name the test's module after the case, since the module's path means nothing to users."""
         module: pytest.Module = pytest.Module.from_parent(
-            parent, path=module_path, nodeid=self._case.name()
+            parent, path=module_path, nodeid=self.case.name()
         )
         return module
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Set the test's location to its case; otherwise pytest would print this module's path."""
-        item.location = (self._case.name(), *item.location[1:])
+        item.location = (self.case.name(), *item.location[1:])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None, None, None]:
         """Give the test a `gpuscale` mark with the case."""
-        metafunc.definition.add_marker(pytest.mark.gpuscale(case=self._case))
+        metafunc.definition.add_marker(pytest.mark.gpuscale(case=self.case))
         yield
 
 

@@ -30,6 +30,7 @@ from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
 from gpuscale.store.files import read_any
 from gpuscale.store.results import RESULTS_FOLDER, ResumedResults, validate_writable
+from gpuscale.workload.command_case import CommandCase, validate_scaling
 
 _IMPORTED_BY_CASES = ("torch", "torchvision")
 _OF_THE_CASE = ("raised", "unread")
@@ -50,8 +51,13 @@ def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
     )
 
 
-def maker_for(options: MeasureOptions, *, here: Path, root: Path, is_command: bool) -> "RunMaker":
-    """Examine this machine, open the results file, and return the session's `RunMaker`."""
+def maker_for(
+    options: MeasureOptions, *, here: Path, root: Path, command: type[CommandCase] | None
+) -> "RunMaker":
+    """Examine this machine, open the results file, and return the session's `RunMaker`.
+
+    `command` is the only case, if it is that of `gpuscale run`.
+    """
     file = options.resume or options.results
     folder = here / RESULTS_FOLDER if file is None else file.parent
     validate_writable(folder)
@@ -60,19 +66,22 @@ def maker_for(options: MeasureOptions, *, here: Path, root: Path, is_command: bo
         device=options.device,
         folder=folder,
         fresh_tasks=options.fresh_tasks,
-        preloads=not is_command,
+        preloads=command is None,
     )
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
     with ThreadPoolExecutor(max_workers=1) as pool:
         # Import modules here while the process that will fork the ranks does the same. A case that
         # needs a broken or absent module reports the error.
-        for name in () if is_command else _IMPORTED_BY_CASES:
+        for name in _IMPORTED_BY_CASES if command is None else ():
             pool.submit(import_module, name)
         environment = replace(
             launcher.environment, cases_revision=revision or None, cpu_bind=options.cpu_bind
         )
     validate_precision(options, environment)
+    if command is not None:
+        # Later, the header of a session would precede this error.
+        validate_scaling(command, {*options.gpus}, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
         validate_environment(resumed.path, resumed.results, environment, options.injections)

@@ -46,20 +46,17 @@ def start_session(config: pytest.Config) -> None:
         raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
     meter = LoadMeter()
     try:
-        is_command = any(isinstance(p, CommandItem) for p in config.pluginmanager.get_plugins())
-        maker = maker_for(
-            parse_options(vars(config.option)),
-            here=config.invocation_params.dir,
-            root=config.rootpath,
-            is_command=is_command,
-        )
+        plugins = config.pluginmanager.get_plugins()
+        command = next((p.case for p in plugins if isinstance(p, CommandItem)), None)
+        here, root = config.invocation_params.dir, config.rootpath
+        maker = maker_for(parse_options(vars(config.option)), here=here, root=root, command=command)
     except GpuscaleError as error:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
         # Print each item's step time on a line instead of a dot; verbosity 1 would cut reasons.
         config.option.verbose = 2
-    session = _MeasuringSession(config, maker, is_command, meter.load())
+    session = _MeasuringSession(config, maker, command is not None, meter.load())
     config.pluginmanager.register(session, "gpuscale-session")
 
 

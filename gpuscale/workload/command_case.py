@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from gpuscale.base.errors import CaseError
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import escaped, no_such, shown
+from gpuscale.base.text import escaped, no_such, shown, suggestion
 from gpuscale.records import Environment
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.records.metrics import OpenMetric
@@ -35,6 +35,9 @@ ON_EACH_NODE = ("torchrun", "torch.distributed.run", "torch.distributed.launch",
 """Programs that start the ranks of one node only."""
 _STARTERS = (*ON_EACH_NODE, "mpirun", "mpiexec", "srun", "deepspeed")
 """Programs that start ranks."""
+_RUNS_HERE = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate")
+"""Programs that run a script in the folder that they are started in."""
+_SCRIPT = re.compile(r"[^-{}\s][^{}\s]*\.py")
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
@@ -229,6 +232,12 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
         if Path(words[0]).is_file():
             problem = "it is not executable; make it executable, or name its interpreter first"
         yield f"'{words[0]}' cannot be started: {problem}"
+    runs_script = "-m" not in words or starter_of(words, ON_EACH_NODE) is not None
+    if runs_script and _RUNS_HERE.fullmatch(Path(words[0]).name):
+        script = next((Path(word) for word in words if _SCRIPT.fullmatch(word)), None)
+        if script is not None and not script.exists():
+            near = suggestion(script.name, [path.name for path in script.parent.glob("*.py")])
+            yield f"there is no file {script}{near}"
 
 
 def _fields(word: str) -> Iterator[str]:
