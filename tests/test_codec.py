@@ -215,6 +215,7 @@ def test_a_baseline_that_breaks_a_rule_is_refused(change: Change, message: str) 
         ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3: column 3: this is not JSON"),
         ("\n".join(LINES), "this is a results file, not a baseline"),
         ("gpus,seconds\n1,30\n", "line 1: column 1: this is not JSON"),
+        ('"""A script."""\n', "line 1: column 3: this is not JSON"),
     ],
 )
 def test_another_file_given_as_a_baseline_is_named(text: str, message: str) -> None:

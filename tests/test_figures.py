@@ -340,11 +340,15 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     faulty = tmp_path / "faulty.jsonl"
     injected = replace(results(run(1, 0.1, index=9)), injections=("data=5ms",))
     faulty.write_text(results_text(injected))
+    command = tmp_path / "command.jsonl"
+    by_command = run(2, 0.1, configuration=replace(CNN, strategy="command"))
+    command.write_text(results_text(results(by_command)))
     baseline = PACKAGE / "baselines" / "arc4.json"
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
-        ((file, "--case", "other", "-o", tmp_path / "x.svg"), "has no data for this figure"),
+        ((file, "--case", "other", "-o", tmp_path / "x.svg"), "no case 'other'; choose from mnist"),
+        ((command, "--figure", "budget", "-o", tmp_path / "x.svg"), "phases of a command's steps"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as --baseline"),
         ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
@@ -354,4 +358,4 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert printed.out == ""
         assert len(printed.err.splitlines()) == 1
         assert said in printed.err
-    assert {*tmp_path.iterdir()} == {file, faulty}
+    assert {*tmp_path.iterdir()} == {file, faulty, command}

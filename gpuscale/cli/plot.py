@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import as_baseline, machine_label
-from gpuscale.records import Baseline, Results
+from gpuscale.records import Baseline, EntryKey, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
 from gpuscale.store.files import read_any, write_report
@@ -56,8 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     if picture is None:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
             raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
-        problem = "the input has no data for this figure; choose another one"
-        raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
+        problem = "the input has no data for this figure; choose another one, or another --case"
+        are_commands = {run.key.strategy for run in measurements.runs} == {COMMAND}
+        if are_commands and arguments.figure in ("budget", "phases"):
+            problem = "gpuscale does not see the phases of a command's steps; choose another figure"
+        raise UsageError(f"--figure {arguments.figure}: {problem}")
     write_report(output, content_of(picture, kind))
     inputs.say(f"{shown}: {picture.title}")
     if picture.left_out:
@@ -77,15 +82,15 @@ def _measurements(
         if len(paths) > 1 or before is not None:
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
+        Choice(cases=cases).validate(_keys(first))
         return Measurements(baseline=_of_cases(first, cases), origins=[_origin(first)])
     results = inputs.read_all_results(paths, one_curve=True)
+    baseline = None if before is None else as_baseline(inputs.read_content(before), before.stem)
+    Choice(cases=cases).validate(_keys(*results, *filter(None, [baseline])))
     runs = [run for file in results for run in file.runs if run.key.is_of(cases)]
-    baseline = None
-    if before is not None:
-        baseline = _of_cases(as_baseline(inputs.read_content(before), before.stem), cases)
-        known = {run.key.name for run in baseline.runs}
-        known |= {figure.key.name for figure in baseline.published}
-        if known.isdisjoint(run.key.name for run in runs):
+    if before is not None and baseline is not None:
+        baseline = _of_cases(baseline, cases)
+        if {key.name for key in _keys(baseline)}.isdisjoint(run.key.name for run in runs):
             raise FileError(before, "has none of the rows to draw; leave out --baseline")
     return Measurements(
         runs=runs,
@@ -107,6 +112,13 @@ def _origin(content: Results | Baseline) -> str:
     dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
     machine = machine_label(content)
     return f"baseline {content.name}: {format_range(dates)}, {machine}"
+
+
+def _keys(*contents: Results | Baseline) -> list[EntryKey]:
+    """Return the row keys of all runs and published figures."""
+    keys = [run.key for content in contents for run in content.runs]
+    baselines = (content for content in contents if isinstance(content, Baseline))
+    return keys + [figure.key for baseline in baselines for figure in baseline.published]
 
 
 def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:

@@ -123,7 +123,7 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     """Check the `format` and `version` of a file's text, and return the other fields."""
     if not text.strip():
-        raise DecodeError("", f"the file is empty, so not {_KIND[wanted]}; measure again")
+        raise DecodeError("", "the file is empty; measure again")
     for other, use in _USE.items():
         if other != wanted and f'"{other}"' in text[:_HEAD]:
             raise DecodeError("", f"this is {_KIND[other]}, not {_KIND[wanted]}; {use}")

@@ -9,6 +9,7 @@ from gpuscale.analysis.estimates import far_apart
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import no_such
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     EntryKey,
@@ -59,15 +60,13 @@ class Choice:
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
     def validate(self, keys: Collection[EntryKey]) -> None:
-        """Raise UsageError for a case or number of GPUs that neither side has.
+        """Raise UsageError for a case or number of GPUs that no key has.
 
         Without this check, a comparison of the remaining rows could pass.
         """
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
-                known = ", ".join(dict.fromkeys(key.name for key in keys))
-                problem = f"the case '{name}' is neither in the baseline nor in the results"
-                raise UsageError(f"{problem}; there are {known}")
+                raise UsageError(no_such(name, dict.fromkeys(key.name for key in keys), "case"))
         counts = {key.gpus for key in keys if key.is_of(self.cases)}
         for count in sorted(set(self.gpus or ()) - counts):
             known = ", ".join(map(str, sorted(counts)))
