@@ -54,12 +54,27 @@ def test_refusals_are_one_line(tmp_path: Path, arguments: list[object], message:
     assert message in refusal(*arguments, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("command", ["submit", "baseline show"])
-def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: str) -> None:
-    answer = gpuscale(*command.split(), "--xyzzy", "here", cwd=REPOSITORY)
+@pytest.mark.parametrize(
+    ("command", "option", "near"),
+    [
+        ("submit", "--xyzzy", ""),
+        ("baseline show", "--xyzzy", ""),
+        ("show", "--fromat=json", " (did you mean '--format'?)"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(
+    command: str, option: str, near: str
+) -> None:
+    answer = gpuscale(*command.split(), option, "here", cwd=REPOSITORY)
     assert answer.returncode == 2
     assert answer.stderr.startswith(f"usage: gpuscale {command} [-h]")
-    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --xyzzy\n")
+    said = f"gpuscale {command}: error: unrecognized arguments: {option}{near}\n"
+    assert answer.stderr.endswith(said)
+
+
+def test_help_is_the_help_as_a_command_too() -> None:
+    assert gpuscale("help").stdout == gpuscale("--help").stdout
+    assert gpuscale("help", "show").stdout == gpuscale("show", "--help").stdout
 
 
 def test_the_help_of_a_night_has_the_example_of_its_page() -> None:

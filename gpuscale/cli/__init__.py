@@ -66,8 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
+        words = sys.argv[1:] if arguments is None else [*arguments]
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
         # Parsing imports the command's module, which may fail.
-        parsed = _parser().parse_args(arguments)
+        parsed = _parser().parse_args(words)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
@@ -120,8 +123,9 @@ class _Parser(argparse.ArgumentParser):
             self.module = None
         parsed, unknown = super().parse_known_args(*arguments, **keywords)
         if unknown:
+            near = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
             # Otherwise the main parser would print this error with the wrong usage.
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
