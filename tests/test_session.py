@@ -138,6 +138,8 @@ def test_what_is_clearly_fine_stops_after_the_fewest_runs(tmp_path: Path, real: 
     assert session.exit_code == 0, session.output
     assert len(read_results(tmp_path / "now.jsonl").runs) == 3
     assert "3 skipped: improved after 3 runs" in session.output
+    # A line for each would hide the others.
+    assert " SKIPPED (" not in session.output
     assert "1 improved (exit code 0)" in session.output
     assert "elsewhere" not in session.output
 

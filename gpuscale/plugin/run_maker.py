@@ -172,6 +172,9 @@ class RunMaker:
                 for each in runs_by_metric(request, run, figures)
             ]
             return made[0]
+        except KeyboardInterrupt:
+            # Otherwise pytest would print where in gpuscale the signal arrived.
+            pytest.exit("interrupted", returncode=pytest.ExitCode.INTERRUPTED)
         except UsageError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         except (RunTerminated, FileError) as error:

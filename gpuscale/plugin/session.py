@@ -127,6 +127,21 @@ class _MeasuringSession:
             maker.rule.cases |= {plan.key.name for plan, asks in asked if isinstance(asks, NoRun)}
             maker.rule.configurations = {request.configuration for request in requests}
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        """Skip an item that needs no run without a line; the summary counts such items."""
+        plan = plan_of(item)
+        left_out = None if plan is None else self._maker.left_out(plan)
+        if left_out is None or left_out.kind != "needless":
+            return None
+        self._words[item.nodeid] = ""
+        runner: Any = self._config.pluginmanager.getplugin("runner")
+        for report in runner.runtestprotocol(item, log=False, nextitem=nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        return True
+
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """Return the function that the `scaling` fixture provides to a test."""
         item: pytest.Item = request.node
@@ -209,7 +224,9 @@ class _MeasuringSession:
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport
-    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    ) -> tuple[str, str, str | tuple[str, dict[str, bool]]] | None:
+        if report.skipped and self._words.get(report.nodeid) == "":
+            return "skipped", "", ""
         if report.when != "call" or report.failed or report.nodeid not in self._words:
             return None
         if hasattr(report, "wasxfail"):
