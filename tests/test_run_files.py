@@ -133,6 +133,10 @@ def test_at_a_timeout_every_rank_leaves_its_stack(tmp_path: Path, keepers: Keepe
         if all("in forward" in stack for stack in stacks):
             break
     assert ["in forward" in stack for stack in stacks] == [True, True]
+    failure = known(failure_of(directory.request.read(), directory, {}, timed_out=True))
+    # Of gpuscale's own frames only the innermost one says something.
+    frames = [line for line in failure.detail.splitlines() if f'"{REPOSITORY}/gpuscale/' in line]
+    assert len(frames) == 2
 
 
 def test_a_run_after_one_that_failed_has_no_files_of_it(tmp_path: Path, keepers: Keepers) -> None:

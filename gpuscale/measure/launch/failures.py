@@ -1,7 +1,9 @@
 """Find out why a run has no result: the root cause, where it occurred, and a remedy."""
 
+import re
 import signal
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.host import text_of
@@ -13,6 +15,9 @@ from gpuscale.records.request import RankFailure
 _OUTPUT_TAIL_CHARS = 4000
 _ENDED = 128 + signal.SIGTERM
 """Exit code of a command's watcher that was ended by SIGTERM."""
+_PACKAGE = re.escape(str(Path(__file__).parents[2]))
+_OUTER_FRAMES = re.compile(rf'^( +File "{_PACKAGE}/.*)(\n +File "{_PACKAGE}/.*)+', re.MULTILINE)
+"""Frames of gpuscale that call each other; the first is the innermost."""
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
@@ -101,8 +106,9 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
     stacks, hosts = [], directory.host_of_ranks()
     for rank in range(request.processes):
-        text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
+        text = _OUTER_FRAMES.sub(r"\1", text_of(directory.stacks(rank)))
         place = f" on {hosts[rank]}" if rank in hosts else ""
+        text = text or "(it left no stack: not started, or stopped)"
         stacks.append(f"rank {rank}{place} was here:\n{text}")
     stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
     message = (
