@@ -1,4 +1,4 @@
-"""Patterns for all messages of torch, CUDA, NCCL, gloo, Python and uv that gpuscale recognises.
+"""Patterns for messages of torch, CUDA, NCCL, gloo, Python, uv and schedulers, all in one place.
 
 tests/test_foreign_texts.py checks the patterns against messages of every supported torch version on
 a CPU, and against CUDA and NCCL messages from bug reports.
@@ -32,6 +32,13 @@ LOST_NODE = re.compile(
     r"(?:Node failure on|Remote daemon\s*: \S+ on node) ([\w.-]+)$", re.MULTILINE
 )
 """Pattern for messages of Slurm and Open MPI about a lost node; the group matches its name."""
+
+NO_SCHEDULER = re.compile(
+    r"configuration source|unable to contact|cannot connect to server|unable to send message to"
+    r"|LIM is down|Connection refused",
+    re.IGNORECASE,
+)
+"""Pattern for errors of Slurm, PBS, Grid Engine and LSF on a host that reaches no controller."""
 
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")

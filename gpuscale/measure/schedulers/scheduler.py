@@ -13,6 +13,7 @@ from textwrap import indent
 from typing import ClassVar, Literal
 
 from gpuscale.base.errors import SchedulerError
+from gpuscale.base.foreign_texts import NO_SCHEDULER
 from gpuscale.base.host import text_of
 from gpuscale.base.text import visible
 
@@ -170,18 +171,21 @@ class Scheduler(ABC):
         if self.variables_option is not None and ours:
             command += [self.variables_option, ",".join(ours)]
         command += [] if self.takes_stdin else [str(script)]
+        elsewhere = "submit from a login node of the cluster, or keep the script with --print"
         try:
             text = script.read_text("utf-8") if self.takes_stdin else ""
             answer = _run(command, environment, text=text)
         except FileNotFoundError:
-            remedy = "submit from a login node of the cluster, or keep the script with --print"
-            raise SchedulerError(f"{program} is not here; {remedy}") from None
+            raise SchedulerError(f"{program} is not here; {elsewhere}") from None
         except subprocess.TimeoutExpired:
             problem = f"has not answered within {_ANSWER_S:.0f} s"
             remedy = "see whether the job is there before submitting again"
             raise SchedulerError(f"{program} {problem}; {remedy}") from None
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
+            if NO_SCHEDULER.search(said):
+                last = visible(said.splitlines()[-1])
+                raise SchedulerError(f"no scheduler answers {program} here ({last}); {elsewhere}")
             raise SchedulerError(
                 f"{program} refused the job:\n{indent(visible(said, multiline=True), '    ')}"
                 "\n    correct what it names by an option such as --partition, --account or "
