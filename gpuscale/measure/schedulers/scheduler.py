@@ -204,15 +204,13 @@ class Scheduler(ABC):
         return found[1]
 
 
-def answer_of(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_error: bool = False
-) -> str | None:
+def answer_of(command: Sequence[str], *, or_error: bool = False) -> str | None:
     """Return a command's output; None if the command failed, is missing or did not answer in time.
 
     With `or_error`, also return the output of a failed command, including standard error.
     """
     try:
-        answer = _run(command, environment)
+        answer = _run(command)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode == 0:
