@@ -120,6 +120,8 @@ def main(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     if arguments.runs < 2:
         raise UsageError(f"--runs: {arguments.runs} is too few; give at least 2")
+    if arguments.pairs < 1:
+        raise UsageError(f"--pairs: {arguments.pairs} is too few; give at least 1")
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # The ranks inherit this.
