@@ -37,7 +37,7 @@ class LoadMeter:
     def load(
         self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
     ) -> HostLoad:
-        """Return the load since the meter's creation; `gpu_processes` is copied into the result.
+        """Return the load since the meter's creation, with the number of processes on the GPUs.
 
         With `may_run_elsewhere`, the CPU time of others is unknown if the family used almost none:
         a daemon then started the processes that do its work, as for `srun` and `docker run`.
