@@ -62,7 +62,8 @@ def write_proc(root: Path, cpus: list[tuple[int, int]], used: dict[int, tuple[in
         times = f"{own - 1} 1 {of_children} 0"
         stat = f"{process} (a ) b) R {PARENTS[process]} 1 1 0 -1 0 0 0 0 0 {times} 20 0"
         (root / f"proc/{process}/stat").write_text(stat)
-        (root / f"proc/{process}/status").write_text("Name:\tx\nCpus_allowed_list:\t0-1\n")
+        allowed = "0-2" if process == FAMILY else "0-1"
+        (root / f"proc/{process}/status").write_text(f"Cpus_allowed_list:\t{allowed}\n")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ The load average would count the run's own ranks, and work that ended minutes ag
 """
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,9 +31,11 @@ class LoadMeter:
 
     def __init__(self, family: int | None = None, root: Path = Path("/")) -> None:
         self._root, self._family = root, family or os.getpid()
-        members = descendants(self._family, root) or {self._family}
-        self._cpus = set[int]().union(*(cpus_in(allowed_cpus(each, root)) for each in members))
-        self._before = self._ticks()
+        members = self._members()
+        # A scheduler's daemon, as the head of a family, may run on CPUs that the job does not have.
+        bound = members - {self._family} or members
+        self._cpus = set[int]().union(*(cpus_in(allowed_cpus(each, root)) for each in bound))
+        self._before = self._ticks(members)
 
     def load(
         self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
@@ -42,8 +45,10 @@ class LoadMeter:
         With `may_run_elsewhere`, the CPU time of others is unknown if the family used almost none:
         a daemon then started the processes that do its work, as for `srun` and `docker run`.
         """
-        spent = (now - then for now, then in zip(self._ticks(), self._before, strict=True))
-        elapsed, busy, own = spent
+        now = self._ticks(self._members())
+        elapsed, busy, own = (
+            after - before for after, before in zip(now, self._before, strict=True)
+        )
         cores, others = len(self._cpus) or os.cpu_count() or 1, None
         ticks_per_core = elapsed / cores
         fewest = _FEWEST_OWN_CORES * ticks_per_core if may_run_elsewhere else 0
@@ -51,7 +56,10 @@ class LoadMeter:
             others = round(max(0, busy - own) / ticks_per_core, 3)
         return HostLoad(other_cores=others, cores=cores, gpu_processes=gpu_processes)
 
-    def _ticks(self) -> tuple[int, int, int]:
+    def _members(self) -> set[int]:
+        return {self._family, *descendants(self._family, self._root)}
+
+    def _ticks(self, members: Collection[int]) -> tuple[int, int, int]:
         """Return clock ticks of the CPUs: all, those in use, and those used by the family."""
         every = busy = own = 0
         for line in text_of(self._root / "proc/stat").splitlines():
@@ -60,7 +68,7 @@ class LoadMeter:
                 ticks = [int(count) for count in counts]
                 every += sum(ticks[column] for column in _ALL_COLUMNS)
                 busy += sum(ticks[column] for column in _BUSY_COLUMNS)
-        for process in {self._family, *descendants(self._family, self._root)}:
+        for process in members:
             with suppress(OSError):
                 stat = (self._root / f"proc/{process}/stat").read_text(errors="replace")
                 own += sum(map(int, stat.rpartition(")")[2].split()[_OWN_COLUMNS]))
