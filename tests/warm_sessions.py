@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 _HEEDED_LATE = {
-    *("CI", "COLUMNS", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "NO_COLOR", "TERM", "TMPDIR"),
+    *("CI", "COLUMNS", "NO_COLOR", "TERM", "TMPDIR"),
+    *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS"),
     *("SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"),
     *("EMULATED_CUDA_MEMORY", "EMULATED_CUDA_LOST"),
 }
-"""Variables that nothing reads while it is imported; others need a server of their own."""
+"""Variables that nothing of a session reads while it is imported; others need their own server."""
 _PRELOADED = ("gpuscale.plugin.session", "gpuscale.measure.worker.command")
 TIMEOUT_S = 240
 _KEEPER = "gpuscale.measure.launch.keeper"
