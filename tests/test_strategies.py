@@ -233,6 +233,17 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
         Training(case, request, strategy, batches)
 
 
+def test_a_method_without_return_is_named_with_what_it_must_return() -> None:
+    class Mute(OneLayer):
+        def optimizer(self, model: torch.nn.Module, gpus: int) -> Any:
+            return None
+
+    case, request = Mute(), request_for("dp")
+    batches = training_batches(case, request, case.named_size(None), batch=4, rank=0, world_size=1)
+    with pytest.raises(CaseError, match=r"^Mute.optimizer\(\) returned NoneType instead of Opt"):
+        Training(case, request, DataParallelStrategy(request), batches)
+
+
 def fp32_precision(part: str) -> str:
     return str(torch._C._get_fp32_precision_getter("cuda", part))
 

@@ -66,7 +66,8 @@ class Choice:
         """
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
-                raise UsageError(no_such(name, dict.fromkeys(key.name for key in keys), "case"))
+                names = dict.fromkeys(key.name if "/" in name else key.case for key in keys)
+                raise UsageError(no_such(name, names, "case"))
         counts = {key.gpus for key in keys if key.is_of(self.cases)}
         for count in sorted(set(self.gpus or ()) - counts):
             known = ", ".join(map(str, sorted(counts)))
