@@ -56,7 +56,7 @@ def maker_for(
 ) -> "RunMaker":
     """Examine this machine, open the results file, and return the session's `RunMaker`.
 
-    `command` is the only case, if it is that of `gpuscale run`.
+    `command` is the case of `gpuscale run`; None in other sessions.
     """
     file = options.resume or options.results
     folder = here / RESULTS_FOLDER if file is None else file.parent
@@ -80,7 +80,7 @@ def maker_for(
         )
     validate_precision(options, environment)
     if command is not None:
-        # Later, the header of a session would precede this error.
+        # If validated later, the session's header would precede the error.
         validate_scaling(command, {*options.gpus}, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:

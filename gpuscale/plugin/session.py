@@ -131,7 +131,7 @@ class _MeasuringSession:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Skip an item that needs no run without a line; the summary counts such items."""
+        """Skip an item that needs no run, without a line of its own; the summary counts it."""
         plan = plan_of(item)
         left_out = None if plan is None else self._maker.left_out(plan)
         if left_out is None or left_out.kind != "needless":

@@ -104,7 +104,7 @@ STEP_LINES = tuple(
         rf"(?:{_EPOCH}.{{0,40}}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
         rf"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?{_REPORT}",
         rf"\[(?P<epoch>\d+)(?: */ *\d+)?\]{_IN_BRACKETS}{_REPORT}",
-        # Without the epoch's brackets, only a rate shows that not epochs or samples are counted.
+        # Without an epoch in brackets, only a rate rules out that it counts epochs or samples.
         rf"(?:{_EPOCH}[^\[]{{0,40}})?{_IN_BRACKETS}"
         rf"(?=.{{0,120}}\d ?(?:{_ITERATIONS}/s|m?s/{_ITERATIONS})\b)(?:.{{0,80}}?{_LOSS})?",
     )
