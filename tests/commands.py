@@ -85,8 +85,8 @@ def watch(folder: Path, request: RunRequest, rank: int = 0) -> WarmProcess:
     if (place / "hosts").exists():
         # The test says which of the processes it is.
         variables = {**own, **os.environ}
-    watcher = "gpuscale.measure.worker.command:main"
-    return WarmProcess(watcher, Path.cwd(), [str(place)], variables, folder / f"watcher-{rank}")
+    words = ("gpuscale.measure.worker.command:main", str(place))
+    return WarmProcess(Path.cwd(), words, variables, folder / f"watcher-{rank}")
 
 
 def free_port() -> int:

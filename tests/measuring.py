@@ -74,38 +74,34 @@ class Session:
         return read_results(self.results_path)
 
 
+# Hypothesis would be imported to say its name above the session.
+PYTEST = ("pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+
+
 def pytest_command(*arguments: str) -> list[str]:
-    # Hypothesis would be imported to say its name above the session.
-    left_out = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-    return [sys.executable, "-m", "pytest", *left_out, *arguments]
+    return [sys.executable, "-m", *PYTEST, *arguments]
 
 
-def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
-    """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
-    return _run(pytest_command(*arguments), folder, environment)
+def run_pytest(folder: Path, *arguments: str, **variables: str) -> Session:
+    """Run pytest in `folder`, with further variables."""
+    return _run(folder, *PYTEST, *arguments, **variables)
 
 
-def run_gpuscale(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
+def run_gpuscale(folder: Path, *arguments: str, **variables: str) -> Session:
     """Run `gpuscale` in `folder`, in a process of its own, as what starts sessions needs it."""
-    return _run([sys.executable, "-m", "gpuscale", *arguments], folder, environment)
+    return _run(folder, "gpuscale", *arguments, **variables)
 
 
-def _run(command: list[str], folder: Path, environment: Sequence[str]) -> Session:
-    """Run `python -m MODULE …` in a process that has imported torch."""
-    _, _, module, *arguments = command
-    exit_code, output = warm_session(module, folder, arguments, _variables(environment))
+def _run(folder: Path, *words: str, **variables: str) -> Session:
+    """Run `python -m WORDS` in a process that has imported torch."""
+    exit_code, output = warm_session(folder, words, environment_of_sessions() | variables)
     return Session(exit_code=exit_code, output=output, folder=folder)
 
 
-def _variables(environment: Sequence[str]) -> dict[str, str]:
-    """The environment of a session with these variables."""
-    return environment_of_sessions() | dict(pair.split("=", 1) for pair in environment)
-
-
-def start_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> WarmProcess:
+def start_pytest(folder: Path, *arguments: str, **variables: str) -> WarmProcess:
     """Start pytest in `folder`; its output goes to `log` there."""
-    _, _, module, *words = pytest_command(*arguments)
-    return WarmProcess(module, folder, words, _variables(environment), folder / "log")
+    seen = environment_of_sessions() | variables
+    return WarmProcess(folder, (*PYTEST, *arguments), seen, folder / "log")
 
 
 def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
@@ -123,19 +119,18 @@ def heed_interrupts() -> None:
 
 
 def in_a_terminal(
-    module: str,
-    arguments: Sequence[str],
+    words: Sequence[str],
     folder: Path,
     *,
     columns: int,
     interrupt_at: re.Pattern[bytes] | None = None,
     **variables: str,
 ) -> str:
-    """The output of a module in a terminal; it is interrupted once it has printed a pattern."""
+    """The output of `python -m WORDS` in a terminal, interrupted once it has printed a pattern."""
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     seen = environment_of_sessions() | {"TERM": "xterm"} | variables
-    process = WarmProcess(module, folder, arguments, seen, Path(os.ttyname(follower)))
+    process = WarmProcess(folder, words, seen, Path(os.ttyname(follower)))
     output = b""
     # The process has to open it before it is closed here.
     while process.poll() is None and not select([leader], [], [], 0.05)[0]:

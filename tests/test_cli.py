@@ -137,7 +137,7 @@ COMPARISON = ("compare", str(ARC4), str(RESULTS))
 
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
     coloured, plain = (
-        in_a_terminal("gpuscale", COMPARISON, REPOSITORY, columns=0, NO_COLOR=value)
+        in_a_terminal(("gpuscale", *COMPARISON), REPOSITORY, columns=0, NO_COLOR=value)
         for value in ("", "1")
     )
     assert "\033[33mINCOMPARABLE" in coloured
@@ -145,8 +145,8 @@ def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
 
 
 def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
-    words = ("show", str(RESULTS))
-    shown = in_a_terminal("gpuscale", words, REPOSITORY, columns=80, COLUMNS="")
+    words = ("gpuscale", "show", str(RESULTS))
+    shown = in_a_terminal(words, REPOSITORY, columns=80, COLUMNS="")
     tables = [line for line in shown.splitlines() if not line.startswith(("results", " "))]
     assert max(map(len, tables)) <= 80
     assert "efficiency" in shown

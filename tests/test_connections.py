@@ -164,7 +164,7 @@ def test_the_log_of_an_earlier_run_is_not_taken_for_that_of_a_later_one(tmp_path
 def test_what_the_user_has_set_stays_and_is_recorded(tmp_path: Path) -> None:
     case = CASE.replace("speak(*LINES)", "assert 'NCCL_DEBUG_FILE' not in os.environ")
     asked = (str(write_case(tmp_path, case)), *SHORT, "1", "--runs", "1")
-    session = run_pytest(tmp_path, *asked, environment=["NCCL_DEBUG=VERSION"]).ended()
+    session = run_pytest(tmp_path, *asked, NCCL_DEBUG="VERSION").ended()
     assert session.results.environment.variables["NCCL_DEBUG"] == "VERSION"
     assert said_in(session) == [{}]
 

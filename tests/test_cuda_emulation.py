@@ -58,18 +58,13 @@ def devices(driver: Path) -> Mapping[str, str]:
     }
 
 
-def pairs(devices: Mapping[str, str], **variables: str) -> list[str]:
-    """The variables of a session that sees the emulated devices."""
-    return [f"{name}={value}" for name, value in {**devices, **variables}.items()]
-
-
 @pytest.fixture
 def session(devices: Mapping[str, str], tmp_path: Path) -> Run:
     """Measures a case on the emulated devices."""
 
     def run(case: str, *options: str, **variables: str) -> Session:
         words = (str(write_case(tmp_path, case)), "-q", *QUICK, *options)
-        return run_pytest(tmp_path, *words, environment=pairs(devices, **variables))
+        return run_pytest(tmp_path, *words, **{**devices, **variables})
 
     return run
 
@@ -132,8 +127,8 @@ def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path:
     file = write_case(tmp_path, "Case = Tiny")
     memory_bytes = 4 * 1024
     words = ("batch", f"{file}::Case", "--gpus", "2")
-    limited = pairs(devices, EMULATED_CUDA_MEMORY=str(memory_bytes))
-    found = run_gpuscale(tmp_path, *words, environment=limited).ended()
+    limited = {**devices, "EMULATED_CUDA_MEMORY": str(memory_bytes)}
+    found = run_gpuscale(tmp_path, *words, **limited).ended()
     peaks = {
         int(n): float(kib) for n, kib in re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
     }
@@ -197,7 +192,7 @@ def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Pat
     # Long enough for the sampler, which looks ten times a second.
     own = ("--gpus", "1", "--runs", "1", "--run-seconds", "1", "--batch", "256")
     words = ("run", *own, "--", sys.executable, "train.py")
-    made = run_gpuscale(tmp_path, *words, environment=pairs(devices)).ended()
+    made = run_gpuscale(tmp_path, *words, **devices).ended()
     (run,) = made.results.runs
     assert run.is_valid
     assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]

@@ -145,7 +145,7 @@ def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Pa
     line = path.read_text().splitlines().index("        return 1 / 0") + 1
     runs = ("--gpus", "1,2", "--runs", "9", "--device", "cpu")
     # Where this is set, pytest's own summary repeats all of a failure.
-    session = run_pytest(tmp_path, *runs, environment=["CI=true"])
+    session = run_pytest(tmp_path, *runs, CI="true")
     output = session.output
     assert session.exit_code == 1, output
     assert output.count("= FAILURES =") == 1, output

@@ -135,7 +135,7 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
     session = run_pytest(
         tmp_path,
         *("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK),
-        environment=[f"LD_PRELOAD={preloaded(built)}"],
+        LD_PRELOAD=str(preloaded(built)),
     )
     (run,) = read_results(tmp_path / "r.jsonl").runs
     assert run.is_valid, session

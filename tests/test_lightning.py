@@ -120,7 +120,9 @@ def test_it_is_measured_beside_ddp_and_fails_with_its_own_error(tmp_path: Path) 
         tmp_path,
         *("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"),
         # Lightning by itself takes this for a job whose four ranks it is one of.
-        environment=["SLURM_NTASKS=4", "SLURM_JOB_NAME=train", "SLURM_PROCID=0"],
+        SLURM_NTASKS="4",
+        SLURM_JOB_NAME="train",
+        SLURM_PROCID="0",
     )
     runs = {run.label: run for run in session.results.runs}
     assert runs["case/ddp on 2 CPU ranks"].is_valid, session.output

@@ -198,7 +198,8 @@ def test_a_checkouts_plugin_measures_with_importlib_mode(tmp_path: Path) -> None
         *("-p", "gpuscale.plugin", "-p", "pytest_benchmark.plugin"),
         *QUICK,
         *("--import-mode", "importlib", "--gpus", "2"),
-        environment=["PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", f"PYTHONPATH={REPOSITORY}"],
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        PYTHONPATH=str(REPOSITORY),
     )
     assert session.exit_code == 0, session.output
     assert session.results.runs[0].is_valid

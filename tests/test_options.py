@@ -115,7 +115,7 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
 )
 def test_usage_errors_come_first(tmp_path: Path, arguments: list[str], message: str) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(tmp_path, *arguments, environment=["CUDA_VISIBLE_DEVICES="])
+    session = run_pytest(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
     assert session.exit_code == 4
     assert message in session.output
     assert "Traceback" not in session.output

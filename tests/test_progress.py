@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from measuring import TINY_CASE, in_a_terminal, pytest_command
+from measuring import PYTEST, TINY_CASE, in_a_terminal
 
 from gpuscale.reports.screen import progress_text
 
@@ -88,10 +88,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     tests = [test.format("Drawn" if text else "Tiny", "x" * n) for n, text in DRAWN.items()]
     path = folder / "test_tiny.py"
     path.write_text("\n\n".join([TINY_CASE, CASES, *tests, test.format("Lasting", "x")]))
-    arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
+    words = (*PYTEST, "--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "0.3")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
-    _, _, module, *words = pytest_command(*arguments)
-    return folder, in_a_terminal(module, words, folder, columns=COLUMNS, interrupt_at=in_the_last)
+    return folder, in_a_terminal(words, folder, columns=COLUMNS, interrupt_at=in_the_last)
 
 
 def test_a_narrow_terminal_sees_progress(session: tuple[Path, str]) -> None:

@@ -62,8 +62,7 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     failing.mkdir()
     write_case(lasting, "Case = Tiny")
     options = ("--gpus", "2", "--runs", "1", "--device", "cpu")
-    elsewhere = [f"TMPDIR={temporary}"]
-    killed = start_pytest(lasting, *options, "--run-seconds", "60", environment=elsewhere)
+    killed = start_pytest(lasting, *options, "--run-seconds", "60", TMPDIR=str(temporary))
     while not [*temporary.glob("gpuscale-run-*/progress")]:
         assert killed.poll() is None
         time.sleep(0.1)
@@ -72,7 +71,7 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
     write_case(
         failing, "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
     )
-    run_pytest(failing, *options, environment=elsewhere).ended(1)
+    run_pytest(failing, *options, TMPDIR=str(temporary)).ended(1)
     # torch makes an empty folder for what it compiles, whatever is run.
     left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []
@@ -82,7 +81,7 @@ def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path
     write_case(tmp_path, "Case = Tiny")
     loader = ("--data", "loader", "--data-workers", "1")
     options = ("--gpus", "2", "--runs", "1", "--device", "cpu", *loader)
-    session = run_pytest(tmp_path, *options, environment=[f"TMPDIR={short_folder}"])
+    session = run_pytest(tmp_path, *options, TMPDIR=str(short_folder))
     (run,) = session.results.runs
     # A busy machine makes runs unsteady.
     assert run.failure is None or run.failure.kind == "unsteady", session.output

@@ -125,11 +125,10 @@ def test_bench_names_the_cases_for_one_that_does_not_exist(checkout: Path) -> No
 
 def test_without_tools_of_developers_a_mistyped_case_is_not_found(tmp_path: Path) -> None:
     write_program(tmp_path / "hypothesis.py", 'raise ModuleNotFoundError("as after make bench")')
-    variables = [f"PYTHONPATH={tmp_path}"]
     path = "bench_cases/test_mnist.py"
-    session = run_pytest(REPOSITORY, path, "--gpus", "1", environment=variables)
+    session = run_pytest(REPOSITORY, path, "--gpus", "1", PYTHONPATH=str(tmp_path))
     assert f"file or directory not found: {path}" in session.output
     assert "hypothesis" not in session.output
-    cases = run_pytest(REPOSITORY, "--gpus", "1", "--collect-only", "-q", environment=variables)
+    cases = run_pytest(REPOSITORY, "--gpus", "1", "--collect-only", "-q", PYTHONPATH=str(tmp_path))
     assert cases.exit_code == 0, cases.output
     assert "bench_cases/test_mnist_cnn.py::" in cases.output

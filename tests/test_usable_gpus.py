@@ -87,7 +87,9 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
         tmp_path,
         # The machine is looked at before tests are collected.
         *("--gpus", "1", "--runs", "1", "--strategy", "ddp", "--collect-only", *options),
-        environment=(f"LD_LIBRARY_PATH={driver}", "CUDA_VISIBLE_DEVICES=0", "FAKE_NVML_FLEET=0,1"),
+        LD_LIBRARY_PATH=str(driver),
+        CUDA_VISIBLE_DEVICES="0",
+        FAKE_NVML_FLEET="0,1",
     )
     assert ("cannot use the 2 GPUs here" in session.output) is is_refused
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused

@@ -57,9 +57,8 @@ _SERVERS: dict[_Variables, _Server] = {}
 class _Request(NamedTuple):
     """A request to start a process."""
 
-    target: str
     folder: str
-    arguments: list[str]
+    words: list[str]
     variables: dict[str, str]
     output: str
 
@@ -68,25 +67,20 @@ class WarmProcess:
     """A process that has imported torch and gpuscale already.
 
     Args:
-        target: A module, run as by `python -m`, or `MODULE:FUNCTION`.
         folder: The working directory.
-        arguments: The words on its command line, or the arguments of the function.
+        words: A module and the words after it on the command line, as for `python -m`, or
+            `MODULE:FUNCTION` and the arguments of the function.
         variables: Its environment.
         output: A file or a named pipe for both of its streams.
     """
 
     def __init__(
-        self,
-        target: str,
-        folder: Path,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        output: Path,
+        self, folder: Path, words: Sequence[str], variables: Mapping[str, str], output: Path
     ) -> None:
         # A function reads its variables when it is called.
-        self._server = _server(AT_FIRST if ":" in target else variables)
-        self._words = f"{target} {' '.join(arguments)}"
-        request = _Request(target, str(folder), [*arguments], {**variables}, str(output))
+        self._server = _server(AT_FIRST if ":" in words[0] else variables)
+        self._words = words
+        request = _Request(str(folder), [*words], {**variables}, str(output))
         self.pid = self._asked(request)
         self._code: int | None = None
 
@@ -128,19 +122,19 @@ class WarmProcess:
         answer = self._server.stdout.readline()
         if not answer:
             _SERVERS.clear()
-            raise TimeoutError(f"{self._words}: not done in time")
+            raise TimeoutError(f"{' '.join(self._words)}: not done in time")
         return int(answer)
 
 
 def warm_session(
-    module: str, folder: Path, arguments: Sequence[str], variables: Mapping[str, str]
+    folder: Path, words: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[int, str]:
-    """The exit code of `python -m MODULE` in a folder, and what it printed."""
+    """The exit code of `python -m WORDS` in a folder, and what it printed."""
     with tempfile.TemporaryDirectory() as own:
         # Like a pipe it ends when the last process of the session has closed it.
         output = Path(own) / "output"
         os.mkfifo(output)
-        session = WarmProcess(module, folder, arguments, variables, output)
+        session = WarmProcess(folder, words, variables, output)
         with session.limited_to(TIMEOUT_S):
             said = output.read_text()
             try:
@@ -268,7 +262,8 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     asked = _serve()
-    is_session = ":" not in asked.target
+    target, *arguments = asked.words
+    is_session = ":" not in target
     if is_session:
         _have_keeper_ready()
     os.chdir(asked.folder)
@@ -284,12 +279,12 @@ if __name__ == "__main__":
     # Those of the server may lead to what a pipe cannot do.
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     # As `python -m` leaves them.
-    sys.argv[1:], sys.path[0] = asked.arguments, str(Path.cwd())
+    sys.argv[1:], sys.path[0] = arguments, str(Path.cwd())
     try:
         if is_session:
-            runpy.run_module(asked.target, run_name="__main__", alter_sys=True)
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            pkgutil.resolve_name(asked.target)(*asked.arguments)
+            pkgutil.resolve_name(target)(*arguments)
     except SystemExit as ended:
         _end(int(ended.code or 0))
     except BaseException:
