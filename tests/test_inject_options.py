@@ -88,7 +88,7 @@ def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: 
     assert answer.returncode == document["exit_code"] == 4
 
     said = refusal("baseline", "record", path, "--cluster", "x", "-o", tmp_path / "b.json")
-    assert "a baseline is made of real ones, measured without --inject" in said
+    assert "a baseline needs real ones, measured without --inject" in said
     assert not (tmp_path / "b.json").exists()
 
 
