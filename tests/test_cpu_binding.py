@@ -58,7 +58,9 @@ def test_what_is_no_map_is_refused_by_option_and_profile(wrong: str) -> None:
 
 def test_cpus_outside_of_the_job_are_refused_in_one_line() -> None:
     absent = LAST + 7
-    with pytest.raises(UsageError, match=f"CPU {absent} is not among those of the job here") as why:
+    with pytest.raises(
+        UsageError, match=f"CPU {absent} is not one of the job's on this node"
+    ) as why:
         bound_cpus(f"map_cpu:{absent}", (0,))
     assert allowed_cpus("self") in str(why.value)
     # A rank whose own CPUs are there can run.
