@@ -98,8 +98,8 @@ def test_a_keeper_prefers_the_cores_near_the_gpus_of_a_run(tmp_path: Path) -> No
 def test_ranks_on_one_node_run_on_the_cpus_of_a_map(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     binding = f"map_cpu:{LAST},{FIRST}"
-    options = ("--device", "cpu", "--gpus", "1,2", "--runs", "1", "--cpu-bind", binding)
-    session = run_pytest(tmp_path, *options).ended()
+    options = ("--device", "cpu", "--gpus", "1,2", "--runs", "1", "--run-seconds", "0.1")
+    session = run_pytest(tmp_path, *options, "--cpu-bind", binding).ended()
     results = session.results
     assert results.environment.cpu_bind == binding
     assert [run.nodes[0].cpus for run in results.runs] == [(str(LAST),), (str(LAST), str(FIRST))]

@@ -163,7 +163,7 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     fleet = [mi250x(0xC6, amdsmi_get_gpu_activity={"gfx_activity": 50}), mi250x(0xC1)]
     table = write_fleet(tmp_path / "fleet", layouts, fleet)
     there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
-    options = ("--gpus", "2", "--run-seconds", "4", "--device", "rocm")
+    options = ("--gpus", "2", "--run-seconds", "2", "--device", "rocm")
     made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="").ended()
     found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
     assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]

@@ -80,7 +80,7 @@ def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) ->
 def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     loader = ("--data", "loader", "--data-workers", "1")
-    options = ("--gpus", "2", "--runs", "1", "--device", "cpu", *loader)
+    options = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.5", *loader)
     session = run_pytest(tmp_path, *options, TMPDIR=str(short_folder))
     (run,) = session.results.runs
     # A busy machine makes runs unsteady.
