@@ -35,10 +35,10 @@ _POLL_S = 2.0
 _PATIENCE_S = 3600.0
 """Seconds that a job may wait for its node; after that time, the node counts as busy."""
 _MOST_UNKNOWN = 15
-"""Number of successive polls in which Slurm may not know a job before the job counts as lost."""
+"""A job counts as lost if Slurm does not know it in more than this many polls."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
-"""Number of control nodes, which are measured repeatedly, and usual number of jobs in between."""
+"""Number of nodes used as controls, and usual number of jobs between two jobs on a control."""
 
 
 class Sweep:
@@ -56,7 +56,7 @@ class Sweep:
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
-        """Nodes that get no further jobs, because one of their jobs did not measure them."""
+        """Nodes that get no further jobs, because a job failed to measure them."""
         self._unknown: Counter[str] = Counter()
         self._refusals = 0
         self._visits, self._past = visits_of(folder, record), past_visits(folder, record)

@@ -21,12 +21,12 @@ fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job to submit: its cluster, measurements and baseline, all in one profile."""
+    """A job to submit; its profile describes the cluster, the measurements and the baseline."""
 
     profile: ClusterProfile
     """The profile, with command-line options applied and the numbers of GPUs to measure."""
     results: str | None = None
-    """Shell word for the results file of a job that only measures; None for a nightly run."""
+    """Results file of a job that only measures, quoted for a shell; None for a nightly run."""
 
     def __post_init__(self) -> None:
         """Raise a UsageError that names all missing options."""

@@ -164,7 +164,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) -> list[Session]:
-    """Return the sessions in the files, oldest first; raise a UsageError for several systems."""
+    """Return the files' sessions, oldest first; raise a UsageError if they span several systems."""
     paths = paths_of(files, SOURCES[tool])
     if tool == _TABLE and len(paths) > 1:
         raise UsageError("baseline import: give a single table, or 'reframe' and its reports")

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print all changes, and write the approved ones; return 3 if others asked for remain."""
+    """Write the approved changes; return 3 if all, or some that were requested, are unwritten."""
     path = arguments.baseline
     baseline, results = read_baseline(path), read_all_results(arguments.results)
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the smallest detectable losses; unless `weak`, raise UsageError if too large."""
+    """Describe smallest detectable losses; unless `weak`, raise UsageError if any is too large."""
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
@@ -116,7 +116,7 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Print a note for each 1-GPU row that stays while rows on several GPUs of its case change."""
+    """Print a note for each 1-GPU row left as it was while its multi-GPU counterparts change."""
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in proposed:
         if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
@@ -221,7 +221,7 @@ def login_name() -> str | None:
 
 
 class SmallestLoss(NamedTuple):
-    """The smallest loss of an entry that a repetition with as many runs would detect."""
+    """The smallest loss of an entry that a new measurement with equally many runs would detect."""
 
     loss: float
     """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
@@ -249,10 +249,10 @@ def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
 def validate_strength(
     losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
 ) -> None:
-    """Raise a UsageError that lists the entries in which only too large losses are detectable.
+    """Raise a UsageError that lists the entries whose smallest detectable loss is too large.
 
-    A loss is too large if it exceeds `TOO_WEAK` and the entry's earlier value in `known`, which is
-    keyed by label and lacks new entries.
+    A loss is too large if it exceeds both `TOO_WEAK` and the entry's earlier loss in `known`, which
+    is keyed by label and lacks new entries.
     """
     large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
     if large:

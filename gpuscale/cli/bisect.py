@@ -165,9 +165,9 @@ def _searched(
     recorded_s: Sequence[float],
     install_s: float,
 ) -> tuple[Bisection, list[str]]:
-    """Search in at most `most` trials (None: a default); return the result and text on trials.
+    """Search in at most `most` trials (None: a default); return the result and lines for a report.
 
-    `recorded_s` has the durations of runs of GOOD and BAD; `install_s` is that of an installation.
+    `recorded_s` holds durations of runs in GOOD and BAD; `install_s` is the time per installation.
     """
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
@@ -243,7 +243,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse the words from GOOD on: return the sides, what is measured, and if it is a command."""
+    """Parse the arguments from GOOD on; return sides, what to measure, and True for a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
@@ -264,7 +264,7 @@ def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
 def _validated(
     arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
-    """Validate the options; return the numbers of runs in a trial, and the words for pytest."""
+    """Validate the options; return the limits on runs per trial, and the options for pytest."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
     own = ("baseline", "runs")

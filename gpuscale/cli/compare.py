@@ -28,7 +28,7 @@ HISTORY_HELP = "judge against the earlier nights whose results lie below this fo
 
 
 class Reference(NamedTuple):
-    """The runs that results are judged against, and for nights before them their history."""
+    """A baseline to judge results against; if made from earlier nights, with their history."""
 
     path: Path
     """The file or folder that the user named."""
@@ -96,7 +96,7 @@ def reference_of_file(
 ) -> Reference:
     """Return the content of a file as a reference.
 
-    Raise a FileError if the file has runs of the `results` to judge.
+    Raise a FileError if the file contains any run that is to be judged.
     """
     if isinstance(content, Baseline):
         return Reference(path, content, "baseline")
@@ -110,7 +110,7 @@ def reference_of_file(
 def reference_of_nights(
     folder: Path, read: Sequence[Results], results: Sequence[Results]
 ) -> Reference:
-    """Return the nights read from a folder that began before `results`, which are judged."""
+    """Return, as a reference, the nights in `read` that began before the `results` to judge."""
     nights = earlier_nights(read, results)
     if nights.later:
         later = counted(nights.later, "night")
@@ -173,7 +173,7 @@ def _output(option: str) -> tuple[str, Path | None]:
 
 
 def _write(outputs: Iterable[tuple[str, Path | None]], view: View) -> None:
-    """Write the verdict in every format; if any file failed, then raise the first error."""
+    """Write the verdict in every format; raise the first error only after trying all files."""
     problems: list[FileError] = []
     printed = ""
     for name, path in outputs:

@@ -92,7 +92,7 @@ def changes_text(changes: Changes, packages: Changes) -> str:
 def software_text(
     environments: Sequence[Environment], nodes: Sequence[NodeEvidence], libraries: Sequence[Library]
 ) -> str:
-    """Return a line for each version, library and package, with all values if several."""
+    """Return a line for each version, library and package, listing all values if they differ."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in environments]

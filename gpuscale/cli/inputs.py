@@ -61,7 +61,7 @@ def read_all_results(
 ) -> list[Results]:
     """Read results files; drop repeated runs, and excluded nights unless all are excluded.
 
-    `or_baselines` allows baselines too; `one_curve` raises UsageError if injected faults differ.
+    With `one_curve`, raise UsageError if injected faults differ; `or_baselines` allows baselines.
     """
     read: list[Results] = []
     for path in paths:
@@ -195,7 +195,7 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
 
 def newest_input() -> Path:
-    """Return the path of the newest results with a valid run; if none has one, of the newest.
+    """Return the path of the newest results with a valid run, or else of the newest results.
 
     Print to standard error which file is used, and the newer ones without a valid run (yet).
     """

@@ -108,7 +108,7 @@ def probe_nodes(
 ) -> tuple[NodeProbe, ...]:
     """Probe all nodes, with the most frequent precision and the DDP bucket sizes of `results`.
 
-    Pairs of nodes exchange messages in the first of `launches` only, and again if they were slow.
+    Only the first of the `launches` tests the links between nodes; slow links are then retested.
     """
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []

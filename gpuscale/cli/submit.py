@@ -27,8 +27,8 @@ from gpuscale.store.files import file_errors, read_any, write_report
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
-"""Estimated seconds of a run, by device, besides its windows: start of ranks, loading of kernels,
-warm-up and checks. Too high for a modern node, too low for a slow file system."""
+"""Estimated seconds, by device, that a run takes in addition to its timed windows: to start ranks,
+load kernels, warm up and check. Too high for a modern node, too low for a slow file system."""
 SESSION_OVERHEAD_S = 60.0
 """Estimated seconds that a job takes in addition to its runs: to start pytest, describe the machine
 and compare the results."""
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> JobRequest:
     """Return the request for the job, from the profile and the options on the command line.
 
-    Raise a UsageError if a number is missing, or if the baseline has no row on these GPUs.
+    Raise a UsageError if a GPU count is missing, or if the baseline has none of the GPU counts.
     """
     profile = with_options(find_profile(arguments.profile), vars(arguments))
     gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))

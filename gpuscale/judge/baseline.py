@@ -203,7 +203,7 @@ def _chosen(
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """Return the valid runs in the form that baselines keep.
 
-    Raise UsageError if any results were left out on purpose or have injected faults.
+    Raise UsageError if users have excluded any of the results, or if any have injected faults.
     """
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(

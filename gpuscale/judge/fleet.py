@@ -150,10 +150,10 @@ def judge(
 
 
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
-    """Return the finding to report for a node: the largest loss among those with the worst state.
+    """Return the finding in the worst state with the largest loss relative to its limit.
 
-    If fewer than half of the node's rows are single GPUs in this state, the fault is that of a GPU:
-    the one with the largest loss is reported, not a row of the whole node.
+    Findings that need another job take precedence. If these include single GPUs, but fewer than
+    half of the node's rows are such GPUs, a GPU is reported rather than the whole node.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]

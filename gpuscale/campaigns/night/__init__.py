@@ -62,7 +62,7 @@ class NightJob:
         parser.add_argument("--history")
         found, words = parser.parse_known_args(compare)
         self._history: str | None = found.history
-        """Folder of the nights to judge against; None if a baseline is named, or neither is."""
+        """Folder of nights to judge against; None if there is none, or if a baseline was given."""
         self._baseline = words.pop(0) if words and self._history is None else None
         self._options = words
         self._started = datetime.now().astimezone()
@@ -156,7 +156,7 @@ class NightJob:
         return code
 
     def _has_earlier_night(self, nights: Path) -> bool:
-        """True if results below the folder, other than those of this night, have a valid run."""
+        """True if the folder has a valid run of another night that is not excluded."""
         for path in nights.rglob("*.jsonl"):
             with suppress(FileError):
                 results = read_results(path)
@@ -166,7 +166,7 @@ class NightJob:
         return False
 
     def _why_unjudged(self) -> str:
-        """Return a text on why a complete night was not judged, and how later ones can be."""
+        """Explain why a complete night was not judged, and how later nights can be."""
         nights = self.folder.parent
         count = len([*nights.glob(f"*/{_RESULTS}")])
         if self._history:
@@ -181,7 +181,7 @@ class NightJob:
         )
 
     def _probe(self) -> bool:
-        """Run the probes of each row's likeliest cause; return False if none was run."""
+        """Run the probes that test each row's likeliest cause; return False if none was run."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--data-root")
         root = parser.parse_known_args(self._measure)[0].data_root

@@ -90,7 +90,7 @@ class Items:
 
     count: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why needed runs were skipped, each with its kind (`NoRunReason`)."""
+    """Kind (`NoRunReason`) of each reason that pytest gave for skipping a run that was needed."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
@@ -106,7 +106,7 @@ class Attempt:
     items: Items
     results: Results | None
     machine: str | None = None
-    """Fault of the machine because of which the pytest session did not start; None if none."""
+    """Fault of the machine that kept the pytest session from starting; None if there was none."""
 
     @property
     def runs(self) -> tuple[Run, ...]:

@@ -249,7 +249,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
 
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Return the entry; if the baseline lacks the row, the reason names the earlier nights."""
+    """If earlier nights lack the row, make the reason mention these nights, not a baseline."""
     codes = {"no_entry": "no_earlier_night", "no_entry_alike": "no_earlier_night_alike"}
     reason = Statement(codes.get(entry.reason.code, entry.reason.code), entry.reason.facts)
     return replace(entry, reason=reason)

@@ -231,7 +231,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Return the row with the most similar entry of `found`, `blocked` if it cannot be judged."""
+    """Return the row with the most similar entry of `found`; block a row that cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

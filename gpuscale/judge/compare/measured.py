@@ -128,7 +128,7 @@ def _judgement(
 
 
 def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement | None]:
-    """Apply `verdict.required_runs` to one row, at the error rates of a single comparison."""
+    """Estimate the further runs that would settle a row in one analysis; also return advice."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)
@@ -209,7 +209,7 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
     """Return the smallest loss that would be found 19 times in 20 if only this row had it.
 
     A loss is found in the step time alone, or in the speedup if the step time supports it. Any
-    increase in step time is support enough if other numbers of GPUs support the loss too.
+    increase in step time is enough if its ratio to another number of GPUs also shows the loss.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

@@ -117,7 +117,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield one note on outlying runs and one on outlying allocations; each names the worst."""
+    """Yield one note on outlying runs and one on outlying allocations, each with the worst row."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs
@@ -137,7 +137,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield a note if allocations of the baseline, the first of each pair, are far from others."""
+    """Yield a note on outlying allocations of the baseline; its entry comes first in each pair."""
     far_nights = []
     for entry, tonight in pairs:
         usual = usual_logs(entry, tonight)
@@ -207,7 +207,7 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _unlikely_numbers(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Yield notes on training that was not verified, and on values that are hardly possible."""
+    """Yield notes on training that was not verified, and on implausible values."""
     after = (row.after.key for row in rows if row.after is not None)
     if note := unchecked_training_note(key.configuration for key in after if key.gpus > 1):
         yield note

@@ -1,4 +1,4 @@
-"""Judge results against published figures; only worse results are inconsistent."""
+"""Judge results against published figures; better results also count as consistent."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -48,7 +48,7 @@ class SideSample:
 
     @property
     def value(self) -> float:
-        """Logarithm of the judged quantity: a step time T(n), a ratio T(n)/T(1), or a metric."""
+        """The judged quantity: log of a step time, T(n)/T(1) or a metric, or a metric in points."""
         return _difference([runs.sample.mean for runs in self.samples])
 
     @property
@@ -131,7 +131,7 @@ def largest_spread(
     """State the largest source of a gain's variance, with the standard deviation of this source.
 
     `gain` already includes `further_runs` of the current side. Sources are the runs of each side,
-    differences between nights, and other rows, whose variance is part of the moderated one.
+    differences between nights, and other rows, whose variance enters this row's moderated variance.
     """
     before = [(runs, runs.sample.count) for runs in baseline.samples]
     now = [(runs, runs.sample.count + further_runs) for runs in current.samples]
@@ -168,7 +168,7 @@ def largest_spread(
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """Estimate the gain of the current side over the baseline, on the scale of the values.
+    """Estimate the gain of the current side over the baseline, on the scale of `SideSample.value`.
 
     With A allocations and R runs on a side, the gain's variance is the variance between allocations
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
@@ -214,5 +214,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(sample: RunSample, names: Sequence[str]) -> float:
-    """Return the mean over allocations of 1/R, the share of variance left in a mean of R runs."""
+    """Return the mean of 1 / (number of runs) over these allocations."""
     return statistics.fmean(1 / len(sample.values[name]) for name in names)

@@ -41,12 +41,12 @@ speedup counts only if the step time supports it, and its p-value is then far be
 
 
 def relative_fall(gain: float) -> float:
-    """Convert log(now / then), the gain of a quantity that should be large, to its loss."""
+    """Convert a gain, log(now / then), to the relative loss of a quantity that should be large."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """Convert log(then / now), the gain of a quantity that should be small, to its loss."""
+    """Convert a gain, log(then / now), to the relative rise of a quantity that should be small."""
     return exponential(-gain) - 1
 
 
@@ -74,7 +74,7 @@ class Quantity:
 
     @property
     def loss_bound(self) -> float | None:
-        """Upper confidence bound on the true loss of speed; None if the spread is unknown."""
+        """Upper confidence bound on the true loss; None if the spread is unknown."""
         bound = self.gain.lower_bound(self.rates.confidence)
         return None if bound is None else self.loss_of(bound)
 

@@ -97,8 +97,8 @@ def _most_slowed_phase(
 ) -> tuple[str | None, bool]:
     """Return the phase with most of the loss, and whether an even slowdown is ruled out.
 
-    The phase is None if no single phase has most of the loss. An even slowdown would prolong all
-    phases in proportion to their durations, by at least the loss minus the noise in total.
+    The phase is None if no single phase has most of the loss. An even slowdown would prolong each
+    phase in proportion to its duration, and all of them together by at least the loss minus noise.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
@@ -129,8 +129,8 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
-    This is used for inconclusive rows. With three runs on either side, one row in 20 has such skews
-    by chance if the same rank is always the slowest.
+    This is used for inconclusive rows. With three runs on each side, a row whose slowest rank is
+    always the same meets this condition by chance once in 20 times.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -245,7 +245,7 @@ def look_at_loaders(row: RowEvidence) -> Remedy:
 
 
 def published_figures() -> Cause:
-    """Return the cause of a loss against a published figure: not established without phases."""
+    """Return the cause "not established": published figures have no phases to compare with."""
     return _open("published_figures", Remedy("record_own"))
 
 

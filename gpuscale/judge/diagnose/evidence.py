@@ -28,7 +28,7 @@ from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
 _AS_LARGE = 0.25
-"""A loss counts on another number of GPUs if it is at least this fraction as large there."""
+"""A loss on another number of GPUs counts if it is at least this fraction of the row's loss."""
 _LEAST_LOSS = 0.02
 """Smallest relative loss of a probe's rate that confirms a cause."""
 _SIGNIFICANCE = 0.05

@@ -180,9 +180,9 @@ def _shared_switch(
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
     """Return the slowdown of each pair of nodes, relative to typical pairs.
 
-    The slowest third of the repetitions is ignored, since a busy node delays some. The slowdown of
-    a pair is the largest over message sizes, directions, and the fastest and the slowest of the
-    other repetitions, since a flapping link is fast at times.
+    The slowest third of the repetitions is ignored, since a busy node delays some. Of the others,
+    both the fastest and the slowest count, since a flapping link is fast at times. The slowdown of
+    a pair is the largest that these show for any message size and direction.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
     times_s: dict[object, dict[Pair, float]] = defaultdict(dict)

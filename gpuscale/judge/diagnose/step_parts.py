@@ -40,7 +40,7 @@ _RankId = tuple[str, tuple[str, ...], int | None]
 
 
 class Part(StrEnum):
-    """The parts of a step."""
+    """Parts of a step's time; `SKEW` is the slowest rank's lag, `REST` the remainder."""
 
     COMMUNICATION = "communication"
     DATA = "data"

@@ -179,7 +179,7 @@ _FACTS = {
     "pcie_gt_s": "is on PCIe at {:g} GT/s, its neighbours at {:g}",
     "pcie_width": "is on PCIe x{}, its neighbours on x{}",
 }
-"""Fields of a port, with the message if the value is lower than that of the port's neighbours."""
+"""Fields of a port, each with the message for a value lower than that of comparable ports."""
 _Ports = dict[tuple[str, str], list[Port]]
 """States of each port, one for each run, keyed by host and port name."""
 
