@@ -105,13 +105,13 @@ def median_step_time_s(windows: Sequence[Window], steps_per_window: int | None) 
 
 
 class RankReport(Record, frozen=True, kw_only=True):
-    """Evidence of one rank; a field is None if unknown."""
+    """Host, devices, memory, pace and results of one rank; a field is None if unknown."""
 
     rank: Number
     host: Name
     local_rank: Number | None = None
     devices: tuple[Number, ...] = ()
-    """CUDA device numbers in this job; empty on CPU."""
+    """Numbers of the rank's CUDA devices, as seen in the job; empty on CPU."""
     device_uuids: tuple[Line, ...] = ()
     parameter_digest: Name | None = None
     """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
@@ -137,7 +137,7 @@ class Failure(Record, frozen=True, kw_only=True):
     rank: Number | None = None
     host: Line | None = None
     detail: Lines = ""
-    """Traceback or last state of the rank; empty if neither is known."""
+    """Details such as a traceback, the last output or the stacks of the ranks; may be empty."""
 
     @property
     def normalised_message(self) -> str:
@@ -165,7 +165,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
 
 
 BUSY_SHARE = 0.1
-"""Share of a host's cores; the host is busy if other processes use more than this."""
+"""Largest share of a host's cores that other processes may use without making it busy."""
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class HostLoad(Record, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """True if other processes use more than `BUSY_SHARE` of the cores, or any of the GPUs."""
+        """True if other processes exceed `BUSY_SHARE` of the cores or compute on the run's GPUs."""
         return self.weight[0] > BUSY_SHARE or bool(self.gpu_processes)
 
     @property
@@ -218,7 +218,7 @@ class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...] = ()
     """Distinct lists of the CPUs on which the processes may run, such as `0-7,64-71`."""
     software: Environment = without_software()
-    """Software of the Python interpreter that the command runs; all other fields are unknown."""
+    """Environment in which at most the software of the command's Python interpreter is known."""
 
 
 def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
@@ -227,7 +227,7 @@ def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
 
 
 class NodeEvidence(Record, frozen=True, kw_only=True):
-    """Evidence of one node of a run, collected before the ranks start and after they end."""
+    """Evidence about one node, collected before, during and after a run."""
 
     host: Name
     load: HostLoad | None = None

@@ -17,7 +17,7 @@ _LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for a row's metric, as fractions of the metric (of the step time if `in_points`)."""
+    """Limits for changes of a metric, as fractions of it (see also `MetricSpec.in_points`)."""
 
     margin: float
     """Largest deterioration that is never called a regression."""
@@ -67,7 +67,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Return the units of work in a cost: `gpus` for a rate or weak scaling, otherwise 1."""
+        """Return the relative amount of work: `gpus` for a rate or weak scaling, otherwise 1."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:

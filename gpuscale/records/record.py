@@ -126,7 +126,7 @@ def from_json(kind: type[T], text: str) -> T:
 def from_builtins(kind: type[T], value: object, *, strict: bool = True) -> T:
     """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid.
 
-    Unless `strict`, numbers may be texts.
+    Unless `strict`, numbers may be given as strings.
     """
     try:
         return msgspec.convert(value, kind, strict=strict)

@@ -78,8 +78,8 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Working directory of the command."""
     launch: Launch
     processes: int = 1
-    """Number of processes that gpuscale starts: one for each rank, or for each node if the command
-    starts its own ranks. Each starts the command, or idles if the command starts only once."""
+    """Number of processes that gpuscale starts: one for each rank, or one for each node if the
+    command starts its own ranks. With launch `once`, only the first starts it; the others watch."""
     log_format: str | None
     """Name of the log format; None to recognise the format from the printed lines."""
     step_regex: str | None
@@ -105,7 +105,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
     case_file: str
     case_class: str
     import_paths: tuple[str, ...] = ()
-    """`sys.path` of the test process, so that ranks can import what the case imports."""
+    """`sys.path` of the launching process, so that ranks can import what the case imports."""
     devices: tuple[int, ...]
     """CUDA devices in order of local rank, the same on all nodes; empty on CPU. If a rank drives
     several devices, they are adjacent in the list."""
@@ -119,7 +119,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
     command: CommandRequest | None = None
     """Command to run; None if gpuscale itself trains the case."""
     measured_by: str = "gpuscale.measure.worker.loop:measure"
-    """Function with which ranks time their training; ci/overhead.py names one of its own."""
+    """Function that times training in the ranks, as `module:name`; ci/overhead.py replaces it."""
     cpu_bind: str = UNBOUND
     """CPU binding of ranks: `site` (site default), `none`, or a map like `mask_cpu:0xff,0xff00`."""
 
@@ -132,7 +132,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request with a metric for each new name that `metric_from_name` knows."""
+        """Return the request plus a metric for each new name that `metric_from_name` knows."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}

@@ -235,7 +235,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if a run without failure lacks busy times, or if its models differ."""
+    """Raise a FieldError if ranks lack busy times, or if parameters that should be equal differ."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

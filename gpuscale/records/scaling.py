@@ -51,7 +51,7 @@ class PointKey(NamedTuple):
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all GPUs, or a metric's units of work; requires a valid run."""
+        """Samples per step over all GPUs; `OpenMetric.work` if a metric replaces the step time."""
         if (metric := self.configuration.metric) is not None:
             return metric.work(self.gpus)
         assert self.batch_per_gpu is not None, "a valid run knows its batch"
@@ -60,7 +60,7 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """The values of a scaling curve at one point; a field is None if unknown."""
+    """Estimates at one point of a scaling curve, without the point itself; None if unknown."""
 
     value: Estimate | None = None
     """Value of the metric that is judged instead of the step time, in the metric's unit."""

@@ -189,7 +189,7 @@ class EntryVerdict:
     causes: tuple[Cause, ...] = ()
     """Causes, largest share of the loss first; empty if no cause was found."""
     since: str | None = None
-    """Date of the first slower nightly run, with the time if another shares it; None if unknown."""
+    """Date (and time if ambiguous) of the nightly run with which a loss began; None if unknown."""
 
     @property
     def device(self) -> str:

@@ -1,4 +1,4 @@
-"""Findings of campaigns: a sweep over the nodes of a cluster, in every format, and a bisection."""
+"""Reports on campaigns: sweeps over the nodes of a cluster, in every format, and bisections."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from gpuscale.reports.phrases import interval_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8
-"""Maximum number of healthy nodes with which a sick or unclear node is compared."""
+"""Maximum number of results from healthy nodes with which a sick or unclear node is compared."""
 _CODES = {
     NodeState.SICK: (ExitCode.REGRESSED, "SICK"),
     NodeState.UNCLEAR: (ExitCode.INCONCLUSIVE, "UNCLEAR"),
@@ -107,7 +107,7 @@ def _seen_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Compare sick and unclear nodes with healthy ones; return up to two facts, keyed by node."""
+    """Compare sick and unclear nodes with healthy ones; return up to two facts for each node."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
@@ -132,7 +132,7 @@ def evidence_of(
 
 
 def _text(view: SweepView) -> str:
-    """Return as text the verdict, sick, unclear and unmeasured nodes, and clock errors."""
+    """Return the sweep as text: verdict, nodes not known to be healthy, and clock errors."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK
@@ -214,7 +214,7 @@ _IN_ORDER = ("against the commit before it", "the rest of the commits")
 def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
     """Describe a trial, one line per environment; each is compared with the one on the line above.
 
-    A row holds an answer such as `slower`, the environment's name, and its relative speed.
+    A row holds a label such as `from` or `slower`, the environment's name, and its relative speed.
     """
     shown = (
         (answer, words, interval_text(speed) if speed else "") for answer, words, speed in rows

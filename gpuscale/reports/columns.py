@@ -59,7 +59,7 @@ class Column(Generic[_Row]):
     header: str = ""
     """Column title; empty if the column appears only in CSV and JSON."""
     form: Callable[[Any], str] | None = str
-    """Function that formats a value; if None, values are amounts in the unit of their rows."""
+    """Function that formats a value; if None, the value is shown in the unit of its row."""
     interval: Literal["", "±", "[]"] = ""
     """Notation for the intervals of estimates; empty if the values are not estimates."""
     value: Callable[[_Row], object] | None = None
@@ -106,11 +106,11 @@ def level_columns(configurations: Iterable[Configuration | None]) -> dict[str, C
 _ON_CPU = {"GPUs": "CPU ranks", "batch/GPU": "batch/rank", "GPU-hours": "rank-hours"}
 """Headers for measurements on CPU ranks, keyed by the corresponding headers for GPUs."""
 _UNRECORDED = {"GPUs": "devices", "batch/GPU": "batch/device", "GPU-hours": "device-hours"}
-"""Headers for devices of unknown type, in the same form."""
+"""Headers for devices of unknown type, keyed by the corresponding headers for GPUs."""
 
 
 def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
-    """Return the rows with headers such as `CPU ranks` for `GPUs`, if not all devices are GPUs."""
+    """Return the rows; rename headers such as `GPUs` if devices are CPUs or of unknown type."""
     kinds = {*devices}
     names = _UNRECORDED if UNRECORDED in kinds else _ON_CPU if kinds == {"cpu"} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
@@ -125,7 +125,7 @@ def odd_run_text(runs: Iterable[Run]) -> str:
     """Name the run of a row that is far from all others, with its start; empty without such a run.
 
     `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. The hosts follow the
-    start if they are not those of all runs.
+    start if another run had other hosts.
     """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
     place = odd_one([run.log_cost for run in by_cost])

@@ -27,8 +27,7 @@ _MOST_NIGHTS = FEWEST_NIGHTS + 1
 def render(history: History, screen: Screen, judged: tuple[str, str] | None = None) -> str:
     """Return the history as text, the latest changes first, without a final line break.
 
-    `judged` is the verdict on the last night by a comparison with the nights before, as a word and
-    a text.
+    `judged` is the last night's verdict from a comparison with earlier nights: a word and a text.
     """
     return "\n".join(_lines(history, screen, judged))
 

@@ -114,9 +114,9 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
 def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
-    Rows with the same finding, causes and lost metrics share an explanation, whose numbers are
-    those of the row with the most devices. A next step is omitted if it repeats an earlier one or
-    the headline's, `next_step`; if the headline has one, the first explanation shows none.
+    Rows with the same finding, causes and lost metrics share an explanation, with the numbers
+    of the row with the most devices. `next_step` is the headline's next step, which may be empty.
+    If the headline has one, the first explanation has none; no next step is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     said = {next_step}
@@ -216,7 +216,7 @@ def _next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
-    """Return how to add runs to the results; empty if more runs would not settle any row."""
+    """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row."""
     # If there are too few runs for a forecast, suggest as many again.
     needed = []
     for row in rows:
@@ -236,7 +236,11 @@ def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
 def _caution(
     comparison: Comparison, notes: Container[str], weight: int, *, of_baseline: bool
 ) -> str:
-    """Return the gravest note's next step; empty if a cause's or a row's next step comes first."""
+    """Return the gravest note's next step; empty if a cause's or a row's next step comes first.
+
+    `weight` is that of the worst row's verdict; `of_baseline` is true if only more baseline runs
+    can settle that row.
+    """
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     if weight == 1 and not first and comparison.baseline_kind != "nights":
@@ -270,7 +274,7 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
 
 
 def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
-    """Return how to get more baseline runs, neither from the current job nor on a busy host."""
+    """Return how to get more baseline runs, from another job and an idle host, with `maker`."""
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])

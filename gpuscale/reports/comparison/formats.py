@@ -168,7 +168,7 @@ _OF_ENTRIES = (
     ("change", "change", "ratio", "Change of what is judged, below 0 worse"),
     ("minimum_detectable_loss", "minimum_detectable_loss", "ratio", f"Smallest loss {FOUND}"),
 )
-"""Gauges for each row of the comparison, in the same form; judged metrics have gauges too."""
+"""Gauges for each row of the comparison, as in `_OF_POINTS`; metrics have gauges of their own."""
 
 
 def openmetrics(view: View) -> str:

@@ -170,7 +170,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 def _first_cause(rows: Sequence[Row], notes: Collection[str]) -> str:
     """Return the most common cause, `computing +10 ms; all 3 rows`; empty if nothing was lost.
 
-    If the cause of a loss is not established, say why, and what is recorded that may be the cause.
+    If no cause is established, say why, and name recorded changes or load that may be the cause.
     `notes` are the codes of the comparison's notes.
     """
     shared = sharing(rows)

@@ -66,7 +66,7 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return each short reason that several rows of one verdict share, with those rows as text."""
+    """Return the rows that share a short reason and a verdict, as text keyed by the reason."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
@@ -76,8 +76,8 @@ def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
 def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Numbers whose columns do not fit on the screen are shown with the change and the reason, unless
-    the reason is in `said`. Names that would take most of the screen are lines of their own.
+    Numbers whose columns do not fit on the screen are shown with the change and the reason. Reasons
+    in `said` are omitted. Names that would take most of the screen get lines of their own.
     """
     shown = [*rows[0].numbers]
     cells = _cells(rows)
@@ -114,7 +114,7 @@ def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterato
 
 
 def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return the texts of each row up to its verdict, keyed by header."""
+    """Return the cells of each row, from its name to its verdict, keyed by header."""
     cells = (
         {
             "case": row.name,

@@ -90,7 +90,7 @@ def _notes(history: History) -> Iterator[str]:
 def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> bool:
     """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
-    Return True if the axis does not reach an outlying night, so that a number stands for it.
+    Return True if an outlying night is beyond the axis; it is drawn at the edge, with a label.
     Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}

@@ -43,7 +43,7 @@ _FONT = "DejaVu Sans"
 _MOST_CHARACTERS = 28
 """Maximum length of the name of a row or case."""
 _MOST_FAILED = 3
-"""Number of rows with failed runs that a picture names."""
+"""Maximum number of rows with failed runs that a picture names."""
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -105,10 +105,10 @@ class Picture:
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """Return styles keyed by variant; variants for which no style is left are missing.
+    """Return styles keyed by variant (strategy with options); omit variants if no style is left.
 
-    `strategies` maps each variant to its strategy, whose style in `STYLES` goes to the variant of
-    it that is alphabetically first.
+    `strategies` maps variants to strategies. The alphabetically first variant of a strategy gets
+    the strategy's style in `STYLES`, if any; the others get unused styles.
     """
     styles: dict[str, Style] = {}
     for label, strategy in sorted(strategies.items()):

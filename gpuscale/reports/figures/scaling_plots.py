@@ -197,7 +197,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, factor: float
 ) -> None:
-    """Draw a curve with intervals, x times `factor`; only current runs have filled markers."""
+    """Draw a curve and its intervals, multiplying x by `factor`; fill markers of current runs."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [
@@ -224,7 +224,7 @@ def _draw_curve(
 
 
 def _notes(curves: Sequence[_Curve], baseline: Baseline | None) -> Iterator[str]:
-    """Yield the options, what the intervals show, and the source of published figures."""
+    """Yield notes on the options, the intervals and the source of published figures."""
     configurations = [curve.configuration for curve in curves]
     modes = {f"{each.scaling} scaling" for each in configurations if each.scaling}
     options = (configurations_text(configurations), *modes)

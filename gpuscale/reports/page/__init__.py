@@ -72,7 +72,7 @@ class Section:
     intro: str = ""
     blocks: Sequence[Block] = ()
     figures: Sequence[str] = ()
-    """SVG elements, each with its title."""
+    """SVG elements, which contain their own titles."""
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
 
@@ -89,10 +89,7 @@ def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]
 
 
 def readable(text: str) -> str:
-    """Prevent line breaks before percent signs, and shorten UUIDs.
-
-    nvidia-smi accepts the shortened UUIDs.
-    """
+    """Prevent line breaks before percent signs; shorten UUIDs to a form that nvidia-smi accepts."""
     text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
@@ -158,14 +155,14 @@ def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
 
 
 def _lost_text(night: Path) -> str:
-    """Return what a night lost and the cause, without intervals and shares: `2 of 2 rows: …`."""
+    """Return a night's loss and its cause, `2 of 2 rows: …`, without intervals and shares."""
     headline = read_headline(night)
     texts = (next(iter(headline.values()), ""), headline.get("cause", "").rpartition("; ")[0])
     return re.sub(r" (\[.*?\]|\(.*?\))", "", "; ".join(filter(None, texts)))
 
 
 def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
-    """Return a night's start, as `gpuscale history` shows it, folder, record and left-out reason.
+    """Return a night's start, folder, record, and reason for being left out (empty if it is not).
 
     Without results, the start is that of the record, or else the date in the folder's name.
     """
